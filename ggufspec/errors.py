@@ -43,6 +43,10 @@ class WorkerError(GgufspecError):
         self.ended_by = ended_by
 
 
+class BlamedError(WorkerError):
+    """The child ended over something that would end it again: a chat template or a grammar, say."""
+
+
 class StopError(GgufspecError):
     """Ctrl-C before there was anything to show."""
 

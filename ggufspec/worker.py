@@ -42,7 +42,7 @@ from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 from ggufspec import interrupts, plain
-from ggufspec.errors import GgufspecError, ModelError, UsageError, WorkerError
+from ggufspec.errors import BlamedError, GgufspecError, ModelError, UsageError, WorkerError
 
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
@@ -344,7 +344,7 @@ class _Child:
                         raise TimeoutError from None
                     _, seconds, what, hint = self._limit
                     late = f"{what} takes more than {seconds:g} s: it may be a trap"
-                    raise WorkerError(late, hint, "deadline") from None
+                    raise BlamedError(late, hint, "deadline") from None
                 self._take(message, on_event)
         self.works = False
         return self._outcome
@@ -435,7 +435,7 @@ def _died(
     name = _NTSTATUS.get(code) or (signal.Signals(-code).name if code < 0 else "")
     reason = "out of memory, most likely" if name == "SIGKILL" else last
     if blame:
-        return WorkerError(f"{blame[0]} made llama.cpp end, by {name or f'status {code}'}: {reason}", blame[1], name)
+        return BlamedError(f"{blame[0]} made llama.cpp end, by {name or f'status {code}'}: {reason}", blame[1], name)
     hint = next(hint for pattern, hint in _HINTS if pattern.search(f"{name} {reason}"))
     if on_cards and hint == CHECK_HINT:
         models = " and ".join(dict.fromkeys(model for model, *_ in on_cards))

@@ -317,6 +317,7 @@ def refusing(status: int, body: dict[str, Any], field: str = "") -> Callable[[Re
         (400, {"error": "roles must\x1b alternate"}, "^roles must. alternate$"),
         (422, {"detail": [{"loc": ["body", "messages", 0], "msg": "too long"}]}, "^body.messages.0: too long$"),
         (422, {"detail": [7, {"loc": 3}]}, "422|:"),
+        (422, {"message": {"detail": [{"loc": ["body", "n"], "msg": "too many"}]}}, "^body.n: too many$"),
         (400, {"error": {"message": None}}, "answers with status 400"),
         (400, {"message": "temperature: at most 2"}, "^temperature: at most 2$"),  # which is not left out
         (400, {"message": "messages: extra inputs are not permitted"}, "^messages: extra"),
@@ -346,6 +347,41 @@ def test_a_field_that_a_server_does_not_take_is_left_out(endpoint, remote, statu
     assert (first.text, second.text) == ("Hello", "Hello")
     assert first.notes == (f"the server does not take {field}: it was left out",)
     assert second.notes == ()
+
+
+def test_fields_that_are_refused_one_after_another(endpoint, remote):
+    """As OpenAI's own servers do it; the newer name of a limit keeps the limit."""
+
+    async def strict(request: Request) -> Response:
+        asked = await request.json()
+        endpoint.asked.append(asked)
+        if "max_tokens" in asked:
+            said = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+            return JSONResponse({"error": {"message": said}}, 400)
+        for name in ("stream_options", "seed", "top_p"):
+            if name in asked:
+                return PlainTextResponse(f"unknown field {name}", 400)
+        done = {"choices": [{"index": 0, "delta": {"content": "Hello"}, "finish_reason": "length"}]}
+        return PlainTextResponse(f"data: {json.dumps(done)}\n\n")
+
+    endpoint.app.router.routes.insert(0, Route("/v1/chat/completions", strict, methods=["POST"]))
+    reply = remote.ask(question(max_tokens=9), on_event=ignore)
+    assert reply.text == "Hello"
+    assert [note.split()[5] for note in reply.notes] == ["stream_options:", "seed:", "top_p:"]
+    assert endpoint.asked[-1]["max_completion_tokens"] == 9
+    assert len(endpoint.asked) == 5
+    assert remote.ask(question(), on_event=ignore).notes == ()
+    assert len(endpoint.asked) == 6
+
+
+def test_a_stream_without_its_end_is_no_answer(endpoint, remote):
+    async def cut(_: Request) -> Response:
+        part = {"choices": [{"index": 0, "delta": {"content": "par"}, "finish_reason": None}]}
+        return PlainTextResponse(f"data: {json.dumps(part)}\n\n")
+
+    endpoint.app.router.routes.insert(0, Route("/v1/chat/completions", cut, methods=["POST"]))
+    with pytest.raises(GgufspecError, match="the answer broke off: the connection was closed"):
+        remote.ask(question(), on_event=ignore)
 
 
 def test_an_answer_that_breaks_off(endpoint, remote):

@@ -15,6 +15,7 @@ import chat_models
 import httpx2
 import pytest
 from endpoints import PATIENCE_S, Endpoint, events, serving, template
+from gguf_files import rewritten
 from processes import Cli
 
 from ggufspec import Sampling, load_pair
@@ -586,6 +587,22 @@ results = "none.json"
         assert (done.document()["settings"]["ctx_size"], done.document()["settings"]["draft_max"]) == (768, 5)
     done = cli("serve", "-m", str(draft), "--profile-from-tune", "--dry-run")
     assert (done.code, "nothing was tuned" in done.stderr) == (2, True)
+
+
+def test_a_template_that_ends_the_child_is_a_bad_request(cli: Cli, target: Path, tmp_path: Path) -> None:
+    """A client that tries again would load the pair again and again; a file that is none is told before."""
+    trap = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"
+    file = template(tmp_path, trap)
+    for text in (trap, "{% for %}{{"):
+        file.write_text(text)
+        done = cli("serve", "demo", "--port", "0", "--chat-template", file)
+        assert (done.code, f"{file.name} cannot be used" in " ".join(done.stderr.split())) == (2, True), done.stderr
+    own = rewritten(target, tmp_path / "trap.gguf", template=trap)
+    with serving(tmp_path, pair=("-m", own)) as endpoint, endpoint.client() as client:
+        found = error(client.post("/v1/chat/completions", json={"messages": [CODE], "max_tokens": 2}), 400)
+        assert "chat template" in found["message"]
+        assert "--chat-template FILE" in found["message"]
+        assert complete(client, "def main(", max_tokens=2)["choices"][0]["text"]
 
 
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:

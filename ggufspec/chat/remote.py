@@ -77,7 +77,7 @@ class Remote:
     def __init__(self, url: str, key: str = "", model: str = "") -> None:
         self.url, self.model = url, model
         self._key = key
-        self._refused: set[str] = set()  # fields that the server does not take
+        self._renamed: dict[str, str] = {}  # of fields that the server takes by another name, or not at all: empty
         self._client: httpx2.Client | None = None
         self._stopping = self._waits = False
 
@@ -127,29 +127,38 @@ class Remote:
         path, body = _body(request, self.model)
         answer = _Answer(time.perf_counter())
         try:
-            try:
-                self._send(path, body, answer, on_event)
-            except _RefusedError as error:
-                named = {name for name in _optional(body) if re.search(rf"\b{name}\b", error.message)}
-                if not named or not _NOT_TAKEN.search(error.message):
-                    raise
-                self._refused |= named
-                answer.notes = tuple(f"the server does not take {name}: it was left out" for name in sorted(named))
-                self._send(path, body, answer, on_event)
+            while not answer.began:
+                try:
+                    self._send(path, body, answer, on_event)
+                except _RefusedError as error:
+                    answer.notes += self._learned(error, body)
         except KeyboardInterrupt:
             return answer.reply(stopped=True)
         finally:
             self._waits = False
-        if not answer.began:
-            raise GgufspecError(f"{self.url} answers with something that is no stream of events", _BASE_HINT)
         return answer.reply(stopped=False)
+
+    def _learned(self, error: _RefusedError, body: Mapping[str, Any]) -> tuple[str, ...]:
+        """What a refusal says of fields that a question can do without, which are not sent again.
+
+        Raises:
+            GgufspecError: it is about something else.
+        """
+        optional = body.keys() - {"model", "stream", "messages", "prompt"} - self._renamed.keys()
+        named = sorted(name for name in optional if re.search(rf"\b{name}\b", error.message))
+        if not named or not _NOT_TAKEN.search(error.message):
+            raise error
+        newer = _NEWER if "max_tokens" in named and _NEWER in error.message else ""
+        self._renamed |= {name: newer if name == "max_tokens" else "" for name in named}
+        left_out = [name for name in named if not self._renamed[name]]
+        return tuple(f"the server does not take {name}: it was left out" for name in left_out)
 
     def _send(self, path: str, body: Mapping[str, Any], answer: _Answer, on_event: Callable[[Event], None]) -> None:
         import httpx2
 
         assert self._client is not None
         patience = httpx2.Timeout(None, connect=_CONNECT_S)
-        taken = {name: value for name, value in body.items() if name not in self._refused}
+        taken = {name: value for key, value in body.items() if (name := self._renamed.get(key, key))}
         self._waits = True
         if self._stopping:
             raise _StopReading
@@ -163,6 +172,10 @@ class Remote:
                 self._waits = True
                 if self._stopping:
                     raise _StopReading
+        if not answer.began:
+            raise GgufspecError(f"{self.url} answers with something that is no stream of events", _BASE_HINT)
+        if not answer.is_whole:
+            raise GgufspecError("the answer broke off: the connection was closed", "look at its log; /retry asks again")
 
     def stop(self) -> None:
         """End the answer that is coming, with what there is: servers stop where the connection is closed."""
@@ -207,7 +220,8 @@ class Remote:
         status = response.status_code
         if status == 200:
             return
-        said, hint = _said(_whole(response))
+        text = _whole(response)
+        said, hint = _said(text)
         if status in (401, 403):
             what = "does not take this API key" if self._key else "asks for an API key"
             raise GgufspecError(f"{self.url} {what}", "--api-key KEY, or GGUFSPEC_API_KEY")
@@ -220,6 +234,9 @@ class Remote:
             to = visible(response.headers.get("location", "another place"))
             raise GgufspecError(f"{self.url} moves to {to}", "give that as --url, if it is yours")
         kind = _RefusedError if status in (400, 422) else GgufspecError
+        line = text.strip().partition("\n")[0]
+        if kind is _RefusedError and not said and not line.startswith(("<", "{", "[")):
+            said = visible(line[:300])
         raise kind(said or f"{self.url} answers with status {status}", hint or _HINTS.get(status, ""))
 
     @contextmanager
@@ -240,6 +257,8 @@ class Remote:
             raise GgufspecError(f"{self.url} cannot be asked: {error}", _BASE_HINT) from None
 
 
+_DONE: Mapping[str, Any] = {}  # the end of a stream
+_NEWER = "max_completion_tokens"  # OpenAI's newer name
 _SETTINGS = "/settings shows what was asked for"
 _HINTS = {400: _SETTINGS, 422: _SETTINGS, 500: "look at the server's log"}
 _NOT_TAKEN = re.compile(
@@ -249,11 +268,6 @@ _NOT_TAKEN = re.compile(
 
 def _list(names: list[str]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-
-
-def _optional(body: Mapping[str, Any]) -> set[str]:
-    """Fields that a question can do without."""
-    return body.keys() - {"model", "stream", "messages", "prompt"}
 
 
 def _said(text: str) -> tuple[str, str]:
@@ -270,6 +284,7 @@ def _said(text: str) -> tuple[str, str]:
     if error.get("code") == "context_length_exceeded":
         hint = hint or "/undo and /clear make the conversation shorter"
     said = error.get("message") or error.get("detail") or ""
+    said = _mapping(said).get("detail", said)  # Mistral's
     if isinstance(said, list):
         faults = [_mapping(one) for one in said]
         said = "; ".join(f"{_path(one.get('loc'))}: {one.get('msg', '')}" for one in faults)
@@ -301,6 +316,7 @@ def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any]]:
                 continue
             data = line[5:].strip()
             if data == b"[DONE]":
+                yield _DONE
                 return
             value = foreign.parse_json(data.decode("utf-8", "replace"), "an event of the server")
             if isinstance(value, Mapping):
@@ -340,6 +356,7 @@ class _Answer:
 
     def __init__(self, start: float) -> None:
         self.began = False  # whether anything has come
+        self.is_whole = False  # whether its end has
         self.notes: tuple[str, ...] = ()
         self._start = start
         self._first: float | None = None  # when its first text came
@@ -355,6 +372,9 @@ class _Answer:
             GgufspecError: it is an error.
         """
         self.began = True
+        if value is _DONE:
+            self.is_whole = True
+            return
         if "error" in value:
             said = value["error"]
             message = said.get("message") if isinstance(said, Mapping) else said
@@ -375,6 +395,7 @@ class _Answer:
                 self._text.append(text)
                 yield {"event": "token", "text": text, "source": "target"}
             self._finish = str(choice.get("finish_reason") or "") or self._finish
+            self.is_whole = self.is_whole or bool(self._finish)
 
     def reply(self, *, stopped: bool) -> session.Reply:
         """All of it, and what is known of it."""

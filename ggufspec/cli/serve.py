@@ -18,10 +18,10 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.plan import show_plan
 from ggufspec.cli.run import prepare_pair
-from ggufspec.errors import StopError, UsageError
+from ggufspec.errors import ModelError, StopError, UsageError, WorkerError
 from ggufspec.files import file_name
 from ggufspec.models.profile import find, load_profile
-from ggufspec.serve import http
+from ggufspec.serve import http, vocabulary
 from ggufspec.serve.app import LOCAL, Endpoint, Rules
 from ggufspec.serve.engine import Engine
 from ggufspec.serve.session import Ready, Reply, Spec
@@ -120,6 +120,8 @@ def serve(
                 "--api-key-file FILE, or --no-api-key in a network that you trust",
             )
         pair, options = prepare_pair(given)
+        if chat_template:
+            _try(chat_template, template, pair.target)
         spec = Spec(pair.target, pair.draft, options, given.rpc or (), template)
         with contextlib.closing(Engine(spec, most_waiting=queue, verbose=verbose)) as engine:
             engine.on_restart.append(lambda why: ui.note(f"the model's process ended and is started again: {why}"))
@@ -139,6 +141,23 @@ def serve(
             except KeyboardInterrupt:
                 return 130
     return 128 + ended_by if ended_by else 0
+
+
+def _try(file: Path, template: str, target: Path) -> None:
+    """Make a prompt by a template, in a child process that loads no weights.
+
+    Raises:
+        UsageError: it is none, or a trap.
+    """
+    hello = {"role": "user", "content": "Hello"}
+    with contextlib.closing(vocabulary.Desk(vocabulary.Spec(target, template))) as desk:
+        try:
+            desk.answer(vocabulary.Request(messages=(hello,)))
+        except (ModelError, WorkerError) as error:
+            if "refuses this conversation" not in error.message:  # others it may take
+                raise UsageError(
+                    f"{file} cannot be used: {error.message}", "mend it, or leave --chat-template out"
+                ) from None
 
 
 def _loaded(engine: Engine, name: str) -> Ready:

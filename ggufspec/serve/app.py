@@ -13,7 +13,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,7 +32,7 @@ from ggufspec.llamacpp.grammar import check_grammar, check_schema
 from ggufspec.serve import limits, metrics, page, session, vocabulary
 from ggufspec.serve.answers import Writer
 from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
-from ggufspec.serve.requests import SAMPLED, Chat, Completion, Detokenize, Tokenize, plain_messages
+from ggufspec.serve.requests import Chat, Completion, Detokenize, Tokenize, plain_messages
 
 _OPEN = ("/", "/health", "/v1/health")  # need no key
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -226,7 +226,7 @@ class Endpoint:
 
     async def _health(self, _: Request) -> Response:
         if failure := self._engine.failure:
-            return ApiError(503, f"the model cannot be loaded: {failure.message}").response()
+            return ApiError(503, f"the model is not loaded: {failure.message}").response()
         return JSONResponse({"status": "ok"})
 
     def _described(self) -> dict[str, Any]:
@@ -256,7 +256,7 @@ class Endpoint:
     async def _described_props(self, _: Request) -> Response:
         ready, desk = self._engine.ready, await self._desk.ready()
         assert ready is not None
-        settings = {name: one.default for name, one in Chat.model_fields.items() if name in SAMPLED}
+        settings = asdict(Completion.model_validate({"prompt": ""}).sampling())
         return JSONResponse(
             {
                 "default_generation_settings": {"n_ctx": ready.ctx_size, "params": settings},
@@ -350,7 +350,7 @@ class Endpoint:
         ready = self._engine.ready
         assert ready is not None
         if not ready.chat_template:
-            raise UsageError("the model has no chat template", "start the server with --chat-template FILE")
+            raise UsageError("the model has no chat template", session.ANOTHER_TEMPLATE)
         if asked.grammar:
             await self._checked(asked.grammar, schema=False)
         if schema := asked.schema_text:

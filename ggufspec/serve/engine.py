@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.errors import BlamedError, GgufspecError, WorkerError
 from ggufspec.serve import session
 from ggufspec.worker import Session
 
@@ -314,7 +314,10 @@ class Engine:
             answer.put(self._session.ask(answer.request, session.Reply, on_event=on_event))
         except WorkerError as error:
             self.failure = error  # until it is loaded again
-            answer.put(GoneError(f"the model's process ended: {error.message}", "it is started again: try again"))
+            if isinstance(error, BlamedError):  # clients shall not try again
+                answer.put(RefusedError(error, {}))
+            else:
+                answer.put(GoneError(f"the model's process ended: {error.message}", "it is started again: try again"))
             with contextlib.suppress(GoneError):  # the next request tries again, and says so
                 self._reopen(error.message)
         except GoneError as error:

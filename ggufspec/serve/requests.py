@@ -22,8 +22,6 @@ _MOST_TOKENS = 2**31 - 1
 _MOST_STOPS = 16
 _MOST_BIASES = 1000
 
-SAMPLED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
-
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Stop = Annotated[str, StringConstraints(max_length=1000)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -179,7 +177,7 @@ class _Answered(_Read):
     repeat_penalty: float | None = Field(None, ge=0.01, le=100)
     repeat_last_n: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
     seed: int | None = Field(None, ge=-1, lt=2**64)
-    stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
+    stop: Stop | list[Stop] | None = None
     n: int | None = None
     logit_bias: dict[Annotated[int, Field(ge=0)], Bias] = Field(default_factory=dict, max_length=_MOST_BIASES)
     user: str | None = None
@@ -189,6 +187,13 @@ class _Answered(_Read):
     ignore_eos: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _few(cls, given: Any) -> Any:
+        if isinstance(given, list) and len(given) > _MOST_STOPS:
+            raise ValueError(f"at most {_MOST_STOPS} texts")
+        return given
 
     @field_validator("logit_bias", mode="before")
     @classmethod

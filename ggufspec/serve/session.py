@@ -38,8 +38,9 @@ from ggufspec.llamacpp.chat_template import Wishes
 from ggufspec.serve.reading import Reading
 from ggufspec.serve.sequences import choose
 
-__all__ = ["Loaded", "Ready", "Reply", "Request", "Spec", "opened"]
+__all__ = ["ANOTHER_TEMPLATE", "Loaded", "Ready", "Reply", "Request", "Spec", "opened"]
 
+ANOTHER_TEMPLATE = "start the server with another one: --chat-template FILE"
 _MOST_ANSWERS = 256  # whose tokens are remembered, so that a conversation's next prompt is what the cache holds
 
 
@@ -78,7 +79,7 @@ class Reply:
 class Loaded(LoadedPair):
     """A pair behind an endpoint."""
 
-    of_template: ClassVar[dict[str, str]] = {"hint": "start the server with --chat-template FILE"}
+    of_template: ClassVar[dict[str, str]] = {"hint": ANOTHER_TEMPLATE}
 
     def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
         super().__init__(decoder, chat_template)
@@ -100,6 +101,7 @@ class Loaded(LoadedPair):
         """
         decoder, ctx_size = self._decoder, self.ready.ctx_size
         prompt, applied = self._prompt(request)
+        decoder.target.check_tokens([*request.bias])
         wishes = request.wishes
         reading = Reading(
             None if request.grammar else applied,
@@ -171,7 +173,7 @@ class Loaded(LoadedPair):
                 raise UsageError("the prompt is empty", "send at least one character")
             return ids, None
         if not self.ready.chat_template:
-            raise UsageError(f"{model.path.name} has no chat template", "start the server with --chat-template FILE")
+            raise UsageError(f"{model.path.name} has no chat template", ANOTHER_TEMPLATE)
         if date.today() != self._day:  # which a template may tell
             self._day, self._prompter = date.today(), self._new_prompter()
         return self._prompter.of_messages([self._message(one) for one in request.messages], request.wishes)

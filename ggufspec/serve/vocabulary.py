@@ -18,6 +18,7 @@ from ggufspec.chat.mends import Message
 from ggufspec.chat.prompt import Prompter
 from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
 from ggufspec.llamacpp.model import Model
+from ggufspec.serve.session import ANOTHER_TEMPLATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,8 @@ class Desk:
         return self._ready
 
     async def ask(self, request: Request) -> Reply:
-        """What it answers.
-
-        Raises:
-            GgufspecError: the request cannot be answered, or the child ended.
-        """
-        return await asyncio.to_thread(self._ask, request)
+        """What it answers; see :meth:`answer`."""
+        return await asyncio.to_thread(self.answer, request)
 
     def close(self) -> None:
         """End the child."""
@@ -91,7 +88,12 @@ class Desk:
             if not self._session.is_open:
                 self._ready = self._session.open(__name__, self._spec, Ready)
 
-    def _ask(self, request: Request) -> Reply:
+    def answer(self, request: Request) -> Reply:
+        """What it answers.
+
+        Raises:
+            GgufspecError: the request cannot be answered, or the child ended.
+        """
         self._opened()
         with self._one:
             return self._session.ask(request, Reply)
@@ -115,7 +117,8 @@ class Loaded:
         self._model = model
         self.ready = Ready(*model.token_texts)
         has_template = (chat_template or model.chat_template).strip()
-        self._prompter = Prompter(model, ChatTemplate.of(model, chat_template) if has_template else None)
+        template = ChatTemplate.of(model, chat_template, hint=ANOTHER_TEMPLATE) if has_template else None
+        self._prompter = Prompter(model, template)
 
     def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:  # noqa: ARG002
         """Answer a request.
