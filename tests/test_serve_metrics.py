@@ -96,7 +96,7 @@ def test_an_answer_is_counted_in_every_way():
     assert samples["llamacpp:tokens_predicted_total", ()] == 13
     assert samples["llamacpp:tokens_predicted_seconds_total", ()] == 2
     assert samples["llamacpp:predicted_tokens_seconds", ()] == 6
-    assert samples["ggufspec:prompt_tokens_cached_total", ()] == 59
+    assert samples["llamacpp:prompt_tokens_cached_total", ()] == 59
     assert samples["ggufspec:rounds_total", ()] == 9
     assert samples["ggufspec:plain_rounds_total", ()] == 6
     assert samples["ggufspec:answers_total", (("stop_reason", "end"),)] == 1

@@ -27,7 +27,7 @@ def test_null_is_absent_wherever_it_may_stand() -> None:
     nulls = dict.fromkeys(set(Chat.model_fields) - {"messages"})
     assert chat(**nulls).model_dump() == chat().model_dump()
     nested = {"stream_options": {"include_usage": None}, "response_format": {"type": None, "json_schema": None}}
-    assert not chat(**nested).includes_usage
+    assert not chat(**nested).stream_options.include_usage
     nulls = dict.fromkeys(set(Completion.model_fields) - {"prompt"})
     assert completion(**nulls).model_dump() == completion().model_dump()
     tool = {"type": None, "function": {"name": "f", "description": None, "parameters": None}}

@@ -152,12 +152,12 @@ class Endpoint:
             *(Route(f"{v}/health", self._health) for v in ("", "/v1")),
             *(Route(f"{v}/models", self._models) for v in ("", "/v1")),
             *(Route(f"{v}/models/{{name:path}}", self._model) for v in ("", "/v1")),
-            Route("/props", self._props),
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/detokenize", self._detokenize, methods=["POST"]),
-            Route("/apply-template", self._apply_template, methods=["POST"]),
-            *(Route(f"{v}/chat/completions", self._chat, methods=["POST"]) for v in ("", "/v1")),
-            *(Route(f"{v}/completions", self._completion, methods=["POST"]) for v in ("", "/v1")),
+            Route("/props", self._guarded(self._props)),
+            Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
+            Route("/detokenize", self._guarded(self._detokenize), methods=["POST"]),
+            Route("/apply-template", self._guarded(self._apply_template), methods=["POST"]),
+            *(Route(f"{v}/chat/completions", self._guarded(self._chat), methods=["POST"]) for v in ("", "/v1")),
+            *(Route(f"{v}/completions", self._guarded(self._completion), methods=["POST"]) for v in ("", "/v1")),
         ]
         return Starlette(
             routes=routes,
@@ -250,10 +250,7 @@ class Endpoint:
 
     # ---- llama-server's small ones, which front ends ask -----------------------------------------------------------
 
-    async def _props(self, request: Request) -> Response:
-        return await self._guarded(request, self._described_props)
-
-    async def _described_props(self, _: Request) -> Response:
+    async def _props(self, _: Request) -> Response:
         ready, desk = self._engine.ready, await self._desk.ready()
         assert ready is not None
         settings = asdict(Completion.model_validate({"prompt": ""}).sampling())
@@ -272,57 +269,43 @@ class Endpoint:
         )
 
     async def _tokenize(self, request: Request) -> Response:
-        async def work(request: Request) -> Response:
-            asked: Tokenize = await self._read(request, Tokenize)
-            found = await self._desk.ask(
-                vocabulary.Request(text=asked.content, start=asked.add_special, special=asked.parse_special)
-            )
-            if not asked.with_pieces:
-                return JSONResponse({"tokens": found.tokens})
-            pieces = [_piece(bytes(one)) for one in found.pieces]
-            return JSONResponse(
-                {"tokens": [{"id": id_, "piece": one} for id_, one in zip(found.tokens, pieces, strict=True)]}
-            )
-
-        return await self._guarded(request, work)
+        asked: Tokenize = await self._read(request, Tokenize)
+        wanted = vocabulary.Request(text=asked.content, start=asked.add_special, special=asked.parse_special)
+        found = await self._desk.ask(wanted)
+        if not asked.with_pieces:
+            return JSONResponse({"tokens": found.tokens})
+        spelled = zip(found.tokens, found.pieces, strict=True)
+        return JSONResponse({"tokens": [{"id": id_, "piece": _piece(bytes(one))} for id_, one in spelled]})
 
     async def _detokenize(self, request: Request) -> Response:
-        async def work(request: Request) -> Response:
-            asked: Detokenize = await self._read(request, Detokenize)
-            found = await self._desk.ask(vocabulary.Request(tokens=tuple(asked.tokens)))
-            return JSONResponse({"content": found.text})
-
-        return await self._guarded(request, work)
+        asked: Detokenize = await self._read(request, Detokenize)
+        return JSONResponse({"content": (await self._desk.ask(vocabulary.Request(tokens=tuple(asked.tokens)))).text})
 
     async def _apply_template(self, request: Request) -> Response:
-        async def work(request: Request) -> Response:
-            asked: Chat = await self._read(request, Chat)
-            wanted = vocabulary.Request(messages=plain_messages(asked.messages), wishes=asked.wishes)
-            return JSONResponse({"prompt": (await self._desk.ask(wanted)).text})
-
-        return await self._guarded(request, work)
+        asked: Chat = await self._read(request, Chat)
+        wanted = vocabulary.Request(messages=plain_messages(asked.messages), wishes=asked.wishes)
+        return JSONResponse({"prompt": (await self._desk.ask(wanted)).text})
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._guarded(request, self._chatted)
+    def _guarded(self, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """A route whose errors are answered in OpenAI's form."""
 
-    async def _completion(self, request: Request) -> Response:
-        return await self._guarded(request, self._completed)
+        async def answer(request: Request) -> Response:
+            try:
+                return await work(request)
+            except ApiError as error:
+                failed = error
+            except GgufspecError as error:
+                failed = api_error(error)
+            except limits.BodyError as error:
+                failed = ApiError(error.status, str(error))
+            except limits.ClientDisconnect:
+                failed = ApiError(400, "the client has gone")
+            self.metrics.refused(failed.status)
+            return failed.response()
 
-    async def _guarded(self, request: Request, work: Callable[[Request], Awaitable[Response]]) -> Response:
-        try:
-            return await work(request)
-        except ApiError as error:
-            failed = error
-        except GgufspecError as error:
-            failed = api_error(error)
-        except limits.BodyError as error:
-            failed = ApiError(error.status, str(error))
-        except limits.ClientDisconnect:
-            failed = ApiError(400, "the client has gone")
-        self.metrics.refused(failed.status)
-        return failed.response()
+        return answer
 
     async def _read(self, request: Request, kind: type[Any]) -> Any:
         """A request's body.
@@ -345,7 +328,7 @@ class Endpoint:
         except RecursionError:
             raise ApiError(400, "the body is nested too deeply") from None
 
-    async def _chatted(self, request: Request) -> Response:
+    async def _chat(self, request: Request) -> Response:
         asked: Chat = await self._read(request, Chat)
         ready = self._engine.ready
         assert ready is not None
@@ -364,7 +347,7 @@ class Endpoint:
         )
         return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=True))
 
-    async def _completed(self, request: Request) -> Response:
+    async def _completion(self, request: Request) -> Response:
         asked: Completion = await self._read(request, Completion)
         grammar = asked.grammar and await self._checked(asked.grammar, schema=False)
         if schema := asked.schema_text:
@@ -384,10 +367,7 @@ class Endpoint:
         began = time.monotonic()
         answer = self._engine.submit(wanted, _client(request, asked.user))
         events = answer.events()
-        try:
-            first = await _unless_gone(request, answer, _first(events, waits=not asked.stream))  # an error has a status
-        except GgufspecError as error:
-            raise api_error(error) from None
+        first = await _unless_gone(request, answer, _first(events, waits=not asked.stream))  # an error has a status
 
         def finished() -> session.Reply:
             assert answer.reply is not None
@@ -398,11 +378,8 @@ class Endpoint:
 
         events = _all(first, events)
         if asked.stream:
-            return _Stream(self, answer, events, writer, finished, usage=asked.includes_usage)
-        try:
-            await _unless_gone(request, answer, _gathered(events, writer))
-        except GgufspecError as error:
-            raise api_error(error) from None
+            return _Stream(self, answer, events, writer, finished, usage=asked.stream_options.include_usage)
+        await _unless_gone(request, answer, _gathered(events, writer))
         reply = finished()
         if self._engine.is_ending and not reply.statistics.stop_reason:
             raise ApiError(503, "the answer was cut: the server ends", code="model_unavailable")

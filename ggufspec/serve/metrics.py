@@ -19,6 +19,22 @@ _LAST = 20  # answers that are kept one by one
 _CUT = "cancelled"  # the stop reason of an answer that nobody waited for
 
 Labels = tuple[tuple[str, str], ...]
+_TOTALS = (  # name, what it is, and the count
+    ("llamacpp:prompt_tokens_total", "Prompt tokens read, those from the cache apart.", "prompt_tokens"),
+    ("llamacpp:prompt_tokens_cached_total", "Prompt tokens found in the cache.", "prompt_tokens_cached"),
+    ("llamacpp:tokens_predicted_total", "Tokens of answers.", "tokens"),
+    ("ggufspec:restarts_total", "Child processes that ended by themselves.", "restarts"),
+    ("ggufspec:rounds_total", "Rounds: a draft, if any, and the target's batch.", "rounds"),
+    ("ggufspec:plain_rounds_total", "Rounds without a draft.", "plain_rounds"),
+)
+_BY_LABEL = (
+    ("ggufspec:answers_total", "Answers by what ended them.", "answers"),
+    ("ggufspec:refused_total", "Requests answered with an error, by HTTP status.", "refused"),
+    ("ggufspec:drafted_tokens_total", "Drafted tokens by drafter.", "drafted"),
+    ("ggufspec:accepted_tokens_total", "Accepted tokens by drafter.", "accepted"),
+    ("ggufspec:drafted_at_total", "Drafted tokens by position in the draft.", "drafted_by_position"),
+    ("ggufspec:accepted_at_total", "Accepted tokens by position in the draft.", "accepted_by_position"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,62 +127,28 @@ class Metrics:
         def of(name: str) -> dict[Labels, float]:
             return {labels: value for (each, labels), value in counts.items() if each == name}
 
-        def total(name: str) -> dict[Labels, float]:
-            return {(): counts[name, ()]}
-
         prompt = _ratio(sum(each.prompt_tokens for each in last), sum(each.prompt_s for each in last))
         speed = _ratio(sum(each.tokens for each in last), sum(each.decode_s for each in last))
+        gauges = {
+            "llamacpp:prompt_seconds_total": ("Time spent reading prompts.", sums["prompt_s"]),
+            "llamacpp:tokens_predicted_seconds_total": ("Time spent on tokens of answers.", sums["decode_s"]),
+            "llamacpp:prompt_tokens_seconds": (f"Prompt tokens/s of the last {_LAST} answers.", prompt or 0.0),
+            "llamacpp:predicted_tokens_seconds": (f"Tokens/s of the last {_LAST} answers.", speed or 0.0),
+            "llamacpp:requests_processing": ("Requests that are being answered.", running),
+            "llamacpp:requests_deferred": ("Requests that wait.", waiting),
+            "ggufspec:conversations_kept": ("Conversations whose cache is kept.", kept),
+        }
+        if speculation is not None:
+            said = "Whether drafting was on at the end of the last answer: 1 or 0."
+            gauges["ggufspec:speculation"] = said, int(speculation)
+        answers, first = sum(of("answers").values()), counts["first_tokens", ()]
+        said_first = "From a request's start in the model to its first token."
         found = [
-            _metric(
-                "llamacpp:prompt_tokens_total",
-                "Prompt tokens read, those from the cache apart.",
-                total("prompt_tokens"),
-            ),
-            _metric("llamacpp:prompt_seconds_total", "Time spent reading prompts.", {(): sums["prompt_s"]}),
-            _metric("llamacpp:tokens_predicted_total", "Tokens of answers.", total("tokens")),
-            _metric(
-                "llamacpp:tokens_predicted_seconds_total", "Time spent on tokens of answers.", {(): sums["decode_s"]}
-            ),
-            _metric(
-                "llamacpp:prompt_tokens_seconds", f"Prompt tokens/s of the last {_LAST} answers.", {(): prompt or 0.0}
-            ),
-            _metric("llamacpp:predicted_tokens_seconds", f"Tokens/s of the last {_LAST} answers.", {(): speed or 0.0}),
-            _metric("llamacpp:requests_processing", "Requests that are being answered.", {(): running}),
-            _metric("llamacpp:requests_deferred", "Requests that wait.", {(): waiting}),
-            _metric("ggufspec:conversations_kept", "Conversations whose cache is kept.", {(): kept}),
-            _metric("ggufspec:answers_total", "Answers by what ended them.", of("answers")),
-            _metric("ggufspec:refused_total", "Requests answered with an error, by HTTP status.", of("refused")),
-            _metric("ggufspec:restarts_total", "Child processes that ended by themselves.", total("restarts")),
-            _metric(
-                "ggufspec:prompt_tokens_cached_total",
-                "Prompt tokens found in the cache.",
-                total("prompt_tokens_cached"),
-            ),
-            _metric("ggufspec:rounds_total", "Rounds: a draft, if any, and the target's batch.", total("rounds")),
-            _metric("ggufspec:plain_rounds_total", "Rounds without a draft.", total("plain_rounds")),
-            _metric("ggufspec:drafted_tokens_total", "Drafted tokens by drafter.", of("drafted")),
-            _metric("ggufspec:accepted_tokens_total", "Accepted tokens by drafter.", of("accepted")),
-            _metric("ggufspec:drafted_at_total", "Drafted tokens by position in the draft.", of("drafted_by_position")),
-            _metric(
-                "ggufspec:accepted_at_total", "Accepted tokens by position in the draft.", of("accepted_by_position")
-            ),
-            _metric(
-                "ggufspec:speculation",
-                "Whether drafting was on at the end of the last answer: 1 or 0.",
-                {} if speculation is None else {(): int(speculation)},
-            ),
-            _summary(
-                "ggufspec:answer_seconds",
-                "From a request to its last token.",
-                sums["answer_s"],
-                sum(of("answers").values()),
-            ),
-            _summary(
-                "ggufspec:first_token_seconds",
-                "From a request's start in the model to its first token.",
-                sums["first_token_s"],
-                counts["first_tokens", ()],
-            ),
+            *(_metric(name, about, {(): counts[key, ()]}) for name, about, key in _TOTALS),
+            *(_metric(name, about, {(): value}) for name, (about, value) in gauges.items()),
+            *(_metric(name, about, of(key)) for name, about, key in _BY_LABEL),
+            _summary("ggufspec:answer_seconds", "From a request to its last token.", sums["answer_s"], answers),
+            _summary("ggufspec:first_token_seconds", said_first, sums["first_token_s"], first),
         ]
         return "".join(found)
 

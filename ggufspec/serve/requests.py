@@ -119,17 +119,11 @@ class Tool(_Read):
     function: Function
 
 
-class NamedFunction(_Read):
-    """The one that must be called."""
-
-    name: Name
-
-
 class Choice(_Read):
     """Whether a tool is called, and which: OpenAI's two APIs have the name in two places."""
 
     type: Literal["function", "auto", "none", "required", "any"]
-    function: NamedFunction | None = None
+    function: Function | None = None
     name: Name | None = None
 
     @model_validator(mode="after")
@@ -165,7 +159,7 @@ class _Answered(_Read):
 
     model: str = ""
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
     max_tokens: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
     n_predict: int | None = Field(None, ge=-1, le=_MOST_TOKENS)  # llama-server's name
     temperature: float | None = Field(None, ge=0, le=100)
@@ -246,11 +240,6 @@ class _Answered(_Read):
             "progress": self.return_progress,
             "timings": self.timings_per_token,
         }
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -71,9 +71,7 @@ class Desk:
 
     async def ready(self) -> Ready:
         """What it has loaded; see :meth:`ask`."""
-        await asyncio.to_thread(self._opened)
-        assert self._ready is not None
-        return self._ready
+        return await asyncio.to_thread(self._opened)
 
     async def ask(self, request: Request) -> Reply:
         """What it answers; see :meth:`answer`."""
@@ -83,10 +81,11 @@ class Desk:
         """End the child."""
         self._session.close()
 
-    def _opened(self) -> None:
+    def _opened(self) -> Ready:
         with self._one:
-            if not self._session.is_open:
+            if self._ready is None or not self._session.is_open:
                 self._ready = self._session.open(__name__, self._spec, Ready)
+            return self._ready
 
     def answer(self, request: Request) -> Reply:
         """What it answers.
