@@ -120,44 +120,45 @@ def serve(
                 "--api-key-file FILE, or --no-api-key in a network that you trust",
             )
         pair, options = prepare_pair(given)
-        if chat_template:
-            _try(chat_template, template, pair.target)
         spec = Spec(pair.target, pair.draft, options, given.rpc or (), template)
-        with contextlib.closing(Engine(spec, most_waiting=queue, verbose=verbose)) as engine:
+        with (
+            contextlib.closing(vocabulary.Desk(vocabulary.Spec(pair.target, template))) as desk,
+            contextlib.closing(Engine(spec, most_waiting=queue, verbose=verbose)) as engine,
+        ):
+            if chat_template:
+                _try(chat_template, desk)
             engine.on_restart.append(lambda why: ui.note(f"the model's process ended and is started again: {why}"))
             ready = _loaded(engine, pair.name)
             rules = Rules(keys, tuple(cors or ()), LOCAL if is_local else ())
-            endpoint = Endpoint(engine, alias or pair.name, rules=rules, on_answer=_access, on_request=on_request)
+            name = alias or pair.name
+            endpoint = Endpoint(engine, desk, name, rules=rules, on_answer=_access, on_request=on_request)
             try:
-                with contextlib.closing(endpoint):
-                    ended_by = http.serve(
-                        endpoint.app(),
-                        engine,
-                        bound,
-                        grace_s=grace,
-                        on_started=lambda: _announce(pair.name, http.url(bound), ready, needs_key=bool(keys)),
-                        verbose=verbose,
-                    )
+                ended_by = http.serve(
+                    endpoint.app(),
+                    engine,
+                    bound,
+                    grace_s=grace,
+                    on_started=lambda: _announce(pair.name, http.url(bound), ready, needs_key=bool(keys)),
+                    verbose=verbose,
+                )
             except KeyboardInterrupt:
                 return 130
     return 128 + ended_by if ended_by else 0
 
 
-def _try(file: Path, template: str, target: Path) -> None:
-    """Make a prompt by a template, in a child process that loads no weights.
+def _try(file: Path, desk: vocabulary.Desk) -> None:
+    """Make a prompt by a template before any weights are loaded.
 
     Raises:
         UsageError: it is none, or a trap.
     """
-    hello = {"role": "user", "content": "Hello"}
-    with contextlib.closing(vocabulary.Desk(vocabulary.Spec(target, template))) as desk:
-        try:
-            desk.answer(vocabulary.Request(messages=(hello,)))
-        except (ModelError, WorkerError) as error:
-            if "refuses this conversation" not in error.message:  # others it may take
-                raise UsageError(
-                    f"{file} cannot be used: {error.message}", "mend it, or leave --chat-template out"
-                ) from None
+    try:
+        desk.answer(vocabulary.Request(messages=({"role": "user", "content": "Hello"},)))
+    except (ModelError, WorkerError) as error:
+        if "refuses this conversation" not in error.message:  # others it may take
+            raise UsageError(
+                f"{file} cannot be used: {error.message}", "mend it, or leave --chat-template out"
+            ) from None
 
 
 def _loaded(engine: Engine, name: str) -> Ready:

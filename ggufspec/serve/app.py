@@ -105,6 +105,7 @@ class Endpoint:
 
     Args:
         engine: started.
+        desk: answers what needs no weights.
         name: the pair's.
         placement: where its layers are, for the page.
         rules: who may ask.
@@ -115,6 +116,7 @@ class Endpoint:
     def __init__(
         self,
         engine: Engine,
+        desk: vocabulary.Desk,
         name: str,
         *,
         placement: str = "",
@@ -130,11 +132,7 @@ class Endpoint:
         engine.on_restart.append(lambda _: self.metrics.restarted())
         self._grammars: OrderedDict[tuple[bool, str], str] = OrderedDict()
         self._converting = asyncio.Semaphore(2)
-        self._desk = vocabulary.Desk(vocabulary.Spec(engine.spec.target, engine.spec.chat_template))
-
-    def close(self) -> None:
-        """End what was started beside the engine."""
-        self._desk.close()
+        self._desk = desk
 
     def app(self) -> ASGIApp:
         """The ASGI application."""

@@ -4,8 +4,9 @@
     .venv/bin/python tests/evidence/real_calls.py       # 10 minutes on two cores
 
 A request must call a tool, any or a named one; arguments are files with quotes, line ends, backslashes and JSON, edits,
-commands, nested records. A call counts where its arguments are JSON that jsonschema finds valid, and the stream's are
-the same. Where a model's template has no tools, nothing can be forced: that is a 400, and counted as such.
+commands, nested records. A call counts where its arguments are JSON that jsonschema finds valid. The stream's are
+compared with those of a second whole answer: both find the prompt in the cache, which in a near tie chooses otherwise.
+Where a model's template has no tools, nothing can be forced: that is a 400, and counted as such.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def main() -> None:
                 began = time.perf_counter()
                 status, calls, ended = asked(client, server.base, body)
                 wrong = fault(calls, tools, name) if status == 200 else ""
-                same = status != 200 or streamed(client, server.base, body) == calls
+                same = status != 200 or streamed(client, server.base, body) == asked(client, server.base, body)[1]
                 rows.append(
                     {
                         "model": file,
