@@ -6,13 +6,14 @@ if TYPE_CHECKING:
     from ggufspec.api import load_pair, plan_pair
     from ggufspec.bench.pair import bench_pair
     from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
+    from ggufspec.decoding.hook import DraftModel
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.errors import GgufspecError, ModelError, UsageError
     from ggufspec.models.profile import Pair, Profile, demo_pair, load_profile
     from ggufspec.schema.bench import BenchDocument
     from ggufspec.schema.plan import PlanDocument
-    from ggufspec.settings import Settings
+    from ggufspec.settings.table import Settings
 
 __version__ = "0.1.0"
 
@@ -20,18 +21,20 @@ _NAMES = {
     "ggufspec.api": ("load_pair", "plan_pair"),
     "ggufspec.bench.pair": ("bench_pair",),
     "ggufspec.decoding.decoder": ("Emitted", "SpeculativeDecoder", "Statistics"),
+    "ggufspec.decoding.hook": ("DraftModel",),
     "ggufspec.decoding.options": ("DecoderOptions",),
     "ggufspec.decoding.sampling": ("Sampling",),
     "ggufspec.errors": ("GgufspecError", "ModelError", "UsageError"),
     "ggufspec.models.profile": ("Pair", "Profile", "demo_pair", "load_profile"),
     "ggufspec.schema.bench": ("BenchDocument",),
     "ggufspec.schema.plan": ("PlanDocument",),
-    "ggufspec.settings": ("Settings",),
+    "ggufspec.settings.table": ("Settings",),
 }
 
 __all__ = [
     "BenchDocument",
     "DecoderOptions",
+    "DraftModel",
     "Emitted",
     "GgufspecError",
     "ModelError",

@@ -10,9 +10,9 @@ True
 
 In order: a pair spec (:func:`spec_of`, :func:`spec_of_files`), its files here (:func:`pair_of_files`,
 :func:`files_of`), a plan (:func:`make_plan`), the decoder's options with their placements (:func:`resolve`), the
-decoder (:func:`load_pair`). Keywords are the rows of :data:`ggufspec.settings.OPTIONS` that Python has. What is given
-goes over the profile, the profile over the plan, the plan over the defaults. Nothing is printed; ``on_event`` gets
-what takes long. A failure is a :class:`ggufspec.errors.GgufspecError`, whose ``hint`` is the next thing to try, in
+decoder (:func:`load_pair`). Keywords are the rows of :data:`ggufspec.settings.table.OPTIONS` that Python has. What is
+given goes over the profile, the profile over the plan, the plan over the defaults. Nothing is printed; ``on_event``
+gets what takes long. A failure is a :class:`ggufspec.errors.GgufspecError`, whose ``hint`` is the next thing to try, in
 the command line's words.
 """
 
@@ -23,29 +23,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggufspec import foreign
-from ggufspec.display import counted, of_file
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.settings import (
-    DRAFT_MAX,
-    DRAFTERS,
-    FIXED_DRAFT_MAX,
-    OPTIONS,
-    Drafter,
-    Settings,
-    names,
-    of_keywords,
-    parse_drafters,
-)
+from ggufspec.files import untrusted
+from ggufspec.schema.text import counted, of_file
+from ggufspec.settings.registry import DRAFTERS, Drafter, parse_drafters
+from ggufspec.settings.table import DRAFT_MAX, FIXED_DRAFT_MAX, OPTIONS, Settings, names, of_keywords
 
 if TYPE_CHECKING:
     from ggufspec.decoding.decoder import SpeculativeDecoder
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.models.header import ModelHeader
-    from ggufspec.models.hub import HubFile
+    from ggufspec.models.headers import Known
+    from ggufspec.models.hub.client import HubFile
     from ggufspec.models.profile import Pair, PairSpec, Profile
-    from ggufspec.models.source import Known
     from ggufspec.planning.dry_runs import DryRuns
     from ggufspec.planning.plan import Machine, Plan, PlannedRun, PlanRequest
     from ggufspec.schema.plan import PlanDocument
@@ -88,7 +79,7 @@ def spec_of_files(
         UsageError: two of them contradict, or there is no draft and ``need_draft``.
         GgufspecError: as :func:`spec_of`.
     """
-    from ggufspec.models.hub import hub_file
+    from ggufspec.models.hub.client import hub_file
     from ggufspec.models.profile import PairSpec, load_profile
 
     _check_sources(given)
@@ -154,7 +145,7 @@ def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_ev
         ModelError: a file is not here, or is not a GGUF file; the hint is the command that fetches it.
         GgufspecError: the hub cannot be reached, or the disk is too small.
     """
-    from ggufspec.models import download as hub
+    from ggufspec.models.hub import download as hub
 
     spec = spec_of(pair, on_event)
 
@@ -170,7 +161,7 @@ def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_ev
 def _located(spec: PairSpec, fetch: Fetch, name: str) -> Pair:
     """The pair with its files here: those of the hub fetched, and all of them checked."""
     from ggufspec.llamacpp.model import check_gguf
-    from ggufspec.models.hub import HubFile
+    from ggufspec.models.hub.client import HubFile
     from ggufspec.models.profile import Pair
 
     missing = [source for source in (spec.target, spec.draft) if isinstance(source, HubFile)]
@@ -243,7 +234,7 @@ def _check_text(file: Path) -> None:
     """
     import codecs
 
-    beginning = foreign.read_bytes(file, _LOOK_BYTES, failure=UsageError, cut=True)
+    beginning = untrusted.read_bytes(file, _LOOK_BYTES, failure=UsageError, cut=True)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(beginning)
     except UnicodeDecodeError as error:
@@ -306,18 +297,18 @@ def machine(wanted: Settings, threads: int) -> Machine:
     Raises:
         UsageError: a size is not one, a card is not known, or cards that are here are mixed with others.
     """
-    from ggufspec.cache import cache_folder
-    from ggufspec.planning import survey
+    from ggufspec.files.cache import cache_folder
+    from ggufspec.planning import machine
 
-    headroom = survey.DEFAULT_HEADROOM_BYTES
+    headroom = machine.DEFAULT_HEADROOM_BYTES
     if wanted.headroom is not None:
-        headroom = survey.parse_size(wanted.headroom, "--headroom")
+        headroom = machine.parse_size(wanted.headroom, "--headroom")
     if not (wanted.gpu or wanted.vram):
-        return survey.here(wanted.rpc or (), headroom_bytes=headroom, folder=cache_folder(), threads=threads)
+        return machine.here(wanted.rpc or (), headroom_bytes=headroom, folder=cache_folder(), threads=threads)
     if wanted.rpc:
         raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")
-    sizes = [survey.parse_size(size, "--vram") for size in wanted.vram or ()]
-    return survey.simulated_cards(
+    sizes = [machine.parse_size(size, "--vram") for size in wanted.vram or ()]
+    return machine.simulated_cards(
         wanted.gpu or (), sizes, headroom_bytes=headroom, folder=cache_folder(), threads=threads
     )
 
@@ -340,15 +331,15 @@ def make_plan(
         where: the machine; by default that of ``given``.
         options: context, types and threads, by default those of ``given``; their placements are not looked at.
         calibrate: measures this machine's speed where a plan of these models needs it and it is not known.
-        on_event: gets headers as they are read: :func:`ggufspec.models.source.read_headers`.
+        on_event: gets headers as they are read: :func:`ggufspec.models.headers.read_headers`.
         verbose: show llama.cpp's log of the dry runs.
 
     Raises:
         GgufspecError: a header cannot be read, the draft cannot serve the target, nothing fits, an option is absurd.
     """
-    from ggufspec.cache import cache_folder
+    from ggufspec.files.cache import cache_folder
     from ggufspec.hardware.host import physical_cores
-    from ggufspec.models.source import read_headers
+    from ggufspec.models.headers import read_headers
     from ggufspec.models.vocabulary import check_pair
     from ggufspec.planning import rehearsed, search
     from ggufspec.planning.dry_runs import DryRuns
@@ -427,7 +418,7 @@ def with_head(
         GgufspecError: a header cannot be read, or the head cannot serve the target.
     """
     from ggufspec.models import heads
-    from ggufspec.models.source import read_headers
+    from ggufspec.models.headers import read_headers
 
     if not options.ctx_size:
         options = with_context(options, read_headers([pair.target], None, on_event)[0].header)
@@ -564,7 +555,7 @@ def resolve(
         GgufspecError: as :func:`make_plan`, whose arguments these are.
     """
     from ggufspec.hardware.host import physical_cores
-    from ggufspec.models.source import read_headers
+    from ggufspec.models.headers import read_headers
     from ggufspec.planning.memory import check_overrides
 
     wanted = given.over(pair.settings)
@@ -717,8 +708,8 @@ def load_pair(
         ModelError: a file is not here or damaged, or the draft's vocabulary is another.
         GgufspecError: nothing fits, or the hub cannot be reached.
     """
-    from ggufspec.cache import cache_folder
     from ggufspec.decoding.decoder import SpeculativeDecoder
+    from ggufspec.files.cache import cache_folder
     from ggufspec.llamacpp import devices
 
     given = of_keywords(options, settings)

@@ -29,7 +29,7 @@ class ModelError(GgufspecError):
     """A model file is missing, damaged or unfit."""
 
 
-class WorkerError(GgufspecError):
+class ChildError(GgufspecError):
     """A child process ended before it gave its result.
 
     Args:
@@ -43,7 +43,7 @@ class WorkerError(GgufspecError):
         self.ended_by = ended_by
 
 
-class BlamedError(WorkerError):
+class BlamedError(ChildError):
     """The child ended over something that would end it again: a chat template or a grammar, say."""
 
 

@@ -1,6 +1,6 @@
 """Every model of a repository, or of those that a search of the hub finds, on one machine: ``ggufspec plan -hf REPO``.
 
-Headers are read in part (:mod:`ggufspec.models.repository`); what fits and how fast is by estimate
+Headers are read in part (:mod:`ggufspec.models.hub.repository`); what fits and how fast is by estimate
 (:mod:`ggufspec.planning.quantisations`). A model that cannot be read has a row with the reason.
 """
 
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from ggufspec import api
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.models.hub import quant_of
+from ggufspec.models.hub.client import quant_of
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankedRepository, RankingDocument
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.header import ModelHeader
-    from ggufspec.models.hub import HubFile
-    from ggufspec.models.repository import ReadModel, Repository
-    from ggufspec.models.source import Known
+    from ggufspec.models.headers import Known
+    from ggufspec.models.hub.client import HubFile
+    from ggufspec.models.hub.repository import ReadModel, Repository
     from ggufspec.planning.memory import DryRun
     from ggufspec.planning.plan import Machine, Plan
 
@@ -77,13 +77,13 @@ def several(repo: str | None) -> Repository | None:
     Raises:
         GgufspecError: there is no such repository, or no GGUF file in it.
     """
-    from ggufspec.models import hub, repository
+    from ggufspec.models.hub import client, repository
 
     if repo is None or ":" in repo or repo.count("/") != 1:
         return None
     try:
         found = repository.look(repo)
-    except hub.UnreachableError:  # what is downloaded of it can be planned
+    except client.UnreachableError:  # what is downloaded of it can be planned
         return None
     return found if len(found.models) > 1 else None
 
@@ -108,7 +108,7 @@ def rank(
     Raises:
         GgufspecError: nothing is found, nothing can be read, or the draft cannot serve the targets.
     """
-    from ggufspec.cache import cache_folder
+    from ggufspec.files.cache import cache_folder
     from ggufspec.hardware.host import physical_cores
     from ggufspec.planning.dry_runs import DryRuns
     from ggufspec.planning.quantisations import sharing
@@ -131,10 +131,10 @@ def rank(
 def _targets(
     given: Settings, among: Repository | None, words: str | None, where: Machine, on_event: api.OnEvent | None
 ) -> _Found:
-    from ggufspec.models import hub, repository
+    from ggufspec.models.hub import client, repository
 
     if words is not None:
-        names = hub.search(words, MOST_REPOSITORIES)
+        names = client.search(words, MOST_REPOSITORIES)
         if not names:
             raise ModelError(f"the hub has no GGUF repository for {words!r}", "fewer or other words")
         found = _Found()
@@ -142,7 +142,7 @@ def _targets(
             try:
                 some = _few(repository.look(name), sum(where.budget_bytes(card) for card in where.cards))
                 _add(found, some, on_event)
-            except hub.OfflineError:
+            except client.OfflineError:
                 raise
             except GgufspecError as error:
                 found.subjects.append(_Subject(name, "", name, 0, error=error.message, hint=error.hint))
@@ -152,12 +152,12 @@ def _targets(
     if among is not None:
         return _add(_Found(), among, on_event)
     spec = api.spec_of_files(given, on_event, no_draft=True)
-    named = f"{spec.target.repo}:{spec.target.file}" if isinstance(spec.target, hub.HubFile) else str(spec.target)
+    named = f"{spec.target.repo}:{spec.target.file}" if isinstance(spec.target, client.HubFile) else str(spec.target)
     return _of_source(spec.target, given.hf_repo or named, on_event)
 
 
 def _of_repository(repo: str, on_event: api.OnEvent | None) -> _Found:
-    from ggufspec.models import repository
+    from ggufspec.models.hub import repository
 
     if repo.count("/") != 1 or ":" in repo:
         raise UsageError(f"{repo!r} is not a repository of the hub", "--draft-repo USER/REPO; -hfd names one draft")
@@ -170,7 +170,7 @@ def _add(found: _Found, some: Repository, on_event: api.OnEvent | None) -> _Foun
     Raises:
         GgufspecError: none of them can be read.
     """
-    from ggufspec.models import repository
+    from ggufspec.models.hub import repository
 
     if not some.models:
         raise ModelError(
@@ -196,7 +196,7 @@ def _few(of: Repository, budget_bytes: int) -> Repository:
 
 
 def _named_draft(given: Settings, on_event: api.OnEvent | None) -> _Found:
-    from ggufspec.models.hub import hub_file
+    from ggufspec.models.hub.client import hub_file
 
     if given.hf_repo_draft:
         return _of_source(hub_file(given.hf_repo_draft, draft=True), given.hf_repo_draft, on_event)
@@ -205,7 +205,7 @@ def _named_draft(given: Settings, on_event: api.OnEvent | None) -> _Found:
 
 def _of_source(source: str | Path | HubFile, name: str, on_event: api.OnEvent | None) -> _Found:
     """A model that is named: its header is read whole."""
-    from ggufspec.models.source import read_headers
+    from ggufspec.models.headers import read_headers
 
     known = read_headers([source], None, on_event)[0]
     file = str(getattr(source, "file", source))
@@ -353,7 +353,7 @@ class _Ranking:
         Raises:
             GgufspecError: one of them has no header, the draft cannot serve the target, or nothing fits.
         """
-        from ggufspec.cache import cache_folder
+        from ggufspec.files.cache import cache_folder
         from ggufspec.models import heads
         from ggufspec.planning.history import expected_acceptance
         from ggufspec.planning.search import estimate

@@ -18,14 +18,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ggufspec import plain
-from ggufspec.bench.interleaved import CardWatch
 from ggufspec.bench.run_log import key_of
 from ggufspec.bench.summary import machine_and_build
-from ggufspec.display import gib
+from ggufspec.bench.trials import CardWatch
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.files import check_writable, write_whole
+from ggufspec.files.write import check_writable, write_whole
 from ggufspec.planning.speed import MachineProfile
+from ggufspec.schema import codec
+from ggufspec.schema.text import gib
 from lab import evidence_bytes, evidence_exact, evidence_speed, evidence_ways
 from lab.evidence_documents import (
     PARTS,
@@ -157,7 +157,7 @@ def check_parts(text: str) -> str:
 def settings(scale: Scale, *, device: str, threads: int, vram_bytes: int | None, fill: str) -> dict[str, Any]:
     """What the figures of a folder depend on, besides card and versions."""
     asked = {"device": device, "threads": threads, "vram_bytes": vram_bytes, "fill": fill}
-    return asked | {"shapes": scale.name, "scale": plain.dump(scale)}
+    return asked | {"shapes": scale.name, "scale": codec.dump(scale)}
 
 
 def start(folder: Path, card: Card, asked: dict[str, Any], notes: Sequence[str], command: str) -> Run:
@@ -392,7 +392,7 @@ class Evidence:
         calibrated = next((row.found for row in self.rows("g") if isinstance(row.found, CalibrationFound)), None)
         if calibrated is None:
             return
-        speed = plain.load(MachineProfile, calibrated.speed)
+        speed = codec.load(MachineProfile, calibrated.speed)
 
         def header(name: str) -> Any:
             with suppress(GgufspecError):  # it is damaged now

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from ggufspec import plain, worker
-from ggufspec.display import gib
-from ggufspec.errors import GgufspecError, UsageError, WorkerError
+from ggufspec.child.session import COMMAND
+from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.hardware import gpus, host, installation
-from ggufspec.llamacpp import installed, serve
+from ggufspec.llamacpp import probe, rpc
 from ggufspec.llamacpp.devices import Device
+from ggufspec.schema import codec
+from ggufspec.schema.text import gib
 from lab.evidence_documents import Card
 
 RPC = "rpc"
@@ -106,7 +107,7 @@ class LocalCard:
         """Nothing is held."""
 
 
-def find_card(name: str, here: installed.Result, survey: gpus.Survey) -> Card:
+def find_card(name: str, here: probe.Result, survey: gpus.Survey) -> Card:
     """The card that ``name`` means.
 
     Args:
@@ -144,7 +145,7 @@ def find_card(name: str, here: installed.Result, survey: gpus.Survey) -> Card:
     )
 
 
-def _missing(wanted: str, here: installed.Result, survey: gpus.Survey) -> GgufspecError:
+def _missing(wanted: str, here: probe.Result, survey: gpus.Survey) -> GgufspecError:
     """Why there is no such device, as far as can be told."""
     without = "--device rpc measures with a worker on loopback instead"
     if wanted not in ("", "cuda"):
@@ -210,7 +211,7 @@ class Loopback:
         self._threads = threads
         self._process: subprocess.Popen[str] | None = None
         self._endpoint = ""
-        here = installed.inspect()
+        here = probe.inspect()
         cards = [device for device in here.devices if device.kind in ("gpu", "igpu")]
         if cards:  # llama.cpp would divide the layers over all of them
             raise UsageError(
@@ -218,15 +219,15 @@ class Loopback:
                 "CUDA_VISIBLE_DEVICES= scripts/gpu_evidence --device rpc hides an NVIDIA card",
             )
         self._start()
-        served: list[Device] = list(installed.inspect((self._endpoint,)).devices)
+        served: list[Device] = list(probe.inspect((self._endpoint,)).devices)
         device = next(device for device in served if device.kind == "gpu")
         self.card = Card(device.name, f"RPC worker on {host.cpu_name()}", RPC, host.total_memory_bytes(), None)
 
     def _start(self) -> None:
         self.close()
-        spec = serve.Spec("127.0.0.1", 0, self._threads, ("CPU",))
+        spec = rpc.Spec("127.0.0.1", 0, self._threads, ("CPU",))
         process = self._process = subprocess.Popen(
-            [*worker.COMMAND, serve.__name__, "-q"],
+            [*COMMAND, rpc.__name__, "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -239,7 +240,7 @@ class Loopback:
         killer = threading.Timer(_START_S, process.kill)
         killer.start()
         try:
-            process.stdin.write(json.dumps({"request": plain.dump(spec)}) + "\n")
+            process.stdin.write(json.dumps({"request": codec.dump(spec)}) + "\n")
             process.stdin.flush()
             for line in process.stdout:
                 kind, *said = json.loads(line)
@@ -248,7 +249,7 @@ class Loopback:
                     return
                 if kind == "error":
                     raise GgufspecError(*said[1:3])
-            raise WorkerError("the RPC worker on loopback does not start", "ggufspec worker shows why")
+            raise ChildError("the RPC worker on loopback does not start", "ggufspec worker shows why")
         except BaseException:
             self.close()
             raise
@@ -350,7 +351,7 @@ def open_site(name: str, threads: int, *, share: bool) -> Iterator[tuple[Site, t
             loopback.close()
         return
     survey = gpus.survey()  # before anything of ours is on a card
-    card = find_card(name, installed.inspect(), survey)
+    card = find_card(name, probe.inspect(), survey)
     busy = others(survey) if card.driver else ""
     if busy and not share:
         raise GgufspecError(f"the card is busy with other work: {busy}", "end it, or --busy measures all the same")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from ggufspec import foreign
 from ggufspec.errors import GgufspecError
+from ggufspec.files import untrusted
 from ggufspec.schema.base import Spread
 from ggufspec.schema.verify import Check
 
@@ -420,18 +420,18 @@ def read_run(folder: Path) -> Run | None:
 def _read(path: Path, kind: Any, schema: str) -> Any:
     from pydantic import ValidationError
 
-    from ggufspec import plain
+    from ggufspec.schema import codec
 
     if not path.exists():
         return None
-    body = foreign.read_json(path, hint=f"move it away, or --folder {path.parent}-2")
+    body = untrusted.read_json(path, hint=f"move it away, or --folder {path.parent}-2")
     said = body.get("schema") if isinstance(body, dict) else None
     if said != schema:
         raise GgufspecError(
             f"{path} is {said!r} and not {schema!r}", f"another version wrote it: --folder {path.parent}-2"
         )
     try:
-        return plain.load(kind, body)
+        return codec.load(kind, body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(place) for place in first["loc"])
@@ -442,10 +442,10 @@ def _read(path: Path, kind: Any, schema: str) -> Any:
 
 def to_text(document: Part[Any] | Run) -> str:
     """A document as JSON for a file."""
-    from ggufspec import plain
+    from ggufspec.schema import codec
 
     kind: Any = Run if isinstance(document, Run) else _part_of(document.part)
-    return json.dumps(plain.dump(document, kind), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(codec.dump(document, kind), indent=1, ensure_ascii=False) + "\n"
 
 
 def folders(root: Path) -> Iterator[tuple[Path, Run]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp.options import Placement
@@ -77,7 +77,7 @@ def _checks_task(lab: Lab, share: float, words: str, rank: int) -> Task:
             rpc=lab.site.endpoints(),
         )
 
-        def report(event: worker.Event) -> None:
+        def report(event: child.Event) -> None:
             if event["event"] == "progress":
                 lab.say(f"{event['done']} of {event['total']}: {event['what']}")
 

@@ -10,16 +10,16 @@ from typing import Any
 
 from ggufspec.api import plan_request
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.display import gib
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import cards, gpus, host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning import catalogue, history, machine_profile, plan
 from ggufspec.planning.dry_runs import DryRuns
+from ggufspec.planning.machine import DEFAULT_HEADROOM_BYTES
 from ggufspec.planning.memory import ByDevice, Bytes, Memory, Request, resident
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import MachineProfile
-from ggufspec.planning.survey import DEFAULT_HEADROOM_BYTES
+from ggufspec.schema.text import gib
 from lab.evidence_device import RPC, Meter, Site
 from lab.evidence_documents import PlacedModel
 from lab.evidence_models import File, Pair, Scale, Shelf

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import host
 from ggufspec.models import expansion_file
 from ggufspec.models.expansion_file import Model
+from ggufspec.models.headers import Known, read_headers
 from ggufspec.models.profile import demo_pair
-from ggufspec.models.source import Known, read_headers
 from ggufspec.models.sparse import Fill
 
 # (target, draft); the first is that of the notebook that this project began with.
@@ -319,7 +319,7 @@ class Shelf:
             raise GgufspecError(f"{self.folder} cannot be made: {error.strerror}", "--models FOLDER") from None
         source = demo_pair()[0 if file.role == TARGET else 1]
 
-        def report(event: worker.Event) -> None:
+        def report(event: child.Event) -> None:
             if event.get("of"):
                 self.say(f"making {file.name}: {event['bytes'] / event['of']:.0%}")
 

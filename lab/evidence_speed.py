@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ggufspec import plain, worker
+from ggufspec import child
 from ggufspec.bench import batch_timing
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.expansion_file import Model
 from ggufspec.planning import machine_profile
 from ggufspec.planning.speed import MachineProfile, pass_s
+from ggufspec.schema import codec
 from lab.evidence_documents import (
     BytesFound,
     CalibrationFound,
@@ -58,7 +59,7 @@ def _width_task(lab: Lab, file: File, share: float, name: str, widths: tuple[int
         part = batch_timing.Part(lab.shelf.path(file), placement, context, widths)
         spec = batch_timing.Spec((part,), scale.depth, scale.rounds, rpc=lab.site.endpoints())
 
-        def report(event: worker.Event) -> None:
+        def report(event: child.Event) -> None:
             lab.say(f"{name}: {event['event']} {event.get('number', '')}".strip())
 
         with lab.watch():
@@ -92,12 +93,12 @@ def speed_tasks(lab: Lab) -> Iterator[Task]:
     def run(lab: Lab) -> CalibrationFound:
         spec = machine_profile.Spec(lab.threads, lab.site.endpoints(), **options)  # type: ignore[arg-type]
 
-        def report(event: worker.Event) -> None:
+        def report(event: child.Event) -> None:
             lab.say(f"{event['type']} on {event['device']}")
 
         with lab.watch():
             speed = machine_profile.measure(lab.cache, spec, on_event=report, verbose=lab.verbose)
-        return CalibrationFound(plain.dump(speed))
+        return CalibrationFound(codec.dump(speed))
 
     asked = machine_profile.Spec(lab.threads, **options)  # type: ignore[arg-type]
     seconds = 2 * (asked.device_s + min(_CALIBRATION_S, 4 * asked.device_s))

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from ggufspec import worker
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.chat import session
-from ggufspec.chat.conversation import Conversation
+from ggufspec.child import Session
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.expansion_file import SHAPES
-from ggufspec.settings import parse_drafters
+from ggufspec.prompting.conversation import Conversation
+from ggufspec.settings.registry import parse_drafters
 from lab import peers
 from lab.evidence_documents import Row, Way, WayResult, WaysFound
 from lab.evidence_lab import Lab, Task
@@ -217,7 +217,7 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
     pair, draft, options, prompts = job.pair, job.draft, job.options, lab.scale.prompts
     target_path, draft_path = lab.shelf.path(pair.target), lab.shelf.path(draft) if draft else None
     results, depths = {}, []
-    with lab.watch(job.ceiling), worker.Session(verbose=lab.verbose) as child:
+    with lab.watch(job.ceiling), Session(verbose=lab.verbose) as child:
         spec = session.Spec(target_path, draft_path, options, lab.site.endpoints())
         lab.say("loading")
         child.open(session.__name__, spec, session.Ready)

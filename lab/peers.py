@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.errors import ChildError, GgufspecError
 
 PROGRAM = "llama-speculative-simple"
 _TRIES = 5  # its log, written by a thread, is lost at times when it exits
@@ -73,7 +73,7 @@ def answer(
         spec_type: how it drafts; with ``draft-mtp`` the draft may be the target itself.
 
     Raises:
-        WorkerError: it failed, or did not say what it took.
+        ChildError: it failed, or did not say what it took.
     """
     command = [str(program), "-m", str(target), *(("-md", str(draft)) if draft != target else ())]
     command += ["--spec-type", spec_type, "-p", prompt]
@@ -84,7 +84,7 @@ def answer(
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
         except OSError as error:
-            raise WorkerError(f"{program} cannot be run: {error.strerror}", f"ls -l {program}") from None
+            raise ChildError(f"{program} cannot be run: {error.strerror}", f"ls -l {program}") from None
         said = done.stdout + done.stderr
         encoded, decoded = _ENCODED.search(said), _DECODED.search(said)
         drafted, accepted = (re.search(rf"n_{word}\s*=\s*(\d+)", said) for word in ("drafted", "accept"))
@@ -95,4 +95,4 @@ def answer(
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower() or "assert" in line.lower()]
     last = (telling or lines or ["it said nothing"])[-1]
-    raise WorkerError(f"{PROGRAM} ended with status {done.returncode}: {last[:200]}", " ".join(command[:5]))
+    raise ChildError(f"{PROGRAM} ended with status {done.returncode}: {last[:200]}", " ".join(command[:5]))

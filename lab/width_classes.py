@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE
 from ggufspec.decoding.widths import Widths, classes, strict_widths
 from ggufspec.errors import ModelError
@@ -36,7 +36,7 @@ class Result:
     refusal: str = ""
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Compare in this process; nothing tells how far it is but the event ``comparing``."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
@@ -53,11 +53,11 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             return Result(found, (), error.message)
 
 
-def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+def measure(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Result:
     """Compare in a child process.
 
     Raises:
         GgufspecError: the model does not load, llama.cpp died.
         Interrupted: Ctrl-C.
     """
-    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    return child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)

@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from ggufspec.reports import bench, plan, reading, table, values
+from ggufspec.reports import bench, documents, plan, table, words
 from ggufspec.schema.bench import BenchDocument
 from ggufspec.schema.plan import PlanDocument
 from lab.evidence_pages import index
@@ -107,7 +107,7 @@ def printed(*parts: RenderableType) -> Lines:
 def benches(read: Read, which: str) -> BenchDocument:
     """The bench of the real pair, or the first one without a pair."""
     found = read("first-result")
-    document = reading.parse(found["real"] if which == "real" else found["measured"][0])
+    document = documents.parse(found["real"] if which == "real" else found["measured"][0])
     assert isinstance(document, BenchDocument)
     return document
 
@@ -126,7 +126,7 @@ def real_result(read: Read) -> Lines:
 @shown("first-result-with-settings")
 def first_result_with_settings(read: Read) -> Lines:
     document = benches(read, "demo")
-    fence, *lines = printed(*said_first(document), "…", values.conditions(document.settings), document.verdict.why)
+    fence, *lines = printed(*said_first(document), "…", words.conditions(document.settings), document.verdict.why)
     return [fence, *lines]
 
 
@@ -136,12 +136,12 @@ def real_result_whole(read: Read) -> Lines:
     document = benches(read, "real")
     portions = bench.portions(document.by_kind, document.by_part)
     assert portions is not None
-    more = [values.conditions(document.settings), document.verdict.why, table.terminal(portions)]
+    more = [words.conditions(document.settings), document.verdict.why, table.terminal(portions)]
     return printed(*said_first(document), *more, *bench.remarks(document))
 
 
 def first_plan(read: Read) -> PlanDocument:
-    document = reading.parse(read("honest-rival")["plans"]["fastest"])
+    document = documents.parse(read("honest-rival")["plans"]["fastest"])
     assert isinstance(document, PlanDocument)
     return document
 
@@ -611,9 +611,9 @@ def pages(read: Read = evidence) -> dict[Path, str]:
     made: dict[Path, str] = {}
     for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), EVIDENCE / "README.md"):
         text = with_tables(path.read_text(encoding="utf-8"), read)
-        for page, words, figures in SENTENCES:
+        for page, sentence, figures in SENTENCES:
             if ROOT / page == path:
-                text = with_figures(text, words, figures(read))
+                text = with_figures(text, sentence, figures(read))
         made[path] = text
     return made | {published.PAGE: published.page(read("published")["results"])}
 

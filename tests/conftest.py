@@ -18,7 +18,8 @@ from gguf_files import rewritten
 from hypothesis import is_hypothesis_test, settings
 from processes import Cli
 
-from ggufspec import DecoderOptions, demo_pair, worker
+from ggufspec import DecoderOptions, demo_pair
+from ggufspec.child import session
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.llamacpp.model import Context, Model
 
@@ -63,7 +64,7 @@ def draft() -> Path:
 def _forked_children() -> Iterator[None]:
     """Children that run llama.cpp are forks, too, where tests call the library."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "subprocess", forks.FORKING)
+        patch.setattr(session, "subprocess", forks.FORKING)
         yield
 
 

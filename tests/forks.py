@@ -2,7 +2,7 @@
 
 A process, the fork server, imports what they import, and from then on only forks. A fork is as fresh as a process that
 was started: its own environment, folder, streams, signals and death. :class:`Popen` is ``subprocess.Popen`` whose
-process is such a fork for two programs, the console script and ``ggufspec.worker``. All else is started as ever; so are
+process is such a fork for two programs, the console script and ``ggufspec.child``. All else is started as ever; so are
 these two where a variable or an option reaches further back than a fork: to the interpreter, a library as it is loaded.
 """
 
@@ -38,12 +38,13 @@ import pexpect
 import psutil
 import ptyprocess
 
-from ggufspec.worker import COMMAND
+from ggufspec.child.session import COMMAND
 
 SCRIPT = Path(sys.executable).with_name("ggufspec")
 _NOT_FORKED = ("PYTHON", "LD_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "GGML_", "OPENBLAS_", "TYPER_", "_TYPER_")
 # What the two programs load; not huggingface_hub, which reads the environment as it is loaded.
 _PRELOADED = (
+    "ggufspec.child.__main__",
     *("llama_cpp", "numpy", "psutil", "pynvml", "httpx2", "filelock", "platformdirs", "tomlkit", "jinja2.sandbox"),
     *(
         "prompt_toolkit.shortcuts",
@@ -201,11 +202,11 @@ def _wanted_by(fork: psutil.Process) -> int:
 def serve(address: str) -> None:
     """Fork what is asked for; returns in each fork, and ends with the parent."""
     global _address
-    from ggufspec import worker
+    from ggufspec.child import session
 
     _preload()
     _address = address
-    worker.subprocess = FORKING  # type: ignore[assignment]
+    session.subprocess = FORKING  # type: ignore[assignment]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
@@ -294,7 +295,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["folder"])
     time.tzset()
     words = request["words"]
-    sys.argv = [words[0], *words[1:]] if words[0] == str(SCRIPT) else ["ggufspec.worker", *words[len(COMMAND) :]]
+    sys.argv = [words[0], *words[1:]] if words[0] == str(SCRIPT) else ["ggufspec.child", *words[len(COMMAND) :]]
     sys.stdin = _stream(0, "r", sys.stdin)  # type: ignore[arg-type]
     sys.stdout, sys.stderr = _stream(1, "w", sys.stdout), _stream(2, "w", sys.stderr)  # type: ignore[arg-type]
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
@@ -313,7 +314,7 @@ def _stream(own: int, mode: str, like: io.TextIOWrapper) -> io.TextIOWrapper:
 
 def _run() -> int:
     """The program of this fork to its end; its exit code, as an interpreter that ends gives it, but sooner."""
-    from ggufspec import worker
+    from ggufspec.child import __main__ as child
     from ggufspec.cli import app
 
     code = 0
@@ -321,7 +322,7 @@ def _run() -> int:
         if sys.argv[0] == str(SCRIPT):
             app.entry()
         else:
-            worker.main(sys.argv[1:])
+            child.main(sys.argv[1:])
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except BaseException:

@@ -1,4 +1,4 @@
-"""A job for tests of :mod:`ggufspec.worker`: it counts, or does what it is told to go wrong."""
+"""A job for tests of :mod:`ggufspec.child`: it counts, or does what it is told to go wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.errors import UsageError
 
 
@@ -24,11 +24,11 @@ class Result:
     pid: int
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     return count(spec.count, spec.how, emit, stopping)
 
 
-def count(to: int, how: str, emit: worker.Emit, stopping: threading.Event) -> Result:
+def count(to: int, how: str, emit: child.Emit, stopping: threading.Event) -> Result:
     if how == "abort":
         sys.stderr.write("GGML_ASSERT(the last word) failed\n")
         os.abort()
@@ -44,10 +44,10 @@ def count(to: int, how: str, emit: worker.Emit, stopping: threading.Event) -> Re
         for _ in range(64):
             nested = (nested, nested)
         emit({"event": "counted", "number": 0})
-        with worker.within(0.5 if how == "limited" else 600, "the tuple", "leave it"):
+        with child.within(0.5 if how == "limited" else 600, "the tuple", "leave it"):
             hash(nested)  # one call of C, for ever
     if how == "kept":
-        with worker.within(0.5, "the pass", "leave it"):
+        with child.within(0.5, "the pass", "leave it"):
             pass
         threading.Event().wait(0.7)
     if how == "keys":

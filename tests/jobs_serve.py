@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.errors import ModelError, UsageError
@@ -25,7 +25,7 @@ __all__ = ["Ready", "Reply", "Request", "Spec", "opened"]
 class Echo:
     ready = Ready(LoadedModel("echo", 1, 0, 1), None, (), (), 4096, 1, "")
 
-    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
+    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
         prompt = str(request.prompt)
         if prompt.startswith("refuse"):
             emit({"event": "refused", "code": "context_length_exceeded"})
@@ -53,7 +53,7 @@ class Echo:
 
 
 @contextmanager
-def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Echo]:
+def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Echo]:
     if spec.chat_template == "slow":
         threading.Event().wait()
     if spec.chat_template.startswith("/") and Path(spec.chat_template).exists():

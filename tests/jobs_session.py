@@ -1,4 +1,4 @@
-"""A session for tests of :mod:`ggufspec.worker`: it counts as often as it is asked."""
+"""A session for tests of :mod:`ggufspec.child`: it counts as often as it is asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jobs_call import Result, Spec, count
 
-from ggufspec import worker
+from ggufspec import child
 
 __all__ = ["Ready", "Reply", "Request", "Spec", "opened"]
 
@@ -26,12 +26,12 @@ class Ready:
 class Counting:
     ready = Ready(os.getpid())
 
-    def answer(self, request: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    def answer(self, request: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         return count(request.count, request.how, emit, stopping)
 
 
 @contextmanager
-def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Counting]:
+def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Counting]:
     count(spec.count, spec.how, emit, stopping)
     yield Counting()
     if spec.how.startswith("/"):

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from datetime import datetime
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.llamacpp.chat_template import ChatTemplate
 
 
@@ -24,7 +24,7 @@ class Result:
     text: str
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     del emit, stopping
     said = [{"role": "user", "content": "Hi"}]
     return Result(ChatTemplate(spec.source, datetime(2026, 11, 26)).render(said))

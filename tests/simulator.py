@@ -29,7 +29,7 @@ from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine, Plan
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import DeviceProfile, pass_s
-from ggufspec.settings import DRAFT_MAX, Settings
+from ggufspec.settings.table import DRAFT_MAX, Settings
 from ggufspec.tune.search import Done, Search
 from ggufspec.tune.space import Candidate, Free, candidates, nearest, policies, thread_counts
 

@@ -23,7 +23,7 @@ from ggufspec.decoding.rules.speculative import (
 )
 from ggufspec.decoding.sampling import Candidates, Sampling
 from ggufspec.errors import UsageError
-from ggufspec.settings import RULE_FORMS, check_rule, is_lossy
+from ggufspec.settings.registry import RULE_FORMS, check_rule, is_lossy
 
 # --- the residual rule: exact enumeration --------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from ggufspec.cli import bench, inputs, ui
 from ggufspec.cli.app import main
 from ggufspec.models.profile import Measuring, Pair
 from ggufspec.schema.bench import BenchDocument, Verdict
-from ggufspec.settings import Flags, Settings
+from ggufspec.settings.table import Flags, Settings
 
 Run = Callable[..., tuple[str | None, versus.Experiment]]
 

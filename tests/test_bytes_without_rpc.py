@@ -14,8 +14,8 @@ from ggufspec import api
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp import devices, dryrun
 from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import bundled_folder
-from ggufspec.models.source import read_headers
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import HOST, Request
 from tests import heads

@@ -12,7 +12,7 @@ from ggufspec.bench.summary import unwatched_notes
 from ggufspec.hardware.gpus import Survey, is_software
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.devices import Device
-from ggufspec.planning import survey
+from ggufspec.planning import machine
 from ggufspec.planning.history import VULKAN_OVERHEAD_BYTES, known_overhead
 
 GIB, MIB = 2**30, 2**20
@@ -63,11 +63,11 @@ def test_nvml_is_asked_where_it_knows_a_card(monkeypatch) -> None:
 
 
 def test_a_card_of_software_is_none_to_a_plan(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(survey.installed, "inspect", lambda _: SimpleNamespace(devices=(SOFTWARE, CPU)))
-    monkeypatch.setattr(survey.gpus, "gpus", list)
-    assert survey.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards == ()
-    monkeypatch.setattr(survey.installed, "inspect", lambda _: SimpleNamespace(devices=(RADEON, INTEGRATED, CPU)))
-    (card,) = survey.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards
+    monkeypatch.setattr(machine.installed, "inspect", lambda _: SimpleNamespace(devices=(SOFTWARE, CPU)))
+    monkeypatch.setattr(machine.gpus, "gpus", list)
+    assert machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards == ()
+    monkeypatch.setattr(machine.installed, "inspect", lambda _: SimpleNamespace(devices=(RADEON, INTEGRATED, CPU)))
+    (card,) = machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards
     assert (card.name, card.free_bytes, card.overhead_bytes) == ("Vulkan0", 23 * GIB, VULKAN_OVERHEAD_BYTES)
     assert not is_software("NVIDIA GeForce RTX 4090")
 

@@ -24,7 +24,7 @@ from ggufspec.chat.commands import (
 )
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
-from ggufspec.settings import OPTIONS
+from ggufspec.settings.table import OPTIONS
 
 PAIR = Switches(has_draft=True, draft_most=15, draft_max=15)
 ALONE = Switches(has_draft=False, drafter="none")

@@ -14,7 +14,7 @@ from chat_templates import HERMES, NOTE, THINKING, WEATHER
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.decoding.grammar import Path as GrammarPath
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp import chat_library
@@ -278,6 +278,6 @@ _real_path = chat_library.library_path
 )
 def test_a_hostile_template_costs_its_child_at_most(source: str) -> None:
     with pytest.raises(GgufspecError) as failed:
-        worker.call("jobs_template", jobs_template.Spec(source), jobs_template.Result)
+        child.call("jobs_template", jobs_template.Spec(source), jobs_template.Result)
     assert "Traceback" not in failed.value.message
     assert len(failed.value.message) < 600

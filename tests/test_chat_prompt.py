@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.chat import mends
-from ggufspec.chat.conversation import Conversation, Turn
-from ggufspec.chat.prompt import Prompter
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_template import ChatTemplate
+from ggufspec.prompting import mends
+from ggufspec.prompting.conversation import Conversation, Turn
+from ggufspec.prompting.prompt import Prompter
 
 NOW = datetime(2026, 11, 21)
 CHATML = (

@@ -22,13 +22,13 @@ from starlette.routing import Route
 
 from ggufspec.chat import markdown
 from ggufspec.chat.commands import Switches
-from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.remote import Remote, base_url
 from ggufspec.chat.remote_talk import RemoteTalk
 from ggufspec.chat.session import Request as Question
 from ggufspec.chat.talk import Screen
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.prompting.conversation import Conversation
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from test_markdown import TEXTS, letters
 
 from ggufspec.chat import markdown
 from ggufspec.chat.stream import Plain, Rendered, Tinted, stream
-from ggufspec.display import visible
+from ggufspec.schema.text import visible
 
 
 class File(io.StringIO):

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ggufspec import plain
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.chat import markdown
 from ggufspec.chat.commands import Switches
-from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.session import Ready, Reply, Request, Spec
 from ggufspec.chat.talk import Screen, Talk
+from ggufspec.child import Interrupted
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.errors import GgufspecError, UsageError, WorkerError
+from ggufspec.errors import ChildError, GgufspecError, UsageError
+from ggufspec.prompting.conversation import Conversation
+from ggufspec.schema import codec
 from ggufspec.schema.rounds import Added, Drafted, Seen, TracedRound
-from ggufspec.worker import Interrupted
 
 Answer = Callable[["Script", Request, Callable[[dict[str, Any]], None]], Reply]
 
@@ -37,7 +37,7 @@ def reply(text: str, tokens: tuple[int, ...] = (1, 2, 3), **more: Any) -> Reply:
 
 
 class Script:
-    """Stands for :class:`ggufspec.worker.Session`: answers from a list."""
+    """Stands for :class:`ggufspec.child.Session`: answers from a list."""
 
     def __init__(self, *answers: Answer | Reply, template: str = "{{ messages }}") -> None:
         self.answers = list(answers)
@@ -153,7 +153,7 @@ def test_the_second_ends_the_child_and_keeps_what_was_said(
     assert chat.document().notes == ("a note",)
 
 
-@pytest.mark.parametrize("error", [WorkerError("the child died", "lower -c"), UsageError("too long", "-c 4096")])
+@pytest.mark.parametrize("error", [ChildError("the child died", "lower -c"), UsageError("too long", "-c 4096")])
 def test_without_an_answer_nothing_has_changed(talk: Callable[..., Talk], error: GgufspecError) -> None:
     def failed(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
         raise error
@@ -269,7 +269,7 @@ def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureF
         added = Added(1, 2, "b", "target", "p", 1.0, 1.0, False, Seen(None, 1.0, ()))
         seconds = {"draft_s": 0.001, "verify_s": 0.002, "total_s": 0.003}
         one = TracedRound(1, "exact", "", True, 0.0, 0, False, drafted, added, 1, (1, 2), 4, **seconds)
-        hear({"event": "round", "round": plain.dump(one)})
+        hear({"event": "round", "round": codec.dump(one)})
         hear({"event": "token", "text": " ab", "source": "draft"})
         return reply(" ab")
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ggufspec.bench import compare, interleaved, matrix, trial
+from ggufspec.bench import compare, matrix, trial, trials
 from ggufspec.bench.compare import LOG, Comparison, Contender, Experiment
 from ggufspec.bench.matrix import Planned
 from ggufspec.bench.run_log import RunLog
@@ -335,11 +335,11 @@ def card(**more):
 def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, run_log, monkeypatch):
     ours, desktop = GpuProcess(1, "python", 1), GpuProcess(2, "Xorg", 1)
     cards = [card(utilisation=0.4, processes=(desktop,))]
-    monkeypatch.setattr(interleaved.gpus, "gpus", lambda: cards)
-    trials = iter(range(100))
+    monkeypatch.setattr(trials.gpus, "gpus", lambda: cards)
+    numbers = iter(range(100))
 
     def measure(spec, *, on_event=None, verbose=False):
-        hot = next(trials) == 1
+        hot = next(numbers) == 1
         cards[0] = card(processes=(ours, desktop), throttled=("heat",) if hot else ())
         on_event({"event": "answer", "index": 0})
         cards[0] = card(processes=(desktop, GpuProcess(3, "blender", 9))) if hot else card(processes=(desktop,))

@@ -12,8 +12,8 @@ import nvml
 import pytest
 from processes import Cli, eventually, plain, rest
 
-from ggufspec.display import counted
 from ggufspec.llamacpp import quantize
+from ggufspec.schema.text import counted
 from tests import heads
 
 SHORT = ("-p", "def main(", "-n", "8", "-r", "1")

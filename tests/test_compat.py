@@ -21,8 +21,8 @@ from ggufspec.models.compat import (
     vocabulary_mismatch,
 )
 from ggufspec.models.header import ModelHeader, Tokenizer, interpret
+from ggufspec.models.headers import read_headers
 from ggufspec.models.heads import require
-from ggufspec.models.source import read_headers
 
 TOKENS = [b"<unk>", b"<s>", b"</s>", b"x", b"y", b"a", b"b", b"\xff"]
 

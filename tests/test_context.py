@@ -16,9 +16,9 @@ from ggufspec.bench.prompts import at_depth
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import ContextOptions
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 from ggufspec.planning.memory import f16_scratch_bytes
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.chat.conversation import (
-    SCHEMA,
-    Conversation,
-    Turn,
-    document,
-    fit,
-    load,
-    reserved_tokens,
-    save,
-)
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.prompting.conversation import SCHEMA, Conversation, Turn, document, fit, load, reserved_tokens, save
 
 TWO = Conversation("Be brief.", (Turn("one", "1", tokens=(7, 8)), Turn("two", "2", stopped=True)))
 

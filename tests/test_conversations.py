@@ -17,7 +17,7 @@ from ggufspec.decoding.logprobs import logprob
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.dryrun import allocated
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 from ggufspec.planning.memory import HOST, Placement, resident
 from ggufspec.serve.sequences import Choice, choose, common
 

@@ -10,7 +10,8 @@ from ggufspec.api import decoder_options
 from ggufspec.cli import inputs
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.settings import DRAFTERS, POLICIES, Settings, check_rule, drafter_text, is_lossy, parse_drafters
+from ggufspec.settings.registry import DRAFTERS, check_rule, drafter_text, is_lossy, parse_drafters
+from ggufspec.settings.table import POLICIES, Settings
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules.base import DraftToken, Rule
 from ggufspec.errors import ModelError
-from ggufspec.settings import DRAFTERS, Drafter
+from ggufspec.settings.registry import DRAFTERS, Drafter
 
 PROMPT = "import os\n\ndef "
 

@@ -16,7 +16,7 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.llamacpp.quantize import random_blocks
 from ggufspec.models import dummy_weights, sparse
-from ggufspec.models.source import Known, read_headers
+from ggufspec.models.headers import Known, read_headers
 
 TINY = sorted(name for name in shapes.SHAPES if name.startswith("tiny-"))
 KINDS = ("f32", "f16", "bf16", "q8_0", "q6_K", "q5_K", "q5_1", "q5_0", "q4_K", "q4_1", "q4_0", "q3_K", "q2_K", "mxfp4")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ggufspec.errors import GgufspecError, UsageError, WorkerError
+from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.models.expansion_file import Model
 from lab import evidence
 from lab.evidence import Budget, Evidence, check_parts, ordered
@@ -160,7 +160,7 @@ def test_what_fails_is_a_row_and_sinks_nothing(tmp_path: Path, lab: Lab) -> None
         return run
 
     todo = [
-        task("abort", fail(WorkerError("GGML_ASSERT(x)", "-v shows llama.cpp's log"))),
+        task("abort", fail(ChildError("GGML_ASSERT(x)", "-v shows llama.cpp's log"))),
         task("no memory", fail(OSError(12, "Cannot allocate memory"))),
         task("no program", fail(NotThereError("it is not there", "scripts/peers"))),
         task("good"),

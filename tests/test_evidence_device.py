@@ -10,7 +10,7 @@ import pytest
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware.gpus import Survey, gpus
-from ggufspec.llamacpp import installed
+from ggufspec.llamacpp import probe
 from ggufspec.llamacpp.devices import Device
 from ggufspec.schema.doctor import Gpu, GpuProcess
 from lab.evidence_device import LocalCard, Loopback, Meter, find_card, open_site, others
@@ -25,9 +25,9 @@ NOTHING = Survey((), (), None)
 
 
 def test_the_card_that_is_here() -> None:
-    found = find_card("auto", installed.Result(("CUDA", "CPU"), (CUDA, CPU)), Survey((GPU,), (), "575.57"))
+    found = find_card("auto", probe.Result(("CUDA", "CPU"), (CUDA, CPU)), Survey((GPU,), (), "575.57"))
     assert (found.name, found.kind, found.driver, found.total_bytes) == ("CUDA0", "cuda", "575.57", 24 * GIB)
-    other = find_card("vulkan", installed.Result(("Vulkan", "CPU"), (VULKAN, CPU)), NOTHING)
+    other = find_card("vulkan", probe.Result(("Vulkan", "CPU"), (VULKAN, CPU)), NOTHING)
     assert (other.name, other.kind, other.driver) == ("Vulkan0", "vulkan", "")
 
 
@@ -46,7 +46,7 @@ def test_the_card_that_is_here() -> None:
 )
 def test_why_there_is_none(name, devices, backends, survey, said, hint) -> None:
     with pytest.raises(GgufspecError, match=said) as raised:
-        find_card(name, installed.Result(backends, devices), survey)
+        find_card(name, probe.Result(backends, devices), survey)
     assert hint in raised.value.hint
 
 
@@ -94,12 +94,12 @@ def test_a_worker_on_loopback_is_a_device_and_ends_with_its_block() -> None:
         used = site.used_bytes()
         assert used is not None
         assert used > 1 << 20
-        here = installed.inspect(first)
+        here = probe.inspect(first)
         assert [device.name for device in here.devices if device.kind == "gpu"] == ["RPC0"]
         process.kill()  # it may die over a message that it does not expect
         process.wait()
         second = site.endpoints()
-        assert installed.inspect(second).devices
+        assert probe.inspect(second).devices
         process = psutil.Process(site._process.pid)
     assert not process.is_running()
     assert site.used_bytes() is None
@@ -126,7 +126,7 @@ def test_a_meter_sees_the_most_that_memory_rose_by() -> None:
 
 
 def test_a_card_beside_a_worker_would_take_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "inspect", lambda rpc=(): installed.Result(("CUDA",), (CUDA, CPU)))
+    monkeypatch.setattr(probe, "inspect", lambda rpc=(): probe.Result(("CUDA",), (CUDA, CPU)))
     with pytest.raises(UsageError, match="sees NVIDIA Test too") as raised:
         Loopback(1)
     assert "CUDA_VISIBLE_DEVICES=" in raised.value.hint

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggufspec import demo_pair
-from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -84,13 +84,13 @@ def test_only_a_card_that_is_nearly_full_is_too_small(tmp_path: Path, monkeypatc
     """Below that a failure is one of something else, and says nothing of the largest placement."""
 
     def fail(*arguments: object) -> None:
-        raise WorkerError("the child process ended with status 1")
+        raise ChildError("the child process ended with status 1")
 
     monkeypatch.setattr(evidence_bytes, "_load", fail)
     lab = on_a_card(tmp_path)
     tried = evidence_bytes._try(lab, 24 << 30, 5, [])
     assert (tried.fits, tried.why) == (False, "the child process ended with status 1")
-    with pytest.raises(WorkerError):
+    with pytest.raises(ChildError):
         evidence_bytes._try(lab, 12 << 30, 5, [])
 
 
@@ -269,11 +269,11 @@ def test_a_program_that_fails(tmp_path: Path) -> None:
         ("echo all is well", "status 0: all is well"),
         ("exit 3", "status 3: it said nothing"),
     ):
-        with pytest.raises(WorkerError, match=said):
+        with pytest.raises(ChildError, match=said):
             ask(program(tmp_path, body))
     path = program(tmp_path, "")
     path.write_bytes(b"no program")
-    with pytest.raises(WorkerError, match="cannot be run"):
+    with pytest.raises(ChildError, match="cannot be run"):
         ask(path)
 
 

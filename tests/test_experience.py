@@ -10,7 +10,7 @@ from ggufspec.decoding.loop import Round
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.experience import PairExperience
 from ggufspec.decoding.policy.latency import LatencyModel
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 from ggufspec.planning.history import expected_acceptance, experience
 
 DRAFTERS = {"draft": "d", "lookup": "lookup"}

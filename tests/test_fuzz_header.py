@@ -213,9 +213,9 @@ def report(line: str) -> None:
 
 
 def child(count: int, files: int, folder: Path) -> None:
+    from ggufspec.child import limited_memory
     from ggufspec.llamacpp.library import load
-    from ggufspec.models.source import MAX_MEMORY
-    from ggufspec.worker import limited_memory
+    from ggufspec.models.headers import MAX_MEMORY
 
     load()
     with limited_memory(MAX_MEMORY):

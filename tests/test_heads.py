@@ -21,7 +21,7 @@ from ggufspec.decoding.loop import generate, prefill
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import ModelError, UsageError, WorkerError
+from ggufspec.errors import ChildError, ModelError, UsageError
 from ggufspec.llamacpp import gguf, staging
 from ggufspec.llamacpp.dryrun import Run, Spec, allocated, ask
 from ggufspec.llamacpp.head import Head, head_sources
@@ -225,7 +225,7 @@ def test_an_abort_that_no_header_foretold_is_told_in_llama_cpp_s_words(
     with pytest.raises(ModelError, match="its keys have 64 numbers and its values 32"):
         plan_pair(Pair("x", target, head))
     monkeypatch.setattr("ggufspec.models.heads.objections", lambda *_: iter(()))
-    with pytest.raises(WorkerError, match=r"SIGABRT: .*eagle3\.cpp.*GGML_ASSERT") as aborted:
+    with pytest.raises(ChildError, match=r"SIGABRT: .*eagle3\.cpp.*GGML_ASSERT") as aborted:
         plan_pair(Pair("x", target, head))
     assert "-v shows llama.cpp's log" in aborted.value.hint
 

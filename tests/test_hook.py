@@ -12,9 +12,10 @@ from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaDraftModel
 
 import ggufspec
-from ggufspec import DecoderOptions, SpeculativeDecoder, hook
+from ggufspec import DecoderOptions, SpeculativeDecoder
+from ggufspec.decoding import hook
+from ggufspec.decoding.hook import DraftModel
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.hook import DraftModel
 from ggufspec.llamacpp.model import Context, Model
 
 PROMPT = "import os\nimport sys\n\n\ndef main(arguments):\n    for name in arguments:\n"

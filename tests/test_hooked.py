@@ -17,8 +17,8 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as report
+from ggufspec.reports.documents import parse
 from ggufspec.reports.html.page import render
-from ggufspec.reports.reading import parse
 from ggufspec.schema.base import SpeculativeRun, to_json
 
 RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_hook"]

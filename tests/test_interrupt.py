@@ -16,7 +16,7 @@ import pytest
 from processes import ENDLESS, PATIENCE_S, SCRIPT, Cli, all_end, busy_s, eventually, plain, rest, workers
 from pydantic_core import core_schema
 
-from ggufspec.plain import dump, load
+from ggufspec.schema.codec import dump, load
 
 ENDLESS_BENCH = ("bench", "demo", "-p", "def f(", "-n", "8", "-r", "1000000")
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from test_rpc import worker  # noqa: F401
 
-from ggufspec import api, cache
+from ggufspec import api
 from ggufspec.cli import inputs
-from ggufspec.errors import ModelError, WorkerError
+from ggufspec.errors import ChildError, ModelError
+from ggufspec.files import cache
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.devices import Device
@@ -34,7 +35,7 @@ from ggufspec.planning.machine_profile import (
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.plan import Plan
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, weight_bytes
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 CPU = Device("CPU", "a processor", "cpu", 0, 0)
 CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 0, 0)
@@ -260,7 +261,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
     assert len(specs) == 1  # it is kept
 
     def fails(*_: Any, **__: Any) -> MachineProfile:
-        raise WorkerError("llama.cpp died", "try again")
+        raise ChildError("llama.cpp died", "try again")
 
     monkeypatch.setattr(machine_profile, "measure", fails)
     monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "other")

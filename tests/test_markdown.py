@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ggufspec.chat import markdown
 from ggufspec.chat.markdown import rendered, split
-from ggufspec.display import visible
+from ggufspec.schema.text import visible
 
 PIECES = (
     "# Title ",

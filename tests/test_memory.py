@@ -18,7 +18,7 @@ from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, layout, resident, total
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 RECORD = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "memory.json"
 TINY = [name for name in SHAPES if name.startswith("tiny-")]

@@ -8,11 +8,11 @@ from datetime import datetime
 import pytest
 from test_chat_prompt import CHATML, Pairs, spelled
 
-from ggufspec.chat import mends
-from ggufspec.chat.mends import Message
-from ggufspec.chat.prompt import Prompter
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.chat_template import ChatTemplate
+from ggufspec.prompting import mends
+from ggufspec.prompting.mends import Message
+from ggufspec.prompting.prompt import Prompter
 
 NOW = datetime(2026, 11, 26)
 STRICT = (

@@ -10,8 +10,8 @@ import shapes
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp.options import ContextOptions
+from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import ModelSource, load_profile
-from ggufspec.models.source import read_headers
 from ggufspec.planning import outline
 from ggufspec.planning.outline import Fit, Part, fit, of_sizes
 

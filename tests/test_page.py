@@ -16,10 +16,10 @@ from pages import Elements
 from rich.console import Console
 
 from ggufspec.errors import GgufspecError
-from ggufspec.reports import compare, report, sections, sweep, values
-from ggufspec.reports.html import charts, figures
+from ggufspec.reports import compare, report, sweep, words
+from ggufspec.reports.documents import KNOWN, parse, read
+from ggufspec.reports.html import charts, figures, sections
 from ggufspec.reports.html.page import render
-from ggufspec.reports.reading import KNOWN, parse, read
 from ggufspec.schema.base import Failure, Spread
 from ggufspec.schema.compare import cell_name
 from ggufspec.schema.sweep import SweepDocument
@@ -108,8 +108,8 @@ def test_what_is_no_result_is_named(tmp_path, content, words):
 
 def test_a_file_of_bytes_and_no_file_are_named(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF\xff\xfe")
-    for name, words in (("model.gguf", "is not UTF-8 text"), ("none.json", "No such file"), (".", "Is a directory")):
-        with pytest.raises(GgufspecError, match=words):
+    for name, reason in (("model.gguf", "is not UTF-8 text"), ("none.json", "No such file"), (".", "Is a directory")):
+        with pytest.raises(GgufspecError, match=reason):
             read(tmp_path / name)
 
 
@@ -409,7 +409,7 @@ def test_a_sweep_without_a_draft_is_one_series():
     ],
 )
 def test_names_are_shortened_to_what_tells_them_apart(names, short):
-    assert list(values.shorter(names).values()) == short
+    assert list(words.shorter(names).values()) == short
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------

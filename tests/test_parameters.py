@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import pytest
 from typer.main import get_command
 
-from ggufspec import settings
 from ggufspec.cli import parameters
 from ggufspec.cli.app import app, main
 from ggufspec.cli.parameters import Swept, takes
 from ggufspec.errors import UsageError
 from ggufspec.models.profile import settings_model
-from ggufspec.settings import FLAGS, OPTIONS, Settings, option
+from ggufspec.settings import table
+from ggufspec.settings.option import option
+from ggufspec.settings.table import FLAGS, OPTIONS, Settings
 
 
 def test_a_command_has_the_options_that_it_takes() -> None:
@@ -129,7 +130,7 @@ def test_a_new_option_is_one_row() -> None:
             "-b --n-batch", "Prompt tokens of one call.", "context", where="profile sweep", least=1, variable="N_BATCH"
         )
 
-    (row,) = settings.table(More).values()
+    (row,) = table.table(More).values()
     shown = parameters.parameter(row)
     about = shown.annotation.__metadata__[0]
     assert (about.default, *about.param_decls) == ("-b", "--n-batch")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.display import of_memory
 from ggufspec.reports import plan as report
 from ggufspec.reports import table
 from ggufspec.schema.plan import DraftLengthRow, PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+from ggufspec.schema.text import of_memory
 
 GIB = 2**30
 

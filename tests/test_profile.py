@@ -6,10 +6,11 @@ import re
 import pytest
 
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.files import file_name
-from ggufspec.models import hub, profile
+from ggufspec.files.write import file_name
+from ggufspec.models import profile
+from ggufspec.models.hub import client
 from ggufspec.models.profile import demo_pair, find, known_profiles, load_profile, resolve
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 GOOD = """
 name = "mine"
@@ -306,7 +307,7 @@ def test_a_file_that_the_hub_is_known_not_to_have_is_not_here(cache, tmp_path):
     absent = tmp_path / "hub/models--someone--models/.no_exist" / COMMIT / "target.gguf"
     absent.parent.mkdir(parents=True)
     absent.touch()
-    assert hub.cached_file("someone/models", "target.gguf") is None
+    assert client.cached_file("someone/models", "target.gguf") is None
 
 
 @pytest.mark.parametrize("repo", ["a/b/c", "no repo", "..", "a--b"])

@@ -17,7 +17,7 @@ from ggufspec import api
 from ggufspec.cli.app import main
 from ggufspec.models.profile import bundled_folder
 from ggufspec.planning.plan import Machine
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 from tests import heads
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))

@@ -22,8 +22,9 @@ from server import COMMIT, Served, Server, digest, serving
 
 from ggufspec.cli.app import main
 from ggufspec.errors import GgufspecError, ModelError
-from ggufspec.models import download, files, hub
-from ggufspec.models.hub import HubFile
+from ggufspec.models import locate
+from ggufspec.models.hub import client, download
+from ggufspec.models.hub.client import HubFile
 
 NEWER = "beefed" * 6 + "4567"
 BIG, SMALL = "user/big-GGUF", "user/small-GGUF"
@@ -78,7 +79,7 @@ def here(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         "HF_HUB_DOWNLOAD_TIMEOUT": 1,
     }.items():
         monkeypatch.setattr(constants, name, value)
-    monkeypatch.setattr(hub, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(client, "_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(download, "_PAUSES_S", (0.0, 0.0))
     _http.close_session()
     return cache
@@ -262,13 +263,13 @@ def test_a_part_is_never_taken_for_the_whole(server: Server, here: Path, made: P
     source = HubFile(BIG, TARGET)
     order = download.look([source])
     (item,) = order.items
-    blob = hub.blob_path(BIG, item.etag)
+    blob = client.blob_path(BIG, item.etag)
     blob.parent.mkdir(parents=True)
     unfinished = blob.with_name(f"{blob.name}.ggufspec.incomplete")
     unfinished.write_bytes((made / BIG / TARGET).read_bytes()[: 3 * MB])
-    assert hub.cached_file(BIG, TARGET) is None
+    assert client.cached_file(BIG, TARGET) is None
     assert download.here(source) is None
-    assert files.locate(source).origin.startswith(f"{BIG}/")
+    assert locate.locate(source).origin.startswith(f"{BIG}/")
     (item,) = download.look([source]).items
     assert (item.present_bytes, item.path) == (3 * MB, None)
     pulled(source)
@@ -325,7 +326,7 @@ def test_a_connection_that_breaks_or_falls_silent_is_taken_up(server: Server, he
 
 def test_a_hub_that_stays_away_is_given_up(server: Server, here: Path) -> None:
     server.repos[BIG][TARGET].bodies = ["cut", "503"]
-    with pytest.raises(hub.BusyError, match="503") as lost:
+    with pytest.raises(client.BusyError, match="503") as lost:
         pulled(HubFile(BIG, TARGET))
     assert lost.value.hint
     server.repos[BIG][TARGET].bodies = ["fine"]
@@ -359,7 +360,7 @@ def test_a_busy_hub_is_left_alone_as_long_as_it_asks(online: Cli, server: Server
     ],
 )
 def test_how_long_a_server_asks_to_wait(headers: dict[str, str], pause_s: float) -> None:
-    assert hub.asked_pause_s(headers) == pause_s
+    assert client.asked_pause_s(headers) == pause_s
 
 
 def test_a_server_without_ranges_begins_anew(server: Server, here: Path) -> None:
@@ -379,7 +380,7 @@ def test_a_wrong_answer_is_refused(server: Server, here: Path, mode: str) -> Non
     with pytest.raises(ModelError) as refusal:
         pulled(HubFile(BIG, TARGET))
     assert refusal.value.hint
-    assert hub.cached_file(BIG, TARGET) is None
+    assert client.cached_file(BIG, TARGET) is None
 
 
 def test_an_older_version_stays_until_the_newer_is_whole(server: Server, here: Path, made: Path) -> None:
@@ -458,13 +459,13 @@ def test_what_is_no_model_is_refused(server: Server, here: Path, tmp_path: Path)
     (tmp_path / "repo" / "link-Q8_0.gguf").write_text("../../etc/passwd")  # how git keeps a link
     server.add_models("user/odd", tmp_path / "repo", git=True)
     with pytest.raises(ModelError, match="is not a GGUF file"):
-        pulled(hub.hub_file("user/odd"))
+        pulled(client.hub_file("user/odd"))
 
 
 def test_the_largest_files_are_left_to_huggingface_hub(
     server: Server, here: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "largest_by_http_bytes", lambda: MB)
+    monkeypatch.setattr(client, "largest_by_http_bytes", lambda: MB)
     with pytest.raises(GgufspecError, match=r"big-Q4_K_M\.gguf has 4\.2 MB, and the hub serves such files") as refusal:
         pulled(HubFile(BIG, TARGET))
     assert refusal.value.hint == f"hf download {BIG} {TARGET}, then the same command again"
@@ -484,10 +485,10 @@ OUTSIDE = [
 def test_a_name_that_leaves_the_cache_is_refused(server: Server, here: Path, made: Path, name: str) -> None:
     server.repos["user/evil"] = {name: Served(made / SMALL / DRAFT)}
     for ask in (
-        lambda: hub.hub_file("user/evil:Q8_0"),
+        lambda: client.hub_file("user/evil:Q8_0"),
         lambda: download.look([HubFile("user/evil", name)]),
-        lambda: hub.cached_file("user/evil", name),
-        lambda: files.locate(HubFile("user/evil", name)),
+        lambda: client.cached_file("user/evil", name),
+        lambda: locate.locate(HubFile("user/evil", name)),
         lambda: download.look([HubFile(BIG, TARGET, name)]),
     ):
         with pytest.raises(ModelError, match=r"leaves the repository|is no revision") as refusal:
@@ -499,7 +500,7 @@ def test_a_name_that_leaves_the_cache_is_refused(server: Server, here: Path, mad
 
 @pytest.mark.parametrize("name", ["a.gguf", "Q8_0/a.gguf", "..a.gguf", "a..gguf", "größe.gguf", "a b~.gguf", ".a.gguf"])
 def test_a_name_that_stays(name: str) -> None:
-    assert hub.stays_inside(name)
+    assert client.stays_inside(name)
 
 
 def test_a_refusal_on_the_command_line(online: Cli, server: Server, made: Path) -> None:
@@ -530,7 +531,7 @@ def test_refusals_are_explained(
 ) -> None:
     server.add_models(BIG, made / BIG, **more)
     with pytest.raises(GgufspecError, match=says) as refusal:
-        download.look([hub.hub_file(name)])
+        download.look([client.hub_file(name)])
     assert hint in refusal.value.hint
     if more.get("gated"):
         assert f"{server.address}/{BIG}" in refusal.value.hint
@@ -545,8 +546,8 @@ def test_the_token_stays_with_the_hub(server: Server, here: Path, made: Path, mo
         cdn.files["/blob"].bodies = ["cut", "fine"]
         server.add_models(BIG, made / BIG, token="hf_secret")
         server.repos[BIG][TARGET].redirect = there
-        assert hub.find_quant(BIG) == (TARGET,)
-        assert hub.search("big", 5) == [BIG]
+        assert client.find_quant(BIG) == (TARGET,)
+        assert client.search("big", 5) == [BIG]
         (fetched,) = pulled(HubFile(BIG, TARGET))
         assert fetched.verified
         assert cdn.sent["/blob"] == fetched.size_bytes
@@ -724,7 +725,7 @@ def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, w
     """A hotel's network answers every question with its own page."""
     server.raw[LIST] = [answer(body)]
     with pytest.raises(ModelError, match=words) as refused:
-        hub.find_quant(BIG)
+        client.find_quant(BIG)
     assert refused.value.hint
 
 
@@ -732,24 +733,24 @@ def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, w
 def test_a_search_that_the_hub_does_not_answer(here: Path, server: Server, body: bytes) -> None:
     server.raw["/api/models"] = [answer(body)]
     with pytest.raises(ModelError, match="something else than the hub answers about a search for 'x'"):
-        hub.search("x", 5)
+        client.search("x", 5)
 
 
 def test_the_contents_of_a_revision(here: Path, server: Server, made: Path) -> None:
     server.commits.insert(0, NEWER)
     sizes = {path.relative_to(made / BIG).as_posix(): size(path) for path in (made / BIG).rglob("*.gguf")}
-    assert hub.contents(BIG) == (NEWER, sizes)
-    assert hub.contents(BIG, COMMIT) == (COMMIT, sizes)
+    assert client.contents(BIG) == (NEWER, sizes)
+    assert client.contents(BIG, COMMIT) == (COMMIT, sizes)
     with pytest.raises(ModelError, match="has no revision 'a/b'"):
-        hub.contents(BIG, "a/b")
+        client.contents(BIG, "a/b")
 
 
 def test_a_silent_hub_is_given_up(here: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "_TIMEOUT_S", 0.2)
     server.pause_s = 5.0
     server.raw[LIST] = server.raw["/api/models"] = [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", b"{}"]
-    for ask in (lambda: hub.contents(BIG), lambda: hub.search("x", 5)):
-        with pytest.raises(hub.UnreachableError, match="cannot be reached"):
+    for ask in (lambda: client.contents(BIG), lambda: client.search("x", 5)):
+        with pytest.raises(client.UnreachableError, match="cannot be reached"):
             ask()
 
 
@@ -777,8 +778,8 @@ def test_a_damaged_reference_in_the_cache_is_none(here: Path, server: Server, co
     download.fetch(download.look([HubFile(SMALL, DRAFT)]))
     (ref,) = here.glob("models--*/refs/main")
     ref.write_bytes(content)
-    hub.point(SMALL, None, COMMIT)
+    client.point(SMALL, None, COMMIT)
     assert ref.read_text() == COMMIT
     ref.write_bytes(content)
-    assert hub._cached_names(SMALL, None) == []
-    assert hub.cached_file(SMALL, DRAFT) is None
+    assert client._cached_names(SMALL, None) == []
+    assert client.cached_file(SMALL, DRAFT) is None

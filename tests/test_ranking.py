@@ -18,9 +18,9 @@ from server import COMMIT, Server, serving
 
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models.files import LocalFile, ModelFiles
-from ggufspec.models.repository import Repository, RepositoryModel
-from ggufspec.models.source import Known, read_headers, read_in_part
+from ggufspec.models.headers import Known, read_headers, read_in_part
+from ggufspec.models.hub.repository import Repository, RepositoryModel
+from ggufspec.models.locate import LocalFile, ModelFiles
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import Bytes, Request
 from ggufspec.planning.quantisations import DIVERGENCE, bits_per_weight, pareto, sharing

@@ -13,8 +13,8 @@ from processes import Cli
 from shapes import Dims, Label, Ssm, hybrid, lfm2, pure_mamba, transformer
 from test_rpc import worker as card  # noqa: F401
 
+from ggufspec.decoding.hook import DraftModel
 from ggufspec.errors import ModelError
-from ggufspec.hook import DraftModel
 
 VOCABULARY = 1024
 BIG, SMALL = Dims(4, 256, 4, 2, 512, VOCABULARY), Dims(1, 256, 4, 2, 512, VOCABULARY)

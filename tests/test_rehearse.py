@@ -22,13 +22,13 @@ from ggufspec.llamacpp import dryrun
 from ggufspec.llamacpp.library import load
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import dummy_weights
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 from ggufspec.planning import rehearsed
 from ggufspec.planning.catalogue import from_catalogue
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import MeasuredBatches, pass_s
 from ggufspec.reports.doctor import features
-from ggufspec.settings import DRAFT_MAX
+from ggufspec.settings.table import DRAFT_MAX
 from tests import heads
 
 SHORT = ("-r", "1", "--depth", "16", "-c", "256")

@@ -11,7 +11,7 @@ import kept_results
 import pytest
 from processes import Cli, plain
 
-from ggufspec.reports.reading import parse
+from ggufspec.reports.documents import parse
 
 
 @pytest.fixture

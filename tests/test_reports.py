@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from ggufspec.errors import GgufspecError
-from ggufspec.files import check_writable, write_whole
+from ggufspec.files.write import check_writable, write_whole
 from ggufspec.reports import bench, table
 from ggufspec.schema.base import ErrorDocument, Run, SpeculativeRun, Spread, to_json
 from ggufspec.schema.bench import BenchDocument, Divergence, Verdict

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec import cache
-from ggufspec.files import scratch
+from ggufspec.files import cache
+from ggufspec.files.write import scratch
 
 HOLDS = """
 import sys
 from pathlib import Path
-from ggufspec.files import scratch
+from ggufspec.files.write import scratch
 with scratch(Path(sys.argv[1])) as folder:
     (folder / "large").write_text("x")
     print(folder, flush=True)

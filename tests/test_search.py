@@ -22,7 +22,7 @@ from ggufspec.planning import search
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, pass_s
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 GIB = 2**30
 

@@ -14,7 +14,7 @@ import pytest
 from processes import PATIENCE_S, eventually
 
 from ggufspec import DecoderOptions
-from ggufspec.errors import GgufspecError, ModelError, WorkerError
+from ggufspec.errors import ChildError, GgufspecError, ModelError
 from ggufspec.serve import engine as engines
 from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
 from ggufspec.serve.session import Request, Spec
@@ -211,7 +211,7 @@ def test_it_ends_while_it_loads() -> None:
     assert eventually(lambda: engine._session.is_open)
     engine.close()
     thread.join(PATIENCE_S)
-    assert isinstance(failed[0], WorkerError)
+    assert isinstance(failed[0], ChildError)
 
 
 def test_what_cannot_be_loaded_at_first_is_an_error(tmp_path: Path) -> None:

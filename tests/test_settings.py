@@ -10,11 +10,11 @@ from typing import Any
 import kept_results
 import pytest
 
-from ggufspec import settings
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import options as llamacpp
-from ggufspec.reports.reading import parse
-from ggufspec.settings import OPTIONS, Settings
+from ggufspec.reports.documents import parse
+from ggufspec.settings import table
+from ggufspec.settings.table import OPTIONS, Settings
 
 
 def test_values_are_checked_wherever_they_come_from() -> None:
@@ -75,22 +75,22 @@ def test_what_is_given_goes_over_the_rest() -> None:
 
 
 def test_keywords_are_checked_by_name() -> None:
-    assert settings.of_keywords({"ctx_size": 512, "threads": None}) == Settings(ctx_size=512)
+    assert table.of_keywords({"ctx_size": 512, "threads": None}) == Settings(ctx_size=512)
     for name, meant in (("ctxsize", "ctx_size"), ("n_ctx", "ctx_size"), ("type_k", "cache_type_k")):
         with pytest.raises(UsageError, match="there is no option") as refused:
-            settings.of_keywords({name: 1})
+            table.of_keywords({name: 1})
         assert meant in refused.value.hint
 
 
 def test_old_names_are_renamed_at_any_depth() -> None:
-    assert settings.renamed({"settings": [{"n_ctx": 1, "type_k": "f16", "threads": 2}]}) == {
+    assert table.renamed({"settings": [{"n_ctx": 1, "type_k": "f16", "threads": 2}]}) == {
         "settings": [{"ctx_size": 1, "cache_type_k": "f16", "threads": 2}]
     }
-    assert set(settings.OLD_NAMES.values()) <= OPTIONS.keys()
+    assert set(table.OLD_NAMES.values()) <= OPTIONS.keys()
 
 
 def test_the_table_agrees_with_llama_cpp() -> None:
-    assert tuple(llamacpp.KV_TYPES) == settings.KV_TYPES
+    assert tuple(llamacpp.KV_TYPES) == table.KV_TYPES
     assert OPTIONS["flash_attn"].choices == llamacpp.FLASH_ATTENTION
 
 
@@ -110,7 +110,7 @@ def test_results_of_older_versions_are_read(kind: Callable[[], Any]) -> None:
             return {olds.get(key, key): aged(each) for key, each in value.items()}
         return [aged(each) for each in value] if isinstance(value, list) else value
 
-    olds = {new: old for old, new in settings.OLD_NAMES.items()}
+    olds = {new: old for old, new in table.OLD_NAMES.items()}
     today = kept_results.as_json(kind())
     old = aged(today)
     assert old != today

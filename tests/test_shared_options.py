@@ -14,7 +14,7 @@ from ggufspec.cli.app import app
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import Placement, offloaded
-from ggufspec.settings import DRAFT_MAX, Settings
+from ggufspec.settings.table import DRAFT_MAX, Settings
 
 CARD = ("--vram", "24GiB")
 EVERYTHING = ("-ngl", "99", "-ngld", "1000")

@@ -21,7 +21,7 @@ from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.llamacpp.params import load_model
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 from ggufspec.planning.memory import Placement, resident
 
 VOCABULARY, WINDOW, CELLS = 1024, 64, 256  # cells of a windowed layer: 64 + 32, padded

@@ -17,18 +17,18 @@ import pytest
 from processes import Cli, plain, rest, workers
 from rich.console import Console
 
-from ggufspec.bench import interleaved, sweep, trial
+from ggufspec.bench import sweep, trial, trials
 from ggufspec.bench.run_log import RunLog
 from ggufspec.bench.trial import Attempt
+from ggufspec.child import Emit
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.reports import sweep as report
-from ggufspec.reports import table, values
+from ggufspec.reports import table, words
 from ggufspec.schema.base import Failure, to_json
 from ggufspec.schema.doctor import Gpu, GpuProcess
 from ggufspec.schema.sweep import SweepDocument
-from ggufspec.worker import Emit
 
 OPTIONS = DecoderOptions(draft_policy="fixed")
 SPEC = trial.Spec(Path("t.gguf"), Path("d.gguf"), OPTIONS, Sampling(), ("a prompt",), 20)
@@ -39,8 +39,8 @@ def of(**changes: Any) -> trial.Spec:
 
 
 def lengths(*numbers: int, repetitions: int = 2) -> sweep.Experiment:
-    values = tuple(sweep.value(str(one), of(draft_max=one), OPTIONS) for one in numbers)
-    return sweep.Experiment({"name": "mine"}, "draft_max", values, repetitions)
+    words = tuple(sweep.value(str(one), of(draft_max=one), OPTIONS) for one in numbers)
+    return sweep.Experiment({"name": "mine"}, "draft_max", words, repetitions)
 
 
 class Machine:
@@ -156,7 +156,7 @@ def test_what_goes_on_on_a_card_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
     desktop = GpuProcess(2, "Xorg", 1)
     cards = [card(desktop, utilisation=0.4)]
-    monkeypatch.setattr(interleaved.gpus, "gpus", lambda: cards)
+    monkeypatch.setattr(trials.gpus, "gpus", lambda: cards)
     machine = Machine()
 
     def measure(spec: trial.Spec, *, on_event: Emit, verbose: bool) -> Attempt:
@@ -174,8 +174,8 @@ def test_what_goes_on_on_a_card_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_layers_that_no_device_took(tmp_path: Path) -> None:
-    values = tuple(sweep.value(str(n), of(gpu_layers=n), of(gpu_layers=n).options) for n in (0, 8))
-    experiment = sweep.Experiment({"name": "mine"}, "gpu_layers", values, 1)
+    words = tuple(sweep.value(str(n), of(gpu_layers=n), of(gpu_layers=n).options) for n in (0, 8))
+    experiment = sweep.Experiment({"name": "mine"}, "gpu_layers", words, 1)
     assert not any("no GPU" in note for note in made(experiment, tmp_path, Machine()).document().notes)
 
     class NoGpu(Machine):
@@ -341,7 +341,7 @@ def test_markdown_and_lines_for_spreadsheets(document: SweepDocument) -> None:
 def test_conditions_leave_out_what_was_swept(swept: str, there: tuple[str, ...], gone: tuple[str, ...]) -> None:
     settings = {"prompts": 1, "max_tokens": 8, "drafter": "both", "draft_policy": "fixed", "draft_max": 4}
     settings |= {"temperature": 0, "accept": "exact", "lossy": False, "strict": False, "threads": 1, "repetitions": 2}
-    said = values.conditions(settings | ({swept: ["a", "b"]} if swept else {}), swept)
+    said = words.conditions(settings | ({swept: ["a", "b"]} if swept else {}), swept)
     assert all(text in said for text in there)
     assert not any(text in said for text in gone)
 

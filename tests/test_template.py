@@ -9,11 +9,11 @@ from datetime import datetime
 
 import pytest
 
-from ggufspec.chat.mends import Message
-from ggufspec.chat.template import Marks, bare, guarded, guarded_all, marked, segments, unescaped, unused
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import chat_library, chat_template
 from ggufspec.llamacpp.chat_template import ChatTemplate
+from ggufspec.prompting.marks import Marks, bare, guarded, guarded_all, marked, segments, unescaped, unused
+from ggufspec.prompting.mends import Message
 
 NOW = datetime(2026, 11, 21, 15, 0)
 SAID = [

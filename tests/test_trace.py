@@ -24,7 +24,7 @@ from ggufspec.reports import trace as report
 from ggufspec.schema.base import to_line
 from ggufspec.schema.rounds import Added, Judged, Likely, Own, Seen, Sum, TracedRound
 from ggufspec.schema.trace import Written
-from ggufspec.settings import parse_drafters
+from ggufspec.settings.registry import parse_drafters
 
 RULES = ("exact", "residual", "top-k:2", "typical:0.3")
 WARM = Sampling(temperature=0.8, seed=7)

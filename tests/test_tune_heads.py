@@ -12,7 +12,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.models.profile import PairSpec, bundled_folder, load_profile
 from ggufspec.schema.base import Spread
 from ggufspec.schema.tune import TunedSetting, TuneTrial
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 from ggufspec.tune.document import not_worth_it
 from ggufspec.tune.space import Free, candidates, difference, nearest
 from tests import heads

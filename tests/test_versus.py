@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.bench import interleaved, summary, trial, versus
+from ggufspec.bench import summary, trial, trials, versus
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import UsageError, WorkerError
+from ggufspec.errors import ChildError, UsageError
 from ggufspec.llamacpp import library
 from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as bench_report
@@ -298,7 +298,7 @@ class Machine:
         self.loads.append((kind, spec))
         self.now += 1000.0  # loading is nobody's budget
         if kind in self.dies_at_load:
-            raise WorkerError("the driver most likely crashed", "update it", "SIGSEGV")
+            raise ChildError("the driver most likely crashed", "update it", "SIGSEGV")
         return Loaded(self, spec, kind)
 
 
@@ -312,7 +312,7 @@ class Loaded:
         prompts = range(len(self.spec.prompts)) if request.prompts is None else request.prompts
         machine.asked.append((way, "warm-up" if request.warm_up else tuple(prompts), request.max_tokens))
         if way in machine.crashing and not request.warm_up:
-            raise WorkerError("the driver most likely crashed", "update it", "SIGSEGV")
+            raise ChildError("the driver most likely crashed", "update it", "SIGSEGV")
         answers = []
         for prompt in prompts[:1] if request.warm_up else prompts:
             tokens = 4 if request.warm_up else request.max_tokens or self.spec.max_tokens
@@ -358,7 +358,7 @@ def measured(monkeypatch):
     """A bench of so many prompts on a machine of arithmetic; what it said, too."""
     monkeypatch.setattr(versus, "machine_and_build", lambda system_info: {"cpu": "a cpu"})
     monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: ())
-    monkeypatch.setattr(interleaved, "_fit_side_by_side", lambda specs: False)
+    monkeypatch.setattr(trials, "_fit_side_by_side", lambda specs: False)
 
     def measure(machine, spec, repetitions=None, **more):
         found = versus.Bench(
@@ -530,7 +530,7 @@ def test_a_pair_that_cannot_be_loaded_leaves_its_models_to_be_measured(measured)
 
 
 def test_where_every_run_crashes_there_is_no_document(measured):
-    with pytest.raises(WorkerError, match="crashed"):
+    with pytest.raises(ChildError, match="crashed"):
         measured(Machine(dies_at_load=("pair", "target", "draft")), prompted(2), 1)
 
 

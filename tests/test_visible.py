@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.display import visible
+from ggufspec.schema.text import visible
 
 ANYTHING = st.text(st.characters(exclude_categories=()) | st.sampled_from("\x1b\x9b\x07\r\x08\u202e\n\t[31m]0;"))
 

@@ -102,7 +102,7 @@ def test_there_is_such_a_look(path: str) -> None:
 
 
 def test_a_child_that_died_on_windows_is_explained() -> None:
-    from ggufspec.worker import _died
+    from ggufspec.child.death import died as _died
 
     assert "illegal instruction" in _died(0xC000001D, "").message
     assert "access violation" in _died(0xC0000005, "").message

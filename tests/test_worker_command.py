@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from processes import Cli, all_end, workers
 
-from ggufspec.llamacpp import installed
+from ggufspec.llamacpp import probe
 
 DEVICE_KEYS = {"name", "description", "free_bytes", "total_bytes"}
 
@@ -40,7 +40,7 @@ def listen() -> socket.socket:
 
 def test_another_llama_cpp_sees_the_devices_as_gpus(cli: Cli) -> None:
     with serving(cli, "--device", "CPU") as (_, document):
-        found = {device.name: device for device in installed.inspect((document["endpoint"],)).devices}
+        found = {device.name: device for device in probe.inspect((document["endpoint"],)).devices}
     assert found["RPC0"].kind == "gpu"
     assert found["RPC0"].total_bytes == document["devices"][0]["total_bytes"]
 

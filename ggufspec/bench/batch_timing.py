@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.dryrun import allocated
@@ -87,7 +87,7 @@ class Result:
     finished: bool
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` tell how far it is."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
@@ -117,7 +117,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
 
 
 def _load(
-    part: Part, depth: int, stack: ExitStack, emit: worker.Emit, on: Context | Head | None
+    part: Part, depth: int, stack: ExitStack, emit: child.Emit, on: Context | Head | None
 ) -> tuple[Context | Head, Timed]:
     """A model that is loaded, with no batch timed yet; a head on its target."""
     began = time.perf_counter()
@@ -174,11 +174,11 @@ def _batch(context: Context | Head, depth: int, width: int) -> float:
     return time.perf_counter() - began
 
 
-def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+def measure(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Result:
     """Time in a child process.
 
     Raises:
         GgufspecError: a model does not load, a worker does not answer, llama.cpp died.
         Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
     """
-    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    return child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)

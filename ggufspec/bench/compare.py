@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ggufspec import plain
 from ggufspec.bench import quality, trial
-from ggufspec.bench.interleaved import Progress, Trials, identity, in_turn
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import by_kind, by_part, machine
-from ggufspec.display import counted
+from ggufspec.bench.trials import Progress, Trials, identity, in_turn
 from ggufspec.errors import GgufspecError
-from ggufspec.files import scratch
+from ggufspec.files.write import scratch
+from ggufspec.schema import codec
 from ggufspec.schema.base import Failure, Portion, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
+from ggufspec.schema.text import counted
 
 LOG = "ggufspec/compare-log@2"
 MORE = 2  # times the requested repetitions, at most, where leaders overlap
@@ -133,7 +133,7 @@ class Comparison:
                     self._qualities[model.name] = Failure(error.message, error.hint)
 
     def _quality(self, spec: quality.Spec, reference: quality.Spec) -> Quality:
-        facts = plain.dump(replace(spec, rows=Path()))
+        facts = codec.dump(replace(spec, rows=Path()))
         key = key_of("quality", identity(spec.model), identity(reference.model), facts)
         found = self._log.load(key, Quality)
         if found is None:

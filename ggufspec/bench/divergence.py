@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.bench.prompts import at_depth
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules.coupled import CoupledRule
@@ -66,7 +66,7 @@ class Spec:
 Result = tuple[Divergence, ...]
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Measure margin and noise of each case, in this process."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
@@ -167,4 +167,4 @@ def _read(context: Context, text: Sequence[int], start: int, first: int, step: i
 
 def explain(spec: Spec, *, verbose: bool = False) -> Result:
     """Measure in a child process."""
-    return worker.call(__name__, spec, Result, verbose=verbose) if spec.cases else ()
+    return child.call(__name__, spec, Result, verbose=verbose) if spec.cases else ()

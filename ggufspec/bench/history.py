@@ -13,11 +13,11 @@ from statistics import median
 from ggufspec.api import Resolved
 from ggufspec.bench.summary import busy_notes, speed
 from ggufspec.bench.trial import Result, Spec
-from ggufspec.cache import cache_folder
 from ggufspec.errors import GgufspecError
+from ggufspec.files.cache import cache_folder
 from ggufspec.hardware.gpus import survey
 from ggufspec.hardware.host import physical_cores
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 from ggufspec.planning import history, rehearsed
 
 _ENOUGH_TOKENS = 32  # of all trials, for a speed

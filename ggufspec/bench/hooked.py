@@ -13,18 +13,18 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.bench import trial
 from ggufspec.bench.trial import Answer, Ready, Reply, Request, Spec
-from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.files.cache import cache_folder
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import context_hint
 from ggufspec.llamacpp.params import kv_type
-from ggufspec.settings import OPTIONS
+from ggufspec.settings.table import OPTIONS
 
 __all__ = ["Ready", "Reply", "Request", "Spec", "check", "opened"]
 
@@ -56,7 +56,7 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
 
 
 @contextlib.contextmanager
-def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[trial.Serving]:
+def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[trial.Serving]:
     """Load in this process; see :func:`ggufspec.bench.trial.opened`."""
     with trial.opened(spec, emit, stopping, _engine, _WARM_UP_TOKENS) as serving:
         yield serving
@@ -64,7 +64,7 @@ def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
 
 def _llama(spec: Spec) -> Any:
     """A quiet ``Llama``, placed and decoding like a context of ours, as far as it can: ``auto`` is flash attention."""
-    from ggufspec.hook import Llama  # which loads llama_cpp: not in the parent
+    from ggufspec.decoding.hook import Llama  # which loads llama_cpp: not in the parent
 
     options, placement = spec.options.context(with_draft=spec.draft is not None), spec.options.placement
     lib = load()
@@ -91,8 +91,8 @@ def _llama(spec: Spec) -> Any:
 
 
 @contextlib.contextmanager
-def _engine(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Iterator[trial.Engine]:  # noqa: ARG001
-    from ggufspec.hook import Borrowed, DraftModel
+def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iterator[trial.Engine]:  # noqa: ARG001
+    from ggufspec.decoding.hook import Borrowed, DraftModel
 
     options, sampling = spec.options, spec.sampling
     same = ("draft_max", "draft_policy", "ctx_size", "threads", "flash_attn", "ubatch_size")

@@ -8,24 +8,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from ggufspec import api, foreign, plain
+from ggufspec import api
 from ggufspec.bench import prompting
 from ggufspec.bench.compare import ByDevice, Contender, Experiment
-from ggufspec.bench.interleaved import identity
 from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.summary import machine, settings_of
 from ggufspec.bench.trial import Spec, check_room
+from ggufspec.bench.trials import identity
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.models.files import locate
+from ggufspec.files import untrusted
+from ggufspec.models.headers import Known, read_headers
+from ggufspec.models.locate import locate
 from ggufspec.models.profile import PairSpec
-from ggufspec.models.source import Known, read_headers
 from ggufspec.models.vocabulary import check_pair
+from ggufspec.schema import codec
 from ggufspec.schema.base import Failure
 from ggufspec.schema.compare import ComparedModel
 from ggufspec.schema.plan import PlannedModel, PlannedOption
-from ggufspec.settings import Settings, names, parse_drafters, with_head
+from ggufspec.settings.registry import parse_drafters, with_head
+from ggufspec.settings.table import Settings, names
 
 WORDS = MTP, LOOKUP, NONE = "mtp", "lookup", "none"  # instead of a draft's file; MTP blocks are the target's own
 _ONE_OF_THEM = "compare one of them at a time"
@@ -79,7 +82,7 @@ def check_twice(files: Sequence[File], role: str) -> None:
     """
     seen: dict[Path, File] = {}
     for one in files:
-        if (before := seen.setdefault(foreign.real(one.path), one)) is not one:
+        if (before := seen.setdefault(untrusted.real(one.path), one)) is not one:
             other = "" if before.path == one.path else f", as {before.path} too"
             raise UsageError(f"the {role} {one.path} is given twice{other}", "name each file once")
 
@@ -97,7 +100,7 @@ def with_target_only(pairings: Iterable[Pairing]) -> list[Pairing]:
     """
     rows: dict[Path, list[Pairing]] = {}
     for one in pairings:
-        row = rows.setdefault(foreign.real(one.target.path), [with_draft(one, None)])
+        row = rows.setdefault(untrusted.real(one.target.path), [with_draft(one, None)])
         for key in names(group="context"):
             if getattr(one.settings, key) != getattr(row[0].settings, key):
                 raise UsageError(f"two profiles set another {key} for {one.target.label.name}", _ONE_OF_THEM)
@@ -110,12 +113,12 @@ def with_target_only(pairings: Iterable[Pairing]) -> list[Pairing]:
 
 
 def _real(file: File | str | None) -> str | None:
-    return str(foreign.real(file.path)) if isinstance(file, File) else file
+    return str(untrusted.real(file.path)) if isinstance(file, File) else file
 
 
 def unique_names(files: Iterable[File]) -> dict[Path, str]:
     """Names for people, by file: each its own, with the folder where another has the same; else the whole paths."""
-    labels = {foreign.real(one.path): one.label for one in files}
+    labels = {untrusted.real(one.path): one.label for one in files}
     counts = Counter(label.name for label in labels.values())
     found = {}
     for path, label in labels.items():
@@ -153,7 +156,7 @@ class Matrix:
         cells = [(_real(one.target), _real(one.draft), one.settings.given()) for one in self._pairings]
         groups = ("devices", "drafting", "context", "sampling", "length")
         options = self._given.given(name for group in groups for name in names(group=group))
-        return key_of(cells, options, plain.dump(self._prompts, tuple[Prompt, ...]), self._given.raw, machine())[:12]
+        return key_of(cells, options, codec.dump(self._prompts, tuple[Prompt, ...]), self._given.raw, machine())[:12]
 
     def experiment(self, log: RunLog, on_event: api.OnEvent | None = None, *, quality: bool) -> Experiment:
         """Read headers and place cells; a cell that cannot run has its reason.
@@ -205,7 +208,7 @@ class Matrix:
         for path, one in found.items():
             yield from one.notes
             if not one.templated and any(other.templated for other in found.values()):
-                yield f"{self._targets[foreign.real(path)]} has no chat template: its prompts were plain text"
+                yield f"{self._targets[untrusted.real(path)]} has no chat template: its prompts were plain text"
 
     def _spec(self, one: Pairing, options: DecoderOptions, asked: prompting.Result) -> Spec:
         return Spec(
@@ -232,10 +235,10 @@ class Matrix:
     def _contender(self, one: Pairing, log: RunLog) -> Contender:
         """The cell of a pairing, placed as in an earlier run, or now."""
         options = self._options(one)
-        draft = self._drafts[foreign.real(one.draft.path)] if isinstance(one.draft, File) else one.draft
-        cell = Contender(self._targets[foreign.real(one.target.path)], draft, None)
+        draft = self._drafts[untrusted.real(one.draft.path)] if isinstance(one.draft, File) else one.draft
+        cell = Contender(self._targets[untrusted.real(one.target.path)], draft, None)
         files = [path for path in (one.target.path, one.draft_path) if path is not None]
-        request = (plain.dump(options), one.settings.given(_PLACEMENT), self._given.given(names(group="devices")))
+        request = (codec.dump(options), one.settings.given(_PLACEMENT), self._given.given(names(group="devices")))
         key = key_of("placement", [identity(path) for path in files], request)
         asked = self._ask(one.target.path)
         if isinstance(asked, GgufspecError):
@@ -288,7 +291,7 @@ def _models(files: Iterable[File], names_: Mapping[Path, str]) -> tuple[Compared
     """The files, each once."""
     once: dict[str, ComparedModel] = {}
     for file in files:
-        name, size_bytes = names_[foreign.real(file.path)], 0
+        name, size_bytes = names_[untrusted.real(file.path)], 0
         with contextlib.suppress(GgufspecError):  # its cells say why
             size_bytes = sum(part.size_bytes for part in locate(file.path).files)
         once.setdefault(name, ComparedModel(name, str(file.path), size_bytes))

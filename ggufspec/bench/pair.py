@@ -14,7 +14,7 @@ from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.schema.bench import BenchDocument
-from ggufspec.settings import Settings, of_keywords
+from ggufspec.settings.table import Settings, of_keywords
 
 if TYPE_CHECKING:
     from ggufspec.models.profile import Pair, Profile
@@ -62,7 +62,7 @@ def bench_pair(
         repetitions: answers to each prompt, exactly so many; as many as the verdict needs by default.
         budget_s: seconds of answering, loading not counted; three minutes where no repetitions are given.
         sampling: temperature, truncation, seed and penalties; greedy by default.
-        engine: ``hook`` measures llama-cpp-python's ``Llama`` too, alone and with :class:`ggufspec.hook.DraftModel`.
+        engine: ``hook`` measures llama-cpp-python's ``Llama`` too, alone and with :class:`ggufspec.DraftModel`.
         depth: tokens of text in the cache before each prompt; the context holds them.
         download: fetch what is on the hub and not here, which may be many GB.
         on_event: told of progress: ``{"event": "progress", "done": …, "total": …, "what": …}``, and what

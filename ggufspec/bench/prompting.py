@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ggufspec import foreign, worker
+from ggufspec import child
 from ggufspec.bench.prompts import PROMPTS, REQUESTS, Prompt
-from ggufspec.errors import GgufspecError, ModelError, UsageError, WorkerError
+from ggufspec.errors import ChildError, GgufspecError, ModelError, UsageError
+from ggufspec.files import untrusted
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.llamacpp.model import Model
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 
 MOST_PROMPTS = 32  # of a file; of a longer one they are taken at equal distances
 MOST_FILE_BYTES = 64 << 20  # a log of some ten thousand requests
@@ -79,14 +80,14 @@ def prepare(spec: Spec, *, verbose: bool = False) -> Result:
         spec = replace(spec, prompts=tuple(spread))
         notes = (f"{MOST_PROMPTS} of the {count:,} prompts are used, at equal distances",)
     try:
-        found = worker.call(__name__, spec, Result, verbose=verbose)
-    except (ModelError, WorkerError):
+        found = child.call(__name__, spec, Result, verbose=verbose)
+    except (ModelError, ChildError):
         read_headers([spec.target])  # which tells of a damaged file what is wrong with it
         raise
     return replace(found, notes=(*notes, *found.notes))
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
     """Make the texts, in this process; no weights are loaded."""
     with Model(spec.target, vocab_only=True) as model:
         source = "" if spec.raw else model.chat_template.strip()
@@ -151,7 +152,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     Raises:
         UsageError: the file cannot be read or has no prompt, or a line is none; the line is named.
     """
-    lines = foreign.read_bytes(path, MOST_FILE_BYTES, failure=UsageError).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = untrusted.read_bytes(path, MOST_FILE_BYTES, failure=UsageError).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     written = [(f"line {number} of {path.name}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not written:
         raise UsageError(f"{path} has no prompts: it is empty", _FORMS)
@@ -175,7 +176,7 @@ def _of_line(text: str, origin: str, *, is_json: bool) -> Prompt:
     if not is_json:
         return Prompt("", text, origin=origin)
     try:
-        value = foreign.parse_json(text, origin)
+        value = untrusted.parse_json(text, origin)
         value = {"prompt": value} if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise UsageError(f"{origin} is no prompt", _FORMS)

@@ -1,6 +1,6 @@
 """How near a quantised target is to the reference: perplexity, KL divergence and top-1 agreement on a bundled text.
 
-One model is loaded at a time, in a child process (:mod:`ggufspec.worker`), so that two that do not fit together can be
+One model is loaded at a time, in a child process (:mod:`ggufspec.child`), so that two that do not fit together can be
 compared: the reference writes its probabilities to a file, and every other model is compared with that file.
 A row of it is the logits less their maximum as float16. They are made a distribution again when they are read, so that
 the rounding shifts no probability from the row to nowhere: what it adds to a divergence is below 10⁻⁵ nats.
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.bench.prompts import PASSAGES
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ModelError
@@ -69,7 +69,7 @@ class Judged:
     agrees: npt.NDArray[np.bool_]
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
     """Read the text with one model, in this process.
 
     Raises:
@@ -206,4 +206,4 @@ def measure(spec: Spec, *, verbose: bool = False) -> Result:
         GgufspecError: as :func:`run`, or the child died.
         Interrupted: Ctrl-C.
     """
-    return worker.call(__name__, spec, Result, verbose=verbose)
+    return child.call(__name__, spec, Result, verbose=verbose)

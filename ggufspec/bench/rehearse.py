@@ -11,13 +11,13 @@ from typing import Any
 from ggufspec.bench import batch_timing
 from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import machine
-from ggufspec.display import of_memory
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes, DryRun
 from ggufspec.planning.plan import ModelRequest, Plan, PlannedRun
 from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
 from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
+from ggufspec.schema.text import of_memory
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)

@@ -16,9 +16,10 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
-from ggufspec import foreign, plain
 from ggufspec.errors import GgufspecError
-from ggufspec.files import locked
+from ggufspec.files import untrusted
+from ggufspec.files.write import locked
+from ggufspec.schema import codec
 
 _MOST_BYTES = 64 << 20  # a comparison of hundreds of cells has 2 MB
 _Value = TypeVar("_Value")
@@ -98,7 +99,7 @@ class RunLog:
     def _read(self, schema: str) -> bool:
         """Take what the file has; False if it is of another schema. A torn last line is cut off."""
         try:
-            content = foreign.read_bytes(self.path, _MOST_BYTES)
+            content = untrusted.read_bytes(self.path, _MOST_BYTES)
         except GgufspecError:
             return False
         whole = content.rfind(b"\n") + 1
@@ -107,7 +108,7 @@ class RunLog:
             os.truncate(self.path, 0)
             return True
         try:
-            entries = [foreign.parse_json(line.decode(), str(self.path)) for line in lines]
+            entries = [untrusted.parse_json(line.decode(), str(self.path)) for line in lines]
             if entries[0].get("schema") != schema:
                 return False
             self._values = {entry["key"]: entry["value"] for entry in entries[1:]}
@@ -144,7 +145,7 @@ class RunLog:
         """The measurement under a key; None if there is none, or one of another shape."""
         value = self.get(key)
         try:
-            return None if value is None else plain.load(kind, value)
+            return None if value is None else codec.load(kind, value)
         except ValidationError:
             return None
 
@@ -154,7 +155,7 @@ class RunLog:
         Raises:
             GgufspecError: the disk is full, say.
         """
-        self.put(key, plain.dump(value))
+        self.put(key, codec.dump(value))
 
     def close(self) -> None:
         """Close the file; an error in writing was raised by :meth:`put`."""

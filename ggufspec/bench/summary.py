@@ -17,9 +17,9 @@ from ggufspec.bench import trial
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.hardware import gpus, host, installation
-from ggufspec.llamacpp import installed
+from ggufspec.llamacpp import probe
 from ggufspec.schema.base import Portion, Run, SpeculativeRun
-from ggufspec.settings import is_lossy
+from ggufspec.settings.registry import is_lossy
 
 _PARTS = ("thinking", "answer")  # of an answer, in the order of trial.Answer.parts
 BUSY_CPUS = 0.25  # in others' hands for half of the trials: worth telling
@@ -216,7 +216,7 @@ def machine_and_build(system_info: str | None = None) -> dict[str, object]:
 
 @functools.cache
 def _installed() -> str:
-    return installed.inspect().system
+    return probe.inspect().system
 
 
 def without_folders(cmake_args: str) -> str:

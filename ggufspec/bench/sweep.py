@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ggufspec.bench import trial
-from ggufspec.bench.interleaved import Progress, Trials, in_turn
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.summary import alone, machine, settings_of
+from ggufspec.bench.trials import Progress, Trials, in_turn
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.schema.base import Failure
 from ggufspec.schema.sweep import SweepDocument, SweepPoint

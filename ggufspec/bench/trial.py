@@ -1,4 +1,4 @@
-"""Measured answers: a child process (:mod:`ggufspec.worker`) loads a pair once and answers prompts, in several ways.
+"""Measured answers: a child process (:mod:`ggufspec.child`) loads a pair once and answers prompts, in several ways.
 
 A trial is one load, a warm-up, and an answer to every prompt.
 """
@@ -15,20 +15,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.bench.prompts import at_depth
-from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.trace import Trace, spelled
-from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.files.cache import cache_folder
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import system_info
 from ggufspec.llamacpp.model import Model
 from ggufspec.schema.base import Failure
+from ggufspec.schema.text import counted
 
 _THINK = "<think>"
 WARM_UP_PROMPT, _WARM_UP_AGAIN = 512, 64  # tokens of the first prompt, the first time in a load and later
@@ -125,7 +125,7 @@ def loaded_models(decoder: SpeculativeDecoder) -> tuple[LoadedModel, LoadedModel
     return loaded(decoder.target), loaded(decoder.draft) if decoder.draft else None
 
 
-def recorder(decoder: SpeculativeDecoder, emit: worker.Emit) -> Trace:
+def recorder(decoder: SpeculativeDecoder, emit: child.Emit) -> Trace:
     """A trace of an answer, whose rounds become events ``round``."""
     model, names = decoder.target, cache(decoder.target.vocabulary)
     return Trace(
@@ -239,7 +239,7 @@ def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
 
 
 @contextmanager
-def _decoder(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Iterator[Engine]:
+def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iterator[Engine]:
     """Our own loop."""
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
 
@@ -278,12 +278,12 @@ def _decoder(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Ite
         )
 
 
-Opened = Callable[[Spec, worker.Emit, Callable[[], bool]], AbstractContextManager[Engine]]
+Opened = Callable[[Spec, child.Emit, Callable[[], bool]], AbstractContextManager[Engine]]
 
 
 @contextmanager
 def opened(
-    spec: Spec, emit: worker.Emit, stopping: threading.Event, engine: Opened = _decoder, warm_up_tokens: int = 4
+    spec: Spec, emit: child.Emit, stopping: threading.Event, engine: Opened = _decoder, warm_up_tokens: int = 4
 ) -> Iterator[Serving]:
     """Load in this process; an event ``loaded`` says so."""
     for endpoint in spec.rpc:
@@ -315,7 +315,7 @@ class Serving:
         """What there is to say before the first request."""
         return Ready(self.load_s, tuple(map(len, self.prompts)), self.engine.alone)
 
-    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Result:
+    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Result:
         """Answer the prompts of a request."""
         self.stopping, engine = stopping, self.engine
         request = replace(request, max_tokens=request.max_tokens or self._spec.max_tokens)
@@ -369,9 +369,9 @@ class Load:
     """
 
     def __init__(
-        self, spec: Spec, engine: str = __name__, *, on_event: worker.Emit | None = None, verbose: bool = False
+        self, spec: Spec, engine: str = __name__, *, on_event: child.Emit | None = None, verbose: bool = False
     ) -> None:
-        self._session, self._on_event = worker.Session(verbose=verbose), on_event
+        self._session, self._on_event = child.Session(verbose=verbose), on_event
         self.ready = self._session.open(engine, spec, Ready, on_event=on_event)
 
     def ask(self, request: Request) -> Result:
@@ -400,7 +400,7 @@ class Load:
         self.close()
 
 
-def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+def measure(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Result:
     """Do a trial in a child process of its own.
 
     Raises:
@@ -409,13 +409,13 @@ def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = 
     """
     try:
         load = Load(spec, on_event=on_event, verbose=verbose)
-    except worker.Interrupted:
-        raise worker.Interrupted(None) from None
+    except child.Interrupted:
+        raise child.Interrupted(None) from None
     with load:
         try:
             load.ask(Request(warm_up=True))
-        except worker.Interrupted:
-            raise worker.Interrupted(None) from None
+        except child.Interrupted:
+            raise child.Interrupted(None) from None
         return load.ask(Request())
 
 
@@ -442,7 +442,7 @@ class Attempt:
     failure: Failure | None = None
 
 
-def attempt(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Attempt:
+def attempt(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Attempt:
     """:func:`measure` of what has a speed, with an error as the outcome.
 
     Raises:

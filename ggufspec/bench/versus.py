@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from ggufspec.bench import divergence, hooked, trial
-from ggufspec.bench.interleaved import Answers, Progress, Way, asked
 from ggufspec.bench.statistics import mean_ratio, paired_ratios
 from ggufspec.bench.summary import (
     alone,
@@ -21,14 +20,16 @@ from ggufspec.bench.summary import (
     speed_of,
     summarise,
 )
+from ggufspec.bench.trials import Answers, Progress, Way, asked
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
-from ggufspec.display import counted
-from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.models.profile import Pair
 from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument, Divergence, HookComparison, Verdict
 from ggufspec.schema.plan import PlanDocument
-from ggufspec.settings import OPTIONS, is_lossy
+from ggufspec.schema.text import counted
+from ggufspec.settings.registry import is_lossy
+from ggufspec.settings.table import OPTIONS
 
 ENGINES = ("own", "hook")
 MODES = ("target_only", "draft_only", "speculative")
@@ -55,7 +56,7 @@ class Experiment:
     the target. Where that differs from the pair's, target-only is measured at the pair's placement too.
 
     The engine ``hook`` measures llama-cpp-python's ``Llama`` beside our own loop: with our draft as its draft model
-    (:mod:`ggufspec.hook`), and alone.
+    (:mod:`ggufspec.decoding.hook`), and alone.
     """
 
     pair: Pair
@@ -220,7 +221,7 @@ class Bench:
         strict = replace(spec, options=replace(spec.options, strict=True, accept="exact", ctx_size=ctx_size))
         try:
             self.own = self._check(strict, trial.__name__)
-        except WorkerError as error:
+        except ChildError as error:
             self.own = SameText(None, error.message)
             return
         except GgufspecError as error:

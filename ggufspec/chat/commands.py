@@ -1,6 +1,7 @@
 """What is typed in a chat: a message, or a command and its argument; and what switches change. Pure.
 
-Switches for options are the rows of :mod:`ggufspec.settings` with ``chat``: names, types, bounds and help are theirs.
+Switches for options are the rows of the table (:mod:`ggufspec.settings.table`) with ``chat``:
+names, types, bounds, help are theirs.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ from typing import Any, NamedTuple
 
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
-from ggufspec.settings import (
-    DRAFT_MAX,
+from ggufspec.settings.option import Option
+from ggufspec.settings.registry import (
     DRAFTERS,
-    OPTIONS,
     RULE_FORMS,
-    Option,
     drafter_text,
     drafters_label,
     is_lossy,
     parse_drafters,
     with_head,
 )
+from ggufspec.settings.table import DRAFT_MAX, OPTIONS
 
 MODES = {"": "speculative", "target": "target-only", "draft": "draft-only"}  # by the model that answers alone
 ROWS = {row.name.replace("_", "-"): row for row in OPTIONS.values() if row.chat}
@@ -56,7 +56,7 @@ class Switches:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Those of ``drafter`` that are loaded, of :data:`ggufspec.settings.DRAFTERS`."""
+        """Those of ``drafter`` that are loaded, of :data:`ggufspec.settings.registry.DRAFTERS`."""
         own = (self.head or "draft") if self.has_draft else ""
         wanted = with_head(parse_drafters(self.drafter), self.head)
         return tuple(name for name in wanted if name == own or not DRAFTERS[name].needs_model)

@@ -19,7 +19,7 @@ from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
 
 from ggufspec.chat import commands as chat_commands
-from ggufspec.display import visible
+from ggufspec.schema.text import visible
 
 _STYLE = Style.from_dict(
     {

@@ -2,7 +2,7 @@
 
 HTML, entities, images and definitions of links stay as they were typed. A text of which the rendering would still lose
 a letter or a digit, a table in a narrow terminal say, is shown as its source. Texts must be harmless already:
-:func:`ggufspec.display.visible`.
+:func:`ggufspec.schema.text.visible`.
 """
 
 from __future__ import annotations

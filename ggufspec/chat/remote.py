@@ -1,6 +1,6 @@
 """A running server to talk with: any that has OpenAI's ``/v1/chat/completions``, ``ggufspec serve`` among them.
 
-:class:`Remote` stands where :class:`ggufspec.worker.Session` does for a pair of this process, and speaks the words of
+:class:`Remote` stands where :class:`ggufspec.child.Session` does for a pair of this process, and speaks the words of
 :mod:`ggufspec.chat.session`. One of the two importers of ``httpx2``; the other is for the hub.
 """
 
@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ggufspec import __version__, foreign
+from ggufspec import __version__
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.chat import session
-from ggufspec.chat.conversation import BEHIND
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files import untrusted
+from ggufspec.prompting.conversation import BEHIND
+from ggufspec.schema.text import visible
 
 if TYPE_CHECKING:
     import httpx2
@@ -195,7 +196,7 @@ class Remote:
     def _names(self, text: str) -> list[str]:
         """Its models."""
         try:
-            body = foreign.parse_json(text, self.url)
+            body = untrusted.parse_json(text, self.url)
             return [str(one["id"]) for one in body["data"]]
         except (GgufspecError, TypeError, KeyError):
             raise GgufspecError(f"{self.url}/models does not answer with a list of models", _BASE_HINT) from None
@@ -273,7 +274,7 @@ def _list(names: list[str]) -> str:
 def _said(text: str) -> tuple[str, str]:
     """(message, hint) of an error as servers write it: OpenAI's, vLLM's and FastAPI's forms; empty for none."""
     try:
-        body = _mapping(foreign.parse_json(text, "the error"))
+        body = _mapping(untrusted.parse_json(text, "the error"))
     except GgufspecError:
         return "", ""
     error = body.get("error", body)
@@ -318,7 +319,7 @@ def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any]]:
             if data == b"[DONE]":
                 yield _DONE
                 return
-            value = foreign.parse_json(data.decode("utf-8", "replace"), "an event of the server")
+            value = untrusted.parse_json(data.decode("utf-8", "replace"), "an event of the server")
             if isinstance(value, Mapping):
                 yield value
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from ggufspec.display import counted, number
 from ggufspec.reports import table
 from ggufspec.reports.trace import quoted
-from ggufspec.reports.values import first_token, milliseconds
+from ggufspec.reports.words import first_token, milliseconds
 from ggufspec.schema.chat import ChatFigures, ChatRun, ChatTurn
-from ggufspec.settings import DRAFTERS
+from ggufspec.schema.text import counted, number
+from ggufspec.settings.registry import DRAFTERS
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -24,16 +24,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.bench.trial import LoadedModel, loaded_models, recorder
-from ggufspec.cache import cache_folder
-from ggufspec.chat.conversation import Conversation, fit
-from ggufspec.chat.prompt import Prompter
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import AnswerOptions, DecoderOptions
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.files.cache import cache_folder
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.chat_template import ChatTemplate
+from ggufspec.prompting.conversation import Conversation, fit
+from ggufspec.prompting.prompt import Prompter
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class LoadedPair:
 
     @classmethod
     @contextmanager
-    def opened(cls, spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Self]:  # noqa: ARG003
+    def opened(cls, spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Self]:  # noqa: ARG003
         """Load the pair in this process, and free it in the end.
 
         Raises:
@@ -162,7 +162,7 @@ class Loaded(LoadedPair):
         without = "it continues the conversation as plain text (chat off)"
         return [] if self._source else [f"{self._decoder.target.path.name} has no chat template: {without}"]
 
-    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
+    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
         """Answer one question, with the events that the module names.
 
         Raises:

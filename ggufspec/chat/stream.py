@@ -8,8 +8,8 @@ from rich.segment import Segment, SegmentLines
 from rich.text import Text
 
 from ggufspec.chat import markdown
-from ggufspec.display import visible
-from ggufspec.settings import DRAFTERS
+from ggufspec.schema.text import visible
+from ggufspec.settings.registry import DRAFTERS
 
 NARROW = 20  # columns below which Markdown is no help
 _SOURCE_STYLES = {  # with colours, and without
@@ -34,7 +34,7 @@ class Plain:
         self._ended = True
 
     def push(self, text: str, source: str) -> None:
-        """Write the next piece, by one of :data:`ggufspec.settings.DRAFTERS`, ``target`` or ``bonus``."""
+        """Write the next piece, by one of :data:`ggufspec.settings.registry.DRAFTERS`, ``target`` or ``bonus``."""
         if text:
             self._write(text, source)
             self._ended = text.endswith("\n")

@@ -11,18 +11,19 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ggufspec import plain
 from ggufspec.chat import commands as chat_commands
-from ggufspec.chat import conversation, report, session
+from ggufspec.chat import report, session
 from ggufspec.chat.commands import COMMANDS, MODES, Command, Switches
-from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.stream import Plain, Rendered, source_styles, stream
-from ggufspec.display import counted
-from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
+from ggufspec.child import Interrupted, Session
+from ggufspec.errors import ChildError, GgufspecError, StopError, UsageError
+from ggufspec.prompting import conversation
+from ggufspec.prompting.conversation import Conversation
 from ggufspec.reports.table import pairs
+from ggufspec.schema import codec
 from ggufspec.schema.chat import ChatDocument, ChatRun
 from ggufspec.schema.rounds import TracedRound
-from ggufspec.worker import Interrupted, Session
+from ggufspec.schema.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -216,8 +217,8 @@ class Talk:
         except Interrupted:  # Ctrl-C twice: the child is gone
             self.screen.say("stopped at once: the next question loads the pair again")
             return session.Reply(events.text, stopped=True, dropped=events.dropped)
-        except WorkerError as error:
-            raise WorkerError(error.message, f"the next question loads the pair again; {error.hint}") from None
+        except ChildError as error:
+            raise ChildError(error.message, f"the next question loads the pair again; {error.hint}") from None
         self._used, self._dropped = reply.context_used, reply.dropped
         self._note(reply.notes)
         return reply
@@ -476,7 +477,7 @@ class _Events:
                 self._waiting.enter_context(self._screen.busy())("the model thinks")
             case "round":
                 self._waiting.close()
-                self._screen.show(report.round_line(plain.load(TracedRound, event["round"])))
+                self._screen.show(report.round_line(codec.load(TracedRound, event["round"])))
             case "token":
                 self._waiting.close()
                 self._pieces.append((event["text"], event["source"]))

@@ -20,12 +20,13 @@ from ggufspec.cli import sweep as sweeping
 from ggufspec.cli.parameters import Swept, command, one_of, seconds, takes
 from ggufspec.cli.results import check_exports, finish, interruptible, show_models
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.display import duration
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.reports import bench as report
-from ggufspec.reports import table, values
+from ggufspec.reports import table, words
 from ggufspec.schema.bench import BenchDocument
-from ggufspec.settings import DRAFTERS, Settings, parse_drafters
+from ggufspec.schema.text import duration
+from ggufspec.settings.registry import DRAFTERS, parse_drafters
+from ggufspec.settings.table import Settings
 
 TOKENS, SWEPT_TRIALS = 128, 5
 BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
@@ -93,7 +94,7 @@ def bench(
 
     --depth N puts N tokens of text before each prompt: how fast a long conversation is.
 
-    --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.hook.DraftModel, in one
+    --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.DraftModel, in one
     table with our own loop.
     """
     sweeping.check(swept, sweep=sweep)
@@ -188,7 +189,7 @@ def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
     """What is said last where runs failed."""
     if not crashes:
         return None
-    names = " and ".join(values.mode_name(mode) for mode in crashes)
+    names = " and ".join(words.mode_name(mode) for mode in crashes)
     return GgufspecError(f"{names} could not be measured; the reason is above", next(iter(crashes.values())).hint)
 
 
@@ -208,7 +209,7 @@ def _show(document: BenchDocument) -> None:
             about = size if note else f"{placed['description']}, {size}"  # llama.cpp takes it for a published model
             shown[role] = Text.assemble(f"{name}  ", (f"({about})", "dim"))
     show_models(shown)
-    out.print(values.conditions(document.settings), style="dim")
+    out.print(words.conditions(document.settings), style="dim")
     if document.verdict.why:
         out.print(document.verdict.why, style="dim")
     portions = report.portions(document.by_kind, document.by_part)

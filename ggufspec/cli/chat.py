@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from ggufspec import api
-from ggufspec.cache import state_folder
 from ggufspec.chat.commands import Switches
 from ggufspec.chat.console import Typing, silent_keys
 from ggufspec.chat.markdown import THEME
@@ -25,8 +24,9 @@ from ggufspec.cli.parameters import Typed, command, takes
 from ggufspec.cli.run import GROUPS, end, prepare_pair
 from ggufspec.decoding.options import ROWS
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files.cache import state_folder
 from ggufspec.schema.base import to_json
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 
 @command(

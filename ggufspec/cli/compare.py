@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ggufspec import api, foreign
+from ggufspec import api
 from ggufspec.bench.compare import LOG, Comparison
 from ggufspec.bench.matrix import (
     NONE,
@@ -27,14 +27,15 @@ from ggufspec.cli import inputs, pull, ui
 from ggufspec.cli.parameters import command, profile_names, takes
 from ggufspec.cli.results import check_exports, finish, folder, interruptible
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.files import check_writable
-from ggufspec.models.hub import hub_file
+from ggufspec.files import untrusted
+from ggufspec.files.write import check_writable
+from ggufspec.models.hub.client import hub_file
 from ggufspec.models.profile import load_profile, on_hub, resolve
 from ggufspec.reports import compare as report
 from ggufspec.reports import table
 from ggufspec.reports.compare import Sort
 from ggufspec.schema.compare import CompareDocument
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 _EXAMPLE = "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf"
 
@@ -167,7 +168,7 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
 
 def split(text: str | None) -> list[str]:
     """The parts of a list with commas; a file whose own name has one is taken whole."""
-    if text and foreign.is_file(Path(text)):
+    if text and untrusted.is_file(Path(text)):
         return [text]
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 

@@ -14,14 +14,14 @@ from rich.text import Text
 from ggufspec import __version__
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command
-from ggufspec.display import counted, gib
-from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.hardware import gpus, host, installation, prebuilt
 from ggufspec.hardware.gpus import Survey
-from ggufspec.llamacpp import chat_build, installed
+from ggufspec.llamacpp import chat_build, probe
 from ggufspec.reports import doctor as report
 from ggufspec.reports import table
 from ggufspec.schema.doctor import DoctorDocument, LlamaCpp, LlamaDevice, Machine, Prebuilt, SelfCheck
+from ggufspec.schema.text import counted, gib
 from ggufspec.verify import selfcheck
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -71,8 +71,8 @@ def _llama_cpp() -> LlamaCpp:
     except PackageNotFoundError:
         number = None
     try:
-        found = installed.inspect()
-    except WorkerError as error:
+        found = probe.inspect()
+    except ChildError as error:
         return LlamaCpp(number, error=error.message, fix=installation.mend())
     except GgufspecError as error:
         return LlamaCpp(number, error=error.message, fix=error.hint)

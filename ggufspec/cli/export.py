@@ -11,16 +11,16 @@ import typer
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, one_of, takes
 from ggufspec.errors import GgufspecError
-from ggufspec.files import check_writable, write_whole
+from ggufspec.files.write import check_writable, write_whole
 from ggufspec.models import mmproj
-from ggufspec.models.files import is_url
-from ggufspec.models.hub import HubFile
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
+from ggufspec.models.hub.client import HubFile
+from ggufspec.models.locate import is_url
 from ggufspec.reports.export import ALWAYS_AS_A_PAIR, PROGRAMS, ModelFile
 from ggufspec.reports.export import Settings as Exported
 from ggufspec.reports.export import export as exported
 from ggufspec.schema.base import to_json
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 
 @command(

@@ -11,23 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from ggufspec import api, cache, foreign
+from ggufspec import api
 from ggufspec.bench.prompting import read_prompts
 from ggufspec.bench.prompts import Prompt
 from ggufspec.cli import pull, ui
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import random_seed
 from ggufspec.decoding.threads import Threads
-from ggufspec.errors import ModelError, UsageError, WorkerError
+from ggufspec.errors import ChildError, ModelError, UsageError
+from ggufspec.files import cache, untrusted
 from ggufspec.hardware import host
 from ggufspec.llamacpp.grammar import check_grammar, check_schema
 from ggufspec.models.header import ModelHeader
-from ggufspec.models.hub import HubFile
+from ggufspec.models.hub.client import HubFile
 from ggufspec.models.profile import Pair, PairSpec
 from ggufspec.planning import machine_profile
 from ggufspec.planning.machine_profile import Due, Spec
 from ggufspec.planning.plan import Machine
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -129,7 +130,7 @@ def _calibrate(
     left = Threads(options.threads, cores=spec.threads).start()
     try:
         speed = machine_profile.measure(cache.cache_folder(), replace(due.spec, left=left), on_event=on_event)
-    except (ModelError, WorkerError) as error:
+    except (ModelError, ChildError) as error:
         if always:
             raise
         ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
@@ -216,7 +217,7 @@ def with_seed(given: Settings) -> Settings:
 
 
 def _read(file: Path) -> str:
-    return foreign.read_text(file, MOST_TEXT_BYTES, failure=UsageError)
+    return untrusted.read_text(file, MOST_TEXT_BYTES, failure=UsageError)
 
 
 def utf8(data: bytes, name: str) -> str:

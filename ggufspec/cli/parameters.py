@@ -2,8 +2,8 @@
 
 A command has a parameter ``given: Annotated[Settings, takes("placement", "sampling", ...)]``: groups of options, or
 options by name. :func:`command` shows Typer an option for each, and gives the command their values as one
-:class:`~ggufspec.settings.Settings`. A parameter of type ``Swept | None`` makes it a command that sweeps: then one
-option may have a list. A parameter of type ``Typed`` gets the names of those that were on the command line.
+:class:`~ggufspec.settings.table.Settings`. A parameter of type ``Swept | None`` makes it a command that sweeps: then
+one option may have a list. A parameter of type ``Typed`` gets the names of those that were on the command line.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from ggufspec import cache
 from ggufspec.cli import ui
 from ggufspec.errors import StopError, UsageError
+from ggufspec.files import cache
 from ggufspec.models.profile import known_profiles, own_profiles
-from ggufspec.settings import FLAGS, OPTIONS, VARIABLES, Flags, Option, Settings
+from ggufspec.settings.option import Option
+from ggufspec.settings.table import FLAGS, OPTIONS, VARIABLES, Flags, Settings
 
 _Command = TypeVar("_Command", bound=Callable[..., int])
 
@@ -71,7 +72,7 @@ class Typed(frozenset[str]):
 
 
 def parameter(row: Option) -> inspect.Parameter:
-    """An option as Typer takes it. Values stay texts: :class:`~ggufspec.settings.Settings` reads and checks them."""
+    """An option as Typer takes it. Values stay texts: the class Settings reads and checks them."""
     kind: Any = bool if row.kind is bool else list[str] if row.repeated else Path if row.kind is Path else str
     about: dict[str, Any] = {"metavar": row.form or None, "help": row.described, "show_default": False}
     if row.choices or row.words:

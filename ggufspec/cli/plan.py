@@ -11,13 +11,13 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import UsageError
-from ggufspec.models.repository import Repository
+from ggufspec.models.hub.repository import Repository
 from ggufspec.planning.history import is_guessed
 from ggufspec.reports import plan as report
 from ggufspec.reports import ranking as ranks
 from ggufspec.reports import table
 from ggufspec.schema.plan import PlanDocument
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 
 @command(

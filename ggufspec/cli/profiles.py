@@ -15,22 +15,24 @@ from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, commands_of, epilog, own_profile_names, profile_names, takes
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.files import write_whole
+from ggufspec.files.write import write_whole
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import ContextOptions
-from ggufspec.models import expanded, files, heads, hub
+from ggufspec.models import expanded, heads, locate
 from ggufspec.models import profile as stored
 from ggufspec.models.compat import Compatibility
-from ggufspec.models.hub import HubFile
+from ggufspec.models.headers import Known, cached_header, read_headers
+from ggufspec.models.hub import client
+from ggufspec.models.hub.client import HubFile
 from ggufspec.models.profile import ModelSource, Profile, load_profile
-from ggufspec.models.source import Known, cached_header, read_headers
 from ggufspec.models.vocabulary import check_pair, judge_known
 from ggufspec.planning import outline
 from ggufspec.planning.plan import Machine
 from ggufspec.reports import profiles as report
 from ggufspec.reports import table
 from ggufspec.schema import profiles as schema
-from ggufspec.settings import OPTIONS, Settings, names, parse_drafters
+from ggufspec.settings.registry import parse_drafters
+from ggufspec.settings.table import OPTIONS, Settings, names
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _HELP = "A profile's name."
@@ -351,8 +353,8 @@ def _check(name: str) -> schema.ProfileCheck:
 
 def _size_on_hub(place: HubFile) -> int:
     """Bytes of all parts, asked of the hub even where the file is here."""
-    parts = files.part_names(place.file)
-    return sum(hub.remote_file(place.repo, part, place.revision).size_bytes for part in parts)
+    parts = locate.part_names(place.file)
+    return sum(client.remote_file(place.repo, part, place.revision).size_bytes for part in parts)
 
 
 def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
@@ -384,16 +386,16 @@ def _asked(given: Settings) -> Settings:
 
 def _place(source: str | Path | HubFile) -> Path | HubFile:
     """A file of the hub, or one of this machine by its whole path."""
-    place = files.plain(source)
+    place = locate.plain(source)
     if not isinstance(place, str):
         return place
-    if files.is_url(place):
+    if locate.is_url(place):
         raise UsageError(f"a profile names files of this machine and of the hub, not {place}", "download it first")
     return Path(place).expanduser().absolute()
 
 
 def _page(place: Path | HubFile) -> str:
-    return str(place) if isinstance(place, Path) else hub.page(place.repo)
+    return str(place) if isinstance(place, Path) else client.page(place.repo)
 
 
 def _table(place: Path | HubFile, known: Known) -> dict[str, Any]:

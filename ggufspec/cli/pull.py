@@ -13,21 +13,21 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Column
 
+from ggufspec.child import Emit, Event
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, takes
-from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
-from ggufspec.models import download
-from ggufspec.models.download import Order, check_room, shown_size
 from ggufspec.models.heads import sidecar
-from ggufspec.models.hub import HubFile, hub_file, sidecars
+from ggufspec.models.hub import download
+from ggufspec.models.hub.client import HubFile, hub_file, sidecars
+from ggufspec.models.hub.download import Order, check_room, shown_size
+from ggufspec.models.hub.repository import last_read
 from ggufspec.models.profile import load_profile, on_hub
-from ggufspec.models.repository import last_read
 from ggufspec.reports import table
-from ggufspec.reports.values import shortened
+from ggufspec.reports.words import shortened
 from ggufspec.schema.pull import PullDocument, PulledFile
-from ggufspec.settings import Settings
-from ggufspec.worker import Emit, Event
+from ggufspec.schema.text import counted
+from ggufspec.settings.table import Settings
 
 
 @command(

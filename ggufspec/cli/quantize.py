@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.bench.summary import machine
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, takes
@@ -17,11 +17,11 @@ from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware.host import free_disk_bytes, physical_cores
 from ggufspec.llamacpp import quantize as job
 from ggufspec.models.header import ModelHeader
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 from ggufspec.reports import table
 from ggufspec.reports.quantize import outputs, results
 from ggufspec.schema.quantize import Quantised, QuantizeDocument
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 _ROOM = 16 << 20  # that must be left on the disk
 
@@ -75,7 +75,7 @@ def quantize(
     if quantised:
         ui.note(f"warning: {file.name} is quantised already ({quantised}); what it lost, every type here loses too")
 
-    sizes = worker.call(
+    sizes = child.call(
         job.__name__, job.Spec(file.absolute(), wanted, 1), job.Result, verbose=ui.flags().verbose
     ).tensor_bytes
     more = max(0, header.size_bytes - header.weight_bytes())
@@ -121,7 +121,7 @@ def _write(source: Path, path: Path, name: str, threads: int, *, requantize: boo
     """Write one file, which appears when it is whole; the bytes of its tensors."""
     spec = job.Spec(source.absolute(), (name,), threads, path, requantize)
     with ui.progress() as progress:
-        result = worker.call(
+        result = child.call(
             job.__name__,
             spec,
             job.Result,

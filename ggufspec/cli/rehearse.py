@@ -16,23 +16,23 @@ from ggufspec import api
 from ggufspec.bench import rehearse as rehearsal
 from ggufspec.bench.batch_timing import Result, measure
 from ggufspec.bench.rehearse import Stage
-from ggufspec.cache import cache_folder, writable
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import show_models
-from ggufspec.display import of_file
 from ggufspec.errors import GgufspecError
-from ggufspec.files import scratch
+from ggufspec.files.cache import cache_folder, writable
+from ggufspec.files.write import scratch
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models import dummy_weights
 from ggufspec.models.dummy_weights import Result as DummyWeights
-from ggufspec.models.source import Known
+from ggufspec.models.headers import Known
 from ggufspec.planning import rehearsed
 from ggufspec.planning.plan import Plan
 from ggufspec.reports import rehearse as report
 from ggufspec.reports import table
 from ggufspec.schema.rehearse import RehearseDocument, RehearsedRun
-from ggufspec.settings import Settings
+from ggufspec.schema.text import of_file
+from ggufspec.settings.table import Settings
 
 
 @command(

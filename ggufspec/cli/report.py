@@ -9,20 +9,20 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
-from ggufspec import foreign
-from ggufspec.cache import results_folder
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import check_exports
 from ggufspec.errors import GgufspecError
-from ggufspec.files import write_whole
+from ggufspec.files import untrusted
+from ggufspec.files.cache import results_folder
+from ggufspec.files.write import write_whole
 from ggufspec.reports import report as reports
-from ggufspec.reports import sections
+from ggufspec.reports.documents import Result, read
+from ggufspec.reports.html import sections
 from ggufspec.reports.html.page import page
-from ggufspec.reports.reading import Result, read
 from ggufspec.schema.base import Failure
 from ggufspec.schema.report import LeftOut, ReportDocument
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 Files = Annotated[
     list[Path] | None,
@@ -62,7 +62,7 @@ def report(
 def _given(files: list[Path]) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
     """The files that were named: one that cannot be read is an error. The same file twice counts once."""
     found: dict[str, Result] = {}
-    for path in {foreign.real(path): path for path in files}.values():
+    for path in {untrusted.real(path): path for path in files}.values():
         found |= read(path)
     return found, ()
 

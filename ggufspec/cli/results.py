@@ -12,19 +12,19 @@ from typing import Any, TypeVar, cast
 
 from rich.text import Text
 
-from ggufspec.cache import is_temporary, results_folder, writable
 from ggufspec.cli import ui
-from ggufspec.display import counted, visible
 from ggufspec.errors import GgufspecError, StopError
-from ggufspec.files import check_writable, write_whole
+from ggufspec.files.cache import is_temporary, results_folder, writable
+from ggufspec.files.write import check_writable, write_whole
 from ggufspec.reports.html.page import page
 from ggufspec.schema.base import to_json
 from ggufspec.schema.bench import BenchDocument
 from ggufspec.schema.compare import CompareDocument
 from ggufspec.schema.sweep import SweepDocument
+from ggufspec.schema.text import counted, visible
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.schema.verify import VerifyDocument
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 _Document = TypeVar("_Document", "BenchDocument", "CompareDocument", "SweepDocument", "TuneDocument", "VerifyDocument")
 

@@ -11,18 +11,19 @@ from ggufspec import api
 from ggufspec.bench import trial
 from ggufspec.bench.summary import notes_of, settings_of, summarise
 from ggufspec.bench.trial import Result, Spec
+from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.display import counted, visible
 from ggufspec.errors import StopError, UsageError
 from ggufspec.models.profile import Pair
-from ggufspec.reports.values import prompt_figures
+from ggufspec.reports.words import prompt_figures
 from ggufspec.schema.base import SpeculativeRun
 from ggufspec.schema.run import RunDocument
+from ggufspec.schema.text import counted, visible
 from ggufspec.schema.trace import TraceDocument
-from ggufspec.settings import Settings, is_lossy
-from ggufspec.worker import Interrupted
+from ggufspec.settings.registry import is_lossy
+from ggufspec.settings.table import Settings
 
 GROUPS = (  # of options of commands that answer
     "profile",

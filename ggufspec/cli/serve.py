@@ -13,19 +13,19 @@ from typing import Annotated
 
 import typer
 
-from ggufspec import foreign
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.plan import show_plan
 from ggufspec.cli.run import prepare_pair
-from ggufspec.errors import ModelError, StopError, UsageError, WorkerError
-from ggufspec.files import file_name
+from ggufspec.errors import ChildError, ModelError, StopError, UsageError
+from ggufspec.files import untrusted
+from ggufspec.files.write import file_name
 from ggufspec.models.profile import find, load_profile
 from ggufspec.serve import http, vocabulary
 from ggufspec.serve.app import LOCAL, Endpoint, Rules
 from ggufspec.serve.engine import Engine
 from ggufspec.serve.session import Ready, Reply, Spec
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 SCHEMA = "ggufspec/serve@1"
 _MOST_KEYS_BYTES = 1 << 16
@@ -110,7 +110,7 @@ def serve(
     keys = _keys(api_key or [], api_key_file)
     if no_api_key and keys:
         raise UsageError("both --no-api-key and a key are given", "give one of them")
-    template = foreign.read_text(chat_template, _MOST_TEMPLATE_BYTES, failure=UsageError) if chat_template else ""
+    template = untrusted.read_text(chat_template, _MOST_TEMPLATE_BYTES, failure=UsageError) if chat_template else ""
     verbose = ui.flags().verbose
     with http.listen(host, port) as bound, _log(log_requests) as on_request:  # before it is loaded: typos cost no wait
         is_local = http.is_loopback(bound)
@@ -154,7 +154,7 @@ def _try(file: Path, desk: vocabulary.Desk) -> None:
     """
     try:
         desk.answer(vocabulary.Request(messages=({"role": "user", "content": "Hello"},)))
-    except (ModelError, WorkerError) as error:
+    except (ModelError, ChildError) as error:
         if "refuses this conversation" not in error.message:  # others it may take
             raise UsageError(
                 f"{file} cannot be used: {error.message}", "mend it, or leave --chat-template out"
@@ -210,7 +210,7 @@ def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
     """
     keys = [*given]
     if file is not None:
-        text = foreign.read_text(file, _MOST_KEYS_BYTES, failure=UsageError)
+        text = untrusted.read_text(file, _MOST_KEYS_BYTES, failure=UsageError)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise UsageError(f"others can read {file}", f"chmod 600 {file}")
         keys += [line.strip() for line in text.splitlines() if line.strip()]

@@ -13,15 +13,15 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import Swept
 from ggufspec.cli.results import finish, folder, interruptible, show_files
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.files import file_name
+from ggufspec.files.write import file_name
 from ggufspec.llamacpp.options import offloaded
+from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import Pair
-from ggufspec.models.source import read_headers
 from ggufspec.reports import sweep as report
-from ggufspec.reports import table, values
+from ggufspec.reports import table, words
 from ggufspec.schema.base import Failure
 from ggufspec.schema.sweep import SweepDocument
-from ggufspec.settings import OPTIONS, Settings, names
+from ggufspec.settings.table import OPTIONS, Settings, names
 
 _AT_EACH = ("gpu_layers", "n_cpu_moe", "n_cpu_ffn")  # values that target-only runs at too
 
@@ -131,7 +131,7 @@ def _show(document: SweepDocument) -> None:
     out = ui.out()
     show_files(document.pair)
     if "threads" in document.settings:  # absent where no value had a placement
-        out.print(values.conditions(document.settings, document.option), style="dim")
+        out.print(words.conditions(document.settings, document.option), style="dim")
     out.print(table.terminal(report.results(document, out.width), out.width))
     for line in report.failures(document):
         out.print(line, style="red")

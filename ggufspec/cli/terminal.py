@@ -1,7 +1,7 @@
 """The console that everything is printed on: what is printed is seen, and nothing of it is obeyed.
 
 Names, metadata, profiles, results and answers of a hub come from others. Here no text of theirs moves the cursor of a
-terminal (:mod:`ggufspec.display`), and none is markup to Rich: styles are given apart, ``print("…", style="dim")``.
+terminal (:mod:`ggufspec.schema.text`), and none is markup to Rich: styles are given apart, ``print("…", style="dim")``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.text import Span, Text
 
-from ggufspec.display import visible
+from ggufspec.schema.text import visible
 
 # What no line ends in: a word, or a command up to the punctuation behind it.
 _WHOLE = re.compile(

@@ -8,19 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from ggufspec import plain
 from ggufspec.chat.stream import source_styles
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import check_exports
 from ggufspec.cli.run import GROUPS, answered, described, end, prepare, show_statistics
-from ggufspec.files import write_whole
+from ggufspec.files.write import write_whole
 from ggufspec.reports import trace as report
 from ggufspec.reports.trace_page import render
+from ggufspec.schema import codec
 from ggufspec.schema.base import to_line
 from ggufspec.schema.rounds import TracedRound
 from ggufspec.schema.trace import TraceDocument, Written
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 
 _LIKELIEST = 10
 
@@ -75,7 +75,7 @@ def trace(
             tokens.append(Written(event["token"], event["text"], event["source"], len(seen) - 1))
         if event["event"] != "round":
             return
-        round_ = plain.load(TracedRound, event["round"])
+        round_ = codec.load(TracedRound, event["round"])
         seen.append(round_)
         if not _wanted(round_.number, rounds):
             return

@@ -13,12 +13,12 @@ from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, seconds, takes
 from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
-from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.reports import table
 from ggufspec.reports import tune as report
+from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TuneDocument
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 from ggufspec.tune.document import FEWEST, not_worth_it, tune_document
 from ggufspec.tune.experiment import EVERY, with_heads, without_tuned
 from ggufspec.tune.experiment import experiment as tune_experiment

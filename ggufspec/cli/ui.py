@@ -19,9 +19,9 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ggufspec.cli.terminal import Console
-from ggufspec.display import visible
 from ggufspec.schema.base import Document, to_json
-from ggufspec.settings import Flags
+from ggufspec.schema.text import visible
+from ggufspec.settings.table import Flags
 
 _flags = Flags()
 _bars: list[Console] = []  # where a bar is shown, which makes room for what is said

@@ -10,21 +10,22 @@ from rich.text import Text
 
 from ggufspec import api
 from ggufspec.bench.prompts import PROMPTS
+from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import check_exports, finish
-from ggufspec.display import counted, of_file
 from ggufspec.errors import StopError, UsageError
 from ggufspec.models.profile import Pair
 from ggufspec.reports import table
 from ggufspec.reports import verify as report
-from ggufspec.reports.values import penalties
+from ggufspec.reports.words import penalties
+from ggufspec.schema.text import counted, of_file
 from ggufspec.schema.verify import VerifyDocument
-from ggufspec.settings import DRAFTERS, OPTIONS, Settings, check_rule, drafter_text, parse_drafters, with_head
+from ggufspec.settings.registry import DRAFTERS, check_rule, drafter_text, parse_drafters, with_head
+from ggufspec.settings.table import OPTIONS, Settings
 from ggufspec.verify.certificate import EVERY_POLICY, LOSSLESS, TWO_POLICIES, Spec
 from ggufspec.verify.document import Files, files_of, verify_document
 from ggufspec.verify.run import Result, measure
-from ggufspec.worker import Interrupted
 
 _TOKENS, _SEEDS = 48, 2
 _QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_SEEDS = 2, 16, 1

@@ -11,10 +11,10 @@ import typer
 
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, takes
-from ggufspec.errors import StopError, WorkerError
+from ggufspec.errors import ChildError, StopError
 from ggufspec.hardware import host as machine
-from ggufspec.llamacpp import serve
-from ggufspec.settings import Settings
+from ggufspec.llamacpp import rpc
+from ggufspec.settings.table import Settings
 
 SCHEMA = "ggufspec/worker@1"
 
@@ -37,10 +37,10 @@ def worker(
     A run there with --rpc puts layers on them as if they were GPUs of its own. One client at a time. llama.cpp's RPC
     has neither passwords nor encryption: without --host it serves this machine only.
     """
-    address = serve.ipv4_address(host)
+    address = rpc.ipv4_address(host)
     if not ipaddress.ip_address(address).is_loopback:
         _warn(address)
-    spec = serve.Spec(address, port, given.threads or machine.physical_cores(), tuple(dict.fromkeys(device or ())))
+    spec = rpc.Spec(address, port, given.threads or machine.physical_cores(), tuple(dict.fromkeys(device or ())))
     serving = False
 
     def announce(event: dict[str, Any]) -> None:
@@ -49,15 +49,15 @@ def worker(
         (_print_document if ui.flags().json else _say)(event)
 
     try:
-        serve.serve(spec, on_event=announce, verbose=ui.flags().verbose)
+        rpc.serve(spec, on_event=announce, verbose=ui.flags().verbose)
     except KeyboardInterrupt:
         if ui.flags().json and not serving:
             raise StopError("interrupted before it served") from None
         return 130
-    except WorkerError as error:
+    except ChildError as error:
         hint = "start it again; -v shows llama.cpp's log"
         if not (ui.flags().json and serving):
-            raise WorkerError(error.message, hint) from None
+            raise ChildError(error.message, hint) from None
         ui.failure(error.message, hint)  # standard output has its one document
         return error.exit_code
     return 0

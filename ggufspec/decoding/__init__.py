@@ -20,6 +20,6 @@ text.
    behind read where that is worth its time. What they would have drafted is compared with what the target said, or
    would have said, at these positions: a shadow evaluation.
 
-Target-only is the same loop without step 2. ``options`` has what can be set; :mod:`ggufspec.hook` drafts for
+Target-only is the same loop without step 2. ``options`` has what can be set; :mod:`ggufspec.decoding.hook` drafts for
 llama-cpp-python's ``Llama`` with the same drafters and policy.
 """

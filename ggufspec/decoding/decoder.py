@@ -13,7 +13,6 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from ggufspec import foreign
 from ggufspec.decoding.drafters import Drafter, Parts, make
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
@@ -28,6 +27,7 @@ from ggufspec.decoding.text import TextStream
 from ggufspec.decoding.threads import Threads
 from ggufspec.decoding.trace import Trace
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.files import untrusted
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.chat_library import Applied
 from ggufspec.llamacpp.gguf import Gguf
@@ -37,11 +37,11 @@ from ggufspec.llamacpp.model import Context, Logits, Model, check_gguf
 from ggufspec.llamacpp.options import beyond_training
 from ggufspec.models import heads
 from ggufspec.models.compat import Vocabulary, judge, vocabulary_mismatch
-from ggufspec.models.files import LocalFile
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.models.source import cached_header, read_prefix
+from ggufspec.models.headers import cached_header, read_prefix
+from ggufspec.models.locate import LocalFile
 from ggufspec.models.vocabulary import accepted
-from ggufspec.settings import DRAFTERS, is_lossy
+from ggufspec.settings.registry import DRAFTERS, is_lossy
 
 _BEFORE_END = 16  # tokens: a chat template's end of a prompt is rarely longer
 _MOST_STATES = 2  # saved for each conversation, as large as a recurrent state or the cells of a window
@@ -325,7 +325,7 @@ class SpeculativeDecoder:
     def _new_drafter(self, name: str, corpus: Path | None) -> Drafter:
         tokens = []
         if corpus is not None:
-            tokens = self.target.tokenize(foreign.read_text(corpus, MOST_CORPUS_BYTES, failure=UsageError))
+            tokens = self.target.tokenize(untrusted.read_text(corpus, MOST_CORPUS_BYTES, failure=UsageError))
         return make(name, Parts(self.target.vocab_size, self._draft, tokens, self._target, self._head))
 
     @property

@@ -10,15 +10,8 @@ from typing import TypedDict
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import REWIND_BY, ContextOptions, Placement
-from ggufspec.settings import (
-    DRAFT_MAX,
-    DRAFTERS,
-    OPTIONS,
-    check_drafters,
-    check_rule,
-    drafter_text,
-    with_head,
-)
+from ggufspec.settings.registry import DRAFTERS, check_drafters, check_rule, drafter_text, with_head
+from ggufspec.settings.table import DRAFT_MAX, OPTIONS
 
 STRICT_IMPOSSIBLE = "strict mode is impossible"  # how the errors begin by which commands go on without it
 ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
@@ -56,9 +49,9 @@ class DecoderOptions:
         ubatch_size: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
         no_op_offload: whether the GPU computes only with the weights that it has. Otherwise it copies the host's for
             batches of 32 tokens and more, prompts that is, for which it needs room even without layers.
-        drafters: who drafts, of :data:`ggufspec.settings.DRAFTERS`: ``draft`` (the model), ``mtp`` or ``eagle3`` (a
-            head on the target), ``lookup`` (n-grams of the text); none for target-only. Of those that need a draft file
-            one at most; where it is not loaded, nothing is drafted.
+        drafters: who drafts, of :data:`ggufspec.settings.registry.DRAFTERS`: ``draft`` (the model), ``mtp`` or
+            ``eagle3`` (a head on the target), ``lookup`` (n-grams of the text); none for target-only. Of those that
+            need a draft file one at most; if it is not loaded, nothing is drafted.
         draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
         draft_max: the longest draft of a round, in tokens; with the fixed policy every draft is so long.
         lookup_corpus: a text file whose n-grams the lookup knows too.
@@ -127,7 +120,7 @@ class DecoderOptions:
         return next((name for name in self.drafters if DRAFTERS[name].is_head), "")
 
     def with_head(self, head: str) -> DecoderOptions:
-        """The same with :func:`ggufspec.settings.with_head`'s drafters."""
+        """The same with :func:`ggufspec.settings.table.with_head`'s drafters."""
         return replace(self, drafters=with_head(self.drafters, head))
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.settings import OPTIONS
+from ggufspec.settings.table import OPTIONS
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

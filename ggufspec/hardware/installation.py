@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ggufspec import foreign
 from ggufspec.errors import GgufspecError
+from ggufspec.files import untrusted
 from ggufspec.hardware import gpus, prebuilt
 from ggufspec.hardware.prebuilt import Wheels
 from ggufspec.schema.doctor import Build
@@ -40,7 +40,7 @@ def pip() -> str:
 def built(prefix: Path = Path(sys.prefix)) -> Build | None:
     """What scripts/bootstrap wrote into the environment that it made, if this is one."""
     try:
-        stamp = foreign.read_json(prefix / "bootstrap.json")
+        stamp = untrusted.read_json(prefix / "bootstrap.json")
         return Build(str(stamp.get("cpu", "native")), str(stamp.get("why", "")), str(stamp.get("cmake_args", "")))
     except (GgufspecError, AttributeError):
         return None

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ggufspec import foreign
 from ggufspec.errors import GgufspecError
+from ggufspec.files import untrusted
 from ggufspec.hardware import installation
 from ggufspec.llamacpp.library import imported
 
@@ -71,7 +71,7 @@ class Applied:
 
 def library_path() -> Path:
     """Where the compiled file is, or would be: its name has the version and the source that it was compiled from."""
-    made_of = hashlib.sha256(foreign.read_bytes(SOURCE, 1 << 20)).hexdigest()[:8]
+    made_of = hashlib.sha256(untrusted.read_bytes(SOURCE, 1 << 20)).hexdigest()[:8]
     version = importlib.metadata.version("llama-cpp-python")
     ending = "dylib" if platform.system() == "Darwin" else "so"
     return Path(sys.prefix) / "lib" / "ggufspec" / f"libchat-{version}-{made_of}.{ending}"
@@ -241,7 +241,7 @@ def _answer(library: Any, pointer: Any) -> dict[str, Any]:
     text = _taken(library, pointer)
     if text.startswith("!"):
         raise ChatError(text[1:])
-    found: dict[str, Any] = foreign.parse_json(text, "what llama.cpp's chat library says")
+    found: dict[str, Any] = untrusted.parse_json(text, "what llama.cpp's chat library says")
     return found
 
 

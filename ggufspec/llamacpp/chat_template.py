@@ -16,8 +16,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, TypeVar
 
-from ggufspec import foreign, worker
+from ggufspec import child
 from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.files import untrusted
 from ggufspec.hardware import installation
 from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_library import Applied, Templates
@@ -187,7 +188,7 @@ def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(text, str):
             return dict(call)
         try:
-            arguments = foreign.parse_json(text, "the arguments")
+            arguments = untrusted.parse_json(text, "the arguments")
         except GgufspecError:
             return dict(call)
         return {**call, "function": function | {"arguments": arguments}} if isinstance(arguments, dict) else dict(call)
@@ -200,7 +201,7 @@ def _bounded(work: Callable[[], _Value], hint: str) -> _Value:
     """Run foreign code within the bounds; every failure of it is a ModelError."""
     name = "the model's chat template"
     try:
-        with worker.within(_MAX_SECONDS, name, hint), worker.limited_memory(_MAX_BYTES):
+        with child.within(_MAX_SECONDS, name, hint), child.limited_memory(_MAX_BYTES):
             return work()
     except MemoryError:
         raise ModelError(f"{name} takes too much memory: it may be a trap", hint) from None

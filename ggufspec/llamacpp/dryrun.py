@@ -1,6 +1,6 @@
 """What llama.cpp itself would allocate, without weights: its own loader and graph builder with ``no_alloc``.
 
-Runs in a child process (:mod:`ggufspec.worker`). **Simulated devices** stand for GPUs that are not here: an RPC worker
+Runs in a child process (:mod:`ggufspec.child`). **Simulated devices** stand for GPUs that are not here: an RPC worker
 on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory
 (:mod:`ggufspec.llamacpp.simulated`). They need a llama.cpp with RPC, which no prebuilt one has; without it everything
 is allocated on the CPU. A simulated device does not show what a driver adds of its own: its context, scratch for a
@@ -26,7 +26,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices, library, simulated
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
@@ -125,7 +125,7 @@ class Session:
     def __init__(self, spec: Spec, *, verbose: bool = False) -> None:
         self.ready = Ready(())
         self._spec = spec
-        self._session = worker.Session(verbose=verbose)
+        self._session = child.Session(verbose=verbose)
 
     def ask(self, runs: Sequence[Run]) -> tuple[Answer, ...]:
         """An answer for each run.
@@ -164,7 +164,7 @@ def build() -> str:
 
 
 @contextlib.contextmanager
-def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[_Serving]:
+def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[_Serving]:
     """Make the devices available, and serve."""
     del emit, stopping
     limits = ""
@@ -192,7 +192,7 @@ class _Serving:
         self._logged = _ComputeBuffers(ready.offload) if ready.limits else None
         self._named = dict(zip(spec.names, ready.offload, strict=False))
 
-    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
+    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
         """Make the runs; a model that several in a row have is loaded once."""
         del emit, stopping
         answers: list[Answer] = []

@@ -1,7 +1,7 @@
 """GGUF headers through llama.cpp's own parser, from the first bytes of a file.
 
 The parser reads a buffer of bounded size, so that a header with false lengths can neither make it read beyond nor
-allocate more than a few times that size. Untrusted files still need a child process (:mod:`ggufspec.models.source`).
+allocate more than a few times that size. Untrusted files still need a child process (:mod:`ggufspec.models.headers`).
 Source: ggml/include/gguf.h, ggml/src/gguf.cpp.
 """
 

@@ -5,7 +5,7 @@ every token is checked first. A state is a clone of the sampler that is never ad
 
 llama.cpp's parser does not survive every grammar: hidden left recursion and rules that lead to each other in
 exponentially many ways exhaust its stack, memory or time. In a child process that ends the child, with an error that
-names the grammar (:func:`ggufspec.worker.within`).
+names the grammar (:func:`ggufspec.child.within`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec import foreign, worker
-from ggufspec.errors import GgufspecError, UsageError, WorkerError
+from ggufspec import child
+from ggufspec.errors import ChildError, GgufspecError, UsageError
+from ggufspec.files import untrusted
 from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_library import Applied, ChatError
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
@@ -267,7 +268,7 @@ def check_grammar(text: str) -> str:
 
     Raises:
         UsageError: as :class:`Grammar`, or it takes too long.
-        WorkerError: llama.cpp did not survive the grammar.
+        ChildError: llama.cpp did not survive the grammar.
     """
     _check_limits(text)
     return _checked(Spec(text))
@@ -278,7 +279,7 @@ def check_schema(text: str) -> str:
 
     Raises:
         UsageError: as :func:`schema_to_grammar`, llama.cpp cannot use the grammar, or it takes too long.
-        WorkerError: llama.cpp did not survive the grammar.
+        ChildError: llama.cpp did not survive the grammar.
     """
     if len(text) > _MOST_SCHEMA:
         raise UsageError(f"the schema has more than {_MOST_SCHEMA:,} characters", "a smaller one, or a grammar")
@@ -287,21 +288,21 @@ def check_schema(text: str) -> str:
 
 def _checked(spec: Spec) -> str:
     try:
-        return worker.call(__name__, spec, Result).text
-    except WorkerError as error:
+        return child.call(__name__, spec, Result).text
+    except ChildError as error:
         if error.ended_by != "deadline":
             raise
         raise UsageError(error.message, error.hint) from None
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
     """Convert and parse in this process."""
     lib = load()
     if not spec.is_schema:
         _parse(lib, None, spec.text)
         return Result(spec.text)
     try:
-        with worker.within(_MAX_SECONDS, "the schema", _SCHEMA_HINT), worker.limited_memory(_MAX_MEMORY):
+        with child.within(_MAX_SECONDS, "the schema", _SCHEMA_HINT), child.limited_memory(_MAX_MEMORY):
             text = schema_to_grammar(spec.text)
     except MemoryError:
         raise UsageError("the schema takes too much memory", _SCHEMA_HINT) from None
@@ -320,7 +321,7 @@ def _parse(lib: Any, vocabulary: Any, text: str) -> State:
     """
     names = _check_limits(text)
     hint = "simplify it: fewer alternatives, and no rule that begins with itself"
-    with worker.within(_MAX_SECONDS, "the grammar", hint), worker.limited_memory(_MAX_MEMORY):
+    with child.within(_MAX_SECONDS, "the grammar", hint), child.limited_memory(_MAX_MEMORY):
         start = State(lib, _init(lib, vocabulary, text, "root"))
         if len(names) > 1:  # rules that are reached only in the middle of an answer would fail there
             State(lib, _init(lib, vocabulary, f"{text}\n{_ALL_RULES} ::= {' | '.join(names)}\n", _ALL_RULES))
@@ -413,7 +414,7 @@ def schema_to_grammar(text: str) -> str:
     """
     hint = """--json-schema '{"type": "object"}'"""
     try:
-        schema = foreign.parse_json(text, "the schema")
+        schema = untrusted.parse_json(text, "the schema")
     except GgufspecError as error:
         raise UsageError(f"the schema is not JSON: {error.message}", hint) from None
     if not isinstance(schema, dict):
@@ -454,7 +455,7 @@ def plain_patterns(schema: str) -> str:
             known = _CLASSES.get(part[1])
             return part[0] if known is None else known if inside else f"[{known}]"
 
-        return found[1] + json.dumps(_CLASS.sub(one, foreign.parse_json(found[2], "a pattern")), ensure_ascii=False)
+        return found[1] + json.dumps(_CLASS.sub(one, untrusted.parse_json(found[2], "a pattern")), ensure_ascii=False)
 
     return _PATTERN.sub(pattern, schema)
 

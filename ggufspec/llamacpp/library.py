@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ggufspec.display import visible
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import installation
+from ggufspec.schema.text import visible
 
 logger = logging.getLogger("ggufspec.llamacpp")
 logger.addHandler(logging.NullHandler())  # or Python's handler of last resort would print warnings

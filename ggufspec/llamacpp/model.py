@@ -14,8 +14,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec import foreign, worker
+from ggufspec import child
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.files import untrusted
 from ggufspec.hardware.host import obtainable_memory_bytes
 from ggufspec.llamacpp.devices import devices, offloading
 from ggufspec.llamacpp.hidden import HiddenRows, hidden_rows
@@ -42,7 +43,7 @@ def check_gguf(path: Path) -> None:
             raise ModelError(f"{path} does not exist", f"ls {path.parent}")
         if not path.is_file() and not path.is_dir():
             raise ModelError(f"{path} is not a file", f"ls -l {path.parent}")
-    magic = foreign.read_bytes(path, len(_GGUF_MAGIC), hint=f"ls -l {path.parent}", failure=ModelError, cut=True)
+    magic = untrusted.read_bytes(path, len(_GGUF_MAGIC), hint=f"ls -l {path.parent}", failure=ModelError, cut=True)
     if not magic:
         raise ModelError(f"{path} is empty", "download it again")
     if magic != _GGUF_MAGIC:
@@ -77,7 +78,7 @@ class Model:
         cards = offloading(devices()) if placement.gpu_layers else []
         for device in cards:
             if not device.is_remote:  # its driver ends the worker, not this process
-                worker.note_on_card(path.name, device.name, device.description)
+                child.note_on_card(path.name, device.name, device.description)
         forget_complaints()
         self._handle = load_model(lib, path, params)
         if not self._handle:

@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.files import replacing
+from ggufspec.files.write import replacing
 from ggufspec.llamacpp.gguf import type_number
 from ggufspec.llamacpp.library import complaints, forget_complaints, load, logger
 
@@ -179,7 +179,7 @@ _CHOSEN = re.compile(r"\[ *\d+/ *\d+\] +(\S+) .*type = +(\S+), size = +[\d.]+ Mi
 _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Quantise in this process; ``tensor`` events report progress."""
     sizes: dict[str, int] = {}
     for type_name in spec.types:

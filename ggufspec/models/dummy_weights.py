@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.llamacpp.gguf import Gguf, Tensor
 from ggufspec.models import sparse
-from ggufspec.models.files import LocalFile, part_names
-from ggufspec.models.source import Known, read_prefix
+from ggufspec.models.headers import Known, read_prefix
+from ggufspec.models.locate import LocalFile, part_names
 
 TOKENS = 512  # ids below are different tokens to the model; the embeddings of the others may be zeros
 _ONES = b"\x00\x00\x80\x3f" * 4096
@@ -54,10 +54,10 @@ def make(known: Known, folder: Path, *, verbose: bool = False) -> Result:
         Interrupted: Ctrl-C.
     """
     sparse.check_room(folder, needed_bytes(known), known.header.name)
-    return worker.call(__name__, Spec(known.sparse.absolute(), folder.absolute()), Result, verbose=verbose)
+    return child.call(__name__, Spec(known.sparse.absolute(), folder.absolute()), Result, verbose=verbose)
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Write the parts in this process; they appear together, when all are whole."""
     patterns: dict[str, bytes] = {}
     sources = [Path(name) for name in part_names(str(spec.sparse))]

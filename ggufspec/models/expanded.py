@@ -11,9 +11,9 @@ import hashlib
 from contextlib import suppress
 from pathlib import Path
 
-from ggufspec import __version__, worker
-from ggufspec.cache import cache_folder
+from ggufspec import __version__, child
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files.cache import cache_folder
 from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
 from ggufspec.models import expansion_file
 from ggufspec.models.expansion_file import SHAPES, Model
@@ -52,7 +52,7 @@ def place(small: Path, expand: str) -> Path:
     return _folder() / digest / file_name(small.stem, expand)
 
 
-def expanded(small: Path, expand: str, on_event: worker.Emit | None = None) -> Path:
+def expanded(small: Path, expand: str, on_event: child.Emit | None = None) -> Path:
     """The expanded model, written if it does not exist; older ones of its name are removed.
 
     Raises:

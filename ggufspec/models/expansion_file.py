@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.hardware.host import peak_rss_bytes
 from ggufspec.llamacpp.gguf import write_model
@@ -31,8 +31,8 @@ from ggufspec.llamacpp.quantize import (
 from ggufspec.models import expansion, sparse
 from ggufspec.models.expansion import Array, Embedded, Equal
 from ggufspec.models.expansion_layout import Floats, Shape, fit, read
-from ggufspec.models.files import LocalFile
-from ggufspec.models.source import read_prefix
+from ggufspec.models.headers import read_prefix
+from ggufspec.models.locate import LocalFile
 from ggufspec.models.sparse import Fill, Piece
 
 # The numbers of the published models. The architecture is llama's: Qwen's biases, some kilobytes, are left out.
@@ -113,7 +113,7 @@ class Result:
     peak_rss_bytes: int
 
 
-def expand(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+def expand(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Result:
     """Write an expanded model in a child process; the file appears when it is complete.
 
     Args:
@@ -127,13 +127,13 @@ def expand(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = F
         GgufspecError: the disk has no room, or cannot be written.
         Interrupted: Ctrl-C.
     """
-    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    return child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
 
 
 # ---- in the child ---------------------------------------------------------------------------------------------------
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Expand in this process."""
     file_type = check_type(spec.type)
     if spec.path and spec.path.exists() and spec.small.exists() and spec.path.samefile(spec.small):

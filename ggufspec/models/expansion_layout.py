@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.gguf import Gguf
 from ggufspec.llamacpp.quantize import to_numbers
-from ggufspec.models.files import LocalFile
 from ggufspec.models.header import interpret
-from ggufspec.models.source import read_prefix
+from ggufspec.models.headers import read_prefix
+from ggufspec.models.locate import LocalFile
 
 Floats = npt.NDArray[np.float32]
 

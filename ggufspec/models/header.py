@@ -1,6 +1,6 @@
 """A model's shape from its header. Pure: parsed GGUF parts in, a :class:`ModelHeader` out.
 
-:mod:`ggufspec.models.source` reads and caches headers.
+:mod:`ggufspec.models.headers` reads and caches headers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cache of headers: LOCATOR.json, KEY.gguf for dry runs, KEY.header*.gguf with the vocabulary.
 
-KEY is the digest of the files' identities (:attr:`ggufspec.models.files.ModelFiles.key`): a changed file has another
+KEY is the digest of the files' identities (:attr:`ggufspec.models.locate.ModelFiles.key`): a changed file has another
 key. LOCATOR is the digest of where they are, so that the last entry is found when they cannot be reached.
 """
 
@@ -14,12 +14,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ggufspec import __version__, foreign, plain
+from ggufspec import __version__
 from ggufspec.errors import GgufspecError, ModelError
-from ggufspec.files import scratch
+from ggufspec.files import untrusted
+from ggufspec.files.write import scratch
 from ggufspec.llamacpp import gguf
-from ggufspec.models.files import ModelFiles, digest, part_names
 from ggufspec.models.header import ModelHeader
+from ggufspec.models.locate import ModelFiles, digest, part_names
+from ggufspec.schema import codec
 
 _MOST_BYTES = 16 << 20  # of JSON; a model of a thousand tensors has 0.2 MB
 _SCHEMA = f"ggufspec/header@2 {__version__}"
@@ -42,7 +44,7 @@ class Entry:
 def load(folder: Path, locator: str) -> Entry | None:
     """The last entry of a locator, or None if it is absent, damaged or of another version."""
     try:
-        entry = plain.load_json(Entry, foreign.read_bytes(_path(folder, locator), _MOST_BYTES))
+        entry = codec.load_json(Entry, untrusted.read_bytes(_path(folder, locator), _MOST_BYTES))
     except (GgufspecError, ValidationError):
         return None
     is_whole = entry.made_by == _SCHEMA and all(path.is_file() for path in entry.files(folder))

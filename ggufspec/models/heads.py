@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ggufspec.display import counted
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import staging
 from ggufspec.llamacpp.options import LAST_HIDDEN
 from ggufspec.models.header import ModelHeader, block_of
+from ggufspec.schema.text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggufspec import worker
-from ggufspec.errors import ModelError, WorkerError
-from ggufspec.files import scratch
+from ggufspec import child
+from ggufspec.errors import ChildError, ModelError
+from ggufspec.files.write import scratch
 from ggufspec.llamacpp import devices, gguf, mmproj, simulated
 from ggufspec.llamacpp.library import load
-from ggufspec.models import hub
-from ggufspec.models.files import ModelFiles, Source, is_url, locate
 from ggufspec.models.header import ModelHeader
-from ggufspec.models.source import MAX_MEMORY, read_prefix
+from ggufspec.models.headers import MAX_MEMORY, read_prefix
+from ggufspec.models.hub import client
+from ggufspec.models.locate import ModelFiles, Source, is_url, locate
 
 _USUAL = ("f16", "bf16", "q8_0", "f32")  # of several in one repository
 
@@ -52,7 +52,7 @@ def source(text: str) -> Source:
     if is_url(text) or Path(text).exists() or text.count("/") not in (1, 2) or text.startswith((".", "/", "~")):
         return text
     repo, _, file = text.partition("/")[0] + "/" + text.split("/")[1], "", "/".join(text.split("/")[2:])
-    return hub.HubFile(repo, file) if file else hub.HubFile(repo, choose(repo, hub.names(repo)))
+    return client.HubFile(repo, file) if file else client.HubFile(repo, choose(repo, client.names(repo)))
 
 
 def choose(repo: str, files: Sequence[str]) -> str:
@@ -63,7 +63,7 @@ def choose(repo: str, files: Sequence[str]) -> str:
     """
     found = sorted(file for file in files if file.endswith(".gguf") and "mmproj" in file.lower())
     if not found:
-        raise ModelError(f"{repo} has no mmproj-….gguf", f"see {hub.page(repo)}/tree/main")
+        raise ModelError(f"{repo} has no mmproj-….gguf", f"see {client.page(repo)}/tree/main")
     for kind in _USUAL:
         for file in found:
             if kind in file.lower().removesuffix(".gguf").replace(".", "-").split("-"):
@@ -89,9 +89,9 @@ def measure(
     """
     found = locate(source(text))
     try:
-        return worker.call(__name__, Spec(found, device, simulated, rpc), Result, verbose=verbose)
-    except WorkerError as error:
-        raise WorkerError(f"llama.cpp died over {found.origin}: {error.message}", "download it again") from None
+        return child.call(__name__, Spec(found, device, simulated, rpc), Result, verbose=verbose)
+    except ChildError as error:
+        raise ChildError(f"llama.cpp died over {found.origin}: {error.message}", "download it again") from None
 
 
 def check(projector: Result, target: ModelHeader) -> None:
@@ -108,12 +108,12 @@ def check(projector: Result, target: ModelHeader) -> None:
         )
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Read the header and ask llama.cpp, in this process."""
     del emit, stopping
     load()
     file = spec.found.files[0]
-    with worker.limited_memory(MAX_MEMORY):
+    with child.limited_memory(MAX_MEMORY):
         part, prefix, _ = read_prefix(file)
     if part.metadata.get("general.architecture") != "clip":
         raise ModelError(f"{file.name} is no mmproj", "an mmproj is a file beside the model's: mmproj-….gguf")

@@ -24,13 +24,15 @@ from pydantic import (
 )
 from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
-from ggufspec import foreign, worker
-from ggufspec import settings as settings_
-from ggufspec.cache import config_folder
+from ggufspec import child
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.models.download import here
-from ggufspec.models.hub import HubFile, stays_inside
-from ggufspec.settings import Option, Settings
+from ggufspec.files import untrusted
+from ggufspec.files.cache import config_folder
+from ggufspec.models.hub.client import HubFile, stays_inside
+from ggufspec.models.hub.download import here
+from ggufspec.settings import table as settings_
+from ggufspec.settings.option import Option
+from ggufspec.settings.table import Settings
 
 _LONGEST_NAME = 100
 _MOST = 2**63 - 1  # of a TOML integer
@@ -276,7 +278,7 @@ def find(name: str) -> Path:
     """
     if name.endswith(".toml"):
         path = Path(name).expanduser()
-        if foreign.is_file(path):
+        if untrusted.is_file(path):
             return path
         raise UsageError(f"there is no profile at {name}", "known profiles: " + ", ".join(known_profiles()))
     for folder in (user_folder(), bundled_folder()):
@@ -325,10 +327,10 @@ def toml_of(path: Path) -> str:
     Raises:
         GgufspecError: it cannot be read, or is too large.
     """
-    return foreign.read_text(path, _MOST_BYTES, hint=_MEND)
+    return untrusted.read_text(path, _MOST_BYTES, hint=_MEND)
 
 
-def resolve(profile: Profile, on_event: worker.Emit | None = None) -> Pair:
+def resolve(profile: Profile, on_event: child.Emit | None = None) -> Pair:
     """The pair with its files on this machine.
 
     Raises:
@@ -346,7 +348,7 @@ def resolve(profile: Profile, on_event: worker.Emit | None = None) -> Pair:
     return Pair(profile.name, target, draft, profile.placed_settings, profile.bench, profile.note)
 
 
-def sources(profile: Profile, on_event: worker.Emit | None = None) -> tuple[Path | HubFile, Path | HubFile | None]:
+def sources(profile: Profile, on_event: child.Emit | None = None) -> tuple[Path | HubFile, Path | HubFile | None]:
     """Where the pair's headers can be read, for a plan before download: (target, draft or None).
 
     Expanded models are written if need be; ``on_event`` is called with progress then.
@@ -364,7 +366,7 @@ def on_hub(model: ModelSource) -> HubFile | None:
     return HubFile(model.repo, model.file, model.revision) if model.repo else None
 
 
-def source(model: ModelSource, profile: Profile, on_event: worker.Emit | None = None) -> Path | HubFile:
+def source(model: ModelSource, profile: Profile, on_event: child.Emit | None = None) -> Path | HubFile:
     """:func:`sources` of one model."""
     wanted = on_hub(model)
     if wanted is not None:

@@ -4,7 +4,7 @@ A header is nearly all vocabulary: 8 of its 8.2 MB with Llama 3's. Files of one 
 read once, from the file whose header is known; of each other file only what comes before it and what comes after it is
 read, and parsed as if the vocabulary's arrays were not there. That they are there is checked: they begin with the same
 bytes, end with the same bytes, and the weights of the file, which lie behind them, end where the file ends, to the
-byte. A file that fails a check has its header read whole (:mod:`ggufspec.models.source`).
+byte. A file that fails a check has its header read whole (:mod:`ggufspec.models.headers`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ggufspec.llamacpp import gguf
-from ggufspec.models.files import LocalFile
-from ggufspec.models.ranges import RemoteFile
+from ggufspec.models.hub.ranges import RemoteFile
+from ggufspec.models.locate import LocalFile
 
 FIRST_BYTES = 64 << 10  # what comes before a vocabulary has 2 kB
 _SLACK_BYTES = 64 << 10  # by which what comes after it may be longer than the known file's

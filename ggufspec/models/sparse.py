@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.errors import GgufspecError, StopError
-from ggufspec.files import replacing
+from ggufspec.files.write import replacing
 from ggufspec.hardware.host import free_disk_bytes
 from ggufspec.llamacpp.quantize import random_blocks
 
@@ -47,7 +47,7 @@ def check_room(folder: Path, needed_bytes: int, name: str) -> None:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """:func:`ggufspec.files.replacing`, with an error that tells the user what to do.
+    """:func:`ggufspec.files.write.replacing`, with an error that tells the user what to do.
 
     Raises:
         GgufspecError: the file cannot be written.
@@ -59,7 +59,7 @@ def appearing(path: Path) -> Iterator[Path]:
         raise GgufspecError(f"{path} cannot be written: {error.strerror}", f"df -h {path.parent}") from None
 
 
-def fill(part: Path, name: str, pieces: Iterable[Piece], emit: worker.Emit, stopping: threading.Event) -> int:
+def fill(part: Path, name: str, pieces: Iterable[Piece], emit: child.Emit, stopping: threading.Event) -> int:
     """Write pieces into a file that has its final size already.
 
     Args:

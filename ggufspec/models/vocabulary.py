@@ -1,6 +1,6 @@
 """Checks the compatibility of a pair; token texts are compared in a child process if necessary.
 
-Headers are untrusted and llama.cpp's parser is C++: hence the child, as in :mod:`ggufspec.models.source`. It returns
+Headers are untrusted and llama.cpp's parser is C++: hence the child, as in :mod:`ggufspec.models.headers`. It returns
 only the differences, since a vocabulary has megabytes.
 """
 
@@ -10,14 +10,14 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggufspec import worker
+from ggufspec import child
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf, staging
 from ggufspec.llamacpp.library import load
 from ggufspec.models import heads
 from ggufspec.models.compat import Compatibility, differences, judge
 from ggufspec.models.header import ModelHeader
-from ggufspec.models.source import MAX_MEMORY, MOST_HEADER_BYTES, Known
+from ggufspec.models.headers import MAX_MEMORY, MOST_HEADER_BYTES, Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ def judge_known(target: Known, draft: Known, drafter: str = "") -> Compatibility
 
     Raises:
         ModelError: a cached header cannot be read.
-        WorkerError: llama.cpp died over one.
+        ChildError: llama.cpp died over one.
     """
     return judge(
         target.header,
         draft.header,
-        lambda: worker.call(__name__, Spec(target.sparse, draft.sparse), Result).found,
+        lambda: child.call(__name__, Spec(target.sparse, draft.sparse), Result).found,
         drafter,
     )
 
@@ -55,7 +55,7 @@ def check_pair(target: Known, draft: Known, drafter: str = "") -> tuple[str, ...
 
     Raises:
         ModelError: ``draft`` is incompatible; the hint may name a program that runs the pair.
-        WorkerError: llama.cpp died over one of the headers.
+        ChildError: llama.cpp died over one of the headers.
     """
     return accepted(target.header, draft.header, judge_known(target, draft, drafter), drafter)
 
@@ -83,10 +83,10 @@ def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, dr
     )
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
     """Compare two vocabularies in this process, within bounded memory."""
     load()
-    with worker.limited_memory(MAX_MEMORY):
+    with child.limited_memory(MAX_MEMORY):
         target, draft = (_tokens(path) for path in (spec.target, spec.draft))
         return Result(differences(target, draft))
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from ggufspec import cache
+from ggufspec.files import cache
 from ggufspec.llamacpp import dryrun
 from ggufspec.planning.memory import (
     HOST,

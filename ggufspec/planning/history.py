@@ -7,7 +7,7 @@ from itertools import zip_longest
 from math import inf
 from pathlib import Path
 
-from ggufspec.cache import Table
+from ggufspec.files.cache import Table
 
 PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
 _PRIOR_TOKENS = 16  # drafted tokens that the prior counts as many as

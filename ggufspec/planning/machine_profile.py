@@ -25,10 +25,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ggufspec import worker
-from ggufspec.cache import Table
+from ggufspec import child
 from ggufspec.errors import UsageError
-from ggufspec.files import scratch
+from ggufspec.files.cache import Table
+from ggufspec.files.write import scratch
 from ggufspec.hardware import gpus, host
 from ggufspec.hardware.cards import Card, find_card
 from ggufspec.llamacpp import devices as ggml
@@ -175,7 +175,7 @@ class Result:
     attention: dict[str, Attention] = field(default_factory=dict)
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Measure in this process; the event ``measuring`` names the device and the dummy model that comes next."""
     for endpoint in spec.rpc:
         ggml.add_rpc_worker(endpoint)
@@ -504,14 +504,14 @@ def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
         return False
 
 
-def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> MachineProfile:
+def measure(folder: Path, spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> MachineProfile:
     """Measure this machine in a child process, and keep the result beside what is known of it (:func:`beside`).
 
     Raises:
         GgufspecError: an RPC worker does not answer, or llama.cpp died.
         Interrupted: Ctrl-C.
     """
-    result = worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    result = child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
     disturbed = disturbance(result, spec.threads, host.usable_cpus())
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     origin = f"measured on {today} with llama-cpp-python {version('llama-cpp-python')}"

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ggufspec.display import counted
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.rehearsed import RehearsedLatency
 from ggufspec.planning.speed import MachineProfile, host_bytes, pass_s
 from ggufspec.schema.plan import DraftLengthRow
+from ggufspec.schema.text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from ggufspec.display import of_memory
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import Placement, beyond_training, context_hint, load_hint, offloaded
@@ -22,6 +21,7 @@ from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Requ
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
 from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
+from ggufspec.schema.text import of_memory
 
 _WORTH_DIVIDING_BLOCKS = 1.03  # feed-forward weights on the CPU cost crossings, the least known of all costs
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much

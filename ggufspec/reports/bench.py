@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ggufspec.display import counted
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import (
+from ggufspec.reports.words import (
     accepted,
     layers,
     mode_name,
@@ -19,6 +18,7 @@ from ggufspec.reports.values import (
 )
 from ggufspec.schema.base import Portion, Run, SpeculativeRun
 from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.text import counted
 
 _POSITIONS = 8  # of a draft that are shown; documents have all of them
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from ggufspec.display import of_file, of_memory
 from ggufspec.reports import bench, table
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import acceptance, accepted, layers, median, over, ratio, shorter, speed, with_spread
+from ggufspec.reports.words import acceptance, accepted, layers, median, over, ratio, shorter, speed, with_spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
+from ggufspec.schema.text import of_file, of_memory
 
 HOST = "CPU"
 TARGET_ONLY = "–"  # in the column of the draft

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
-from ggufspec.display import gib
 from ggufspec.hardware import installation
 from ggufspec.hardware.gpus import Survey, is_software
 from ggufspec.hardware.host import TOLERATED_CPUS
@@ -23,6 +22,7 @@ from ggufspec.schema.doctor import (
     Machine,
     SelfCheck,
 )
+from ggufspec.schema.text import gib
 
 # Bytes a second of one lane: PCI Express base specification, generations 1 to 6, line coding taken off.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}

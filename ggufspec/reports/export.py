@@ -20,7 +20,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import DENSE_FFN, EXPERTS, HOST, ContextOptions, Placement, parse_override
 from ggufspec.schema.export import ExportDocument
-from ggufspec.settings import OPTIONS
+from ggufspec.settings.table import OPTIONS
 
 _WITH_CHAT = ("llama-server", "llama-cli")
 PROGRAMS = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggufspec.display import counted, number, of_memory
 from ggufspec.reports import table
 from ggufspec.reports.table import Table
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
+from ggufspec.schema.text import counted, number, of_memory
 
 if TYPE_CHECKING:
     from rich.text import Text

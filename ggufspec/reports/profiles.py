@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ggufspec.display import of_file
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import base_name, shortened
+from ggufspec.reports.words import base_name, shortened
 from ggufspec.schema.profiles import (
     CheckDocument,
     ProfileCheck,
@@ -14,6 +13,7 @@ from ggufspec.schema.profiles import (
     ProfileRow,
     ProfilesDocument,
 )
+from ggufspec.schema.text import of_file
 
 FITS = {
     "whole": "fits whole",

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from ggufspec.display import counted, number, of_file
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import shorter
+from ggufspec.reports.words import shorter
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankingDocument
+from ggufspec.schema.text import counted, number, of_file
 
 MARK = "◆"
 _LEAST_NAME, _OTHERS = 16, 62  # columns of the terminal: for a name, and for what is beside it

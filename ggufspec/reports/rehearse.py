@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ggufspec.display import number, of_memory
 from ggufspec.reports import table
 from ggufspec.reports.table import Table
-from ggufspec.reports.values import with_spread
+from ggufspec.reports.words import with_spread
 from ggufspec.schema.rehearse import RehearseDocument
+from ggufspec.schema.text import number, of_memory
 
 
 def expected(document: RehearseDocument) -> Table:

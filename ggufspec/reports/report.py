@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ggufspec.reports import table
-from ggufspec.reports.sections import Machine, Section
+from ggufspec.reports.html.sections import Machine, Section
 from ggufspec.reports.table import escaped
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Any
 
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import accepted, layers, over, ratio, speed, tokens_per_round, with_spread
+from ggufspec.reports.words import accepted, layers, over, ratio, speed, tokens_per_round, with_spread
 from ggufspec.schema.base import Run
 from ggufspec.schema.sweep import SweepDocument, SweepPoint
-from ggufspec.settings import OPTIONS
+from ggufspec.settings.table import OPTIONS
 
 
 def flag(document: SweepDocument) -> str:

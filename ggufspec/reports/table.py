@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ggufspec.display import visible
+from ggufspec.schema.text import visible
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

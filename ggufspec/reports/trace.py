@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ggufspec.display import counted, visible
-from ggufspec.reports.values import milliseconds, shortened
+from ggufspec.reports.words import milliseconds, shortened
 from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Own, TracedRound
+from ggufspec.schema.text import counted, visible
 from ggufspec.schema.trace import Written
-from ggufspec.settings import DRAFTERS
+from ggufspec.settings.registry import DRAFTERS
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby, repeat
 from pathlib import PurePath
 
-from ggufspec.display import counted, visible
 from ggufspec.reports import trace
 from ggufspec.reports.html import page
 from ggufspec.reports.trace import Row
-from ggufspec.reports.values import penalties
+from ggufspec.reports.words import penalties
 from ggufspec.schema.rounds import TracedRound
+from ggufspec.schema.text import counted, visible
 from ggufspec.schema.trace import TraceDocument
 
 _OPEN = 12  # rounds of a trace that is short enough to show them all unfolded

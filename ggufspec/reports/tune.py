@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from ggufspec.display import counted, number
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import with_spread
+from ggufspec.reports.words import with_spread
+from ggufspec.schema.text import counted, number
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
-from ggufspec.settings import drafters_label, drafts_with_file
+from ggufspec.settings.registry import drafters_label, drafts_with_file
 
 # What is not named where it is as usual: its llama.cpp flag, and its usual value.
 _OTHER = {"n_cpu_moe": ("ncmoe", 0), "flash_attn": ("fa", "auto"), "ubatch_size": ("ub", 512)}

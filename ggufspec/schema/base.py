@@ -11,7 +11,7 @@ from typing import Annotated, Protocol, TypeAlias
 
 from annotated_types import Ge, Le
 
-from ggufspec.display import HARMFUL
+from ggufspec.schema.text import HARMFUL
 
 # Of a document that is read, not of one that is made.
 Count: TypeAlias = Annotated[int, Ge(0)]

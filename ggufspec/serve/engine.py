@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from ggufspec.errors import BlamedError, GgufspecError, WorkerError
+from ggufspec.child import Session
+from ggufspec.errors import BlamedError, ChildError, GgufspecError
 from ggufspec.serve import session
-from ggufspec.worker import Session
 
 _STUCK_S = 300.0  # in which even a batch of a prompt on a slow machine ends, where an answer is to stop
 _WAITING_S = 10.0  # between two events ``waiting``
@@ -312,7 +312,7 @@ class Engine:
             if answer.cancelled:  # meanwhile
                 raise _ends()
             answer.put(self._session.ask(answer.request, session.Reply, on_event=on_event))
-        except WorkerError as error:
+        except ChildError as error:
             self.failure = error  # until it is loaded again
             if isinstance(error, BlamedError):  # clients shall not try again
                 answer.put(RefusedError(error, {}))

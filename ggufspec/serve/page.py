@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ggufspec import __version__
-from ggufspec.display import visible
+from ggufspec.schema.text import visible
 
 if TYPE_CHECKING:
     from ggufspec.bench.trial import LoadedModel

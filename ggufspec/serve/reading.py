@@ -6,8 +6,8 @@ import secrets
 import time
 from collections.abc import Callable
 
-from ggufspec.chat.mends import new_id
 from ggufspec.llamacpp.chat_library import Applied, ChatError, Delta, Reader
+from ggufspec.prompting.mends import new_id
 
 _SHARE = 0.01  # of the time that reading may take: an answer is read from its beginning each time
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from ggufspec import foreign
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files import untrusted
 from ggufspec.llamacpp.chat_template import Wishes
 
 MOST_MESSAGES = 10_000
@@ -61,7 +61,7 @@ class CalledFunction(_Read):
         if isinstance(given, dict):
             return json.dumps(given, ensure_ascii=False)
         try:
-            whole = not isinstance(given, str) or isinstance(foreign.parse_json(given or "{}", "it"), dict)
+            whole = not isinstance(given, str) or isinstance(untrusted.parse_json(given or "{}", "it"), dict)
         except GgufspecError:
             whole = False
         # What a model wrote badly stays in the conversation, which templates would refuse for ever

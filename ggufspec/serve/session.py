@@ -1,4 +1,4 @@
-"""A pair that stays loaded and answers HTTP requests; the child's side of :class:`ggufspec.worker.Session`.
+"""A pair that stays loaded and answers HTTP requests; the child's side of :class:`ggufspec.child.Session`.
 
 The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this order:
 
@@ -26,8 +26,7 @@ from datetime import date
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ggufspec import worker
-from ggufspec.chat.mends import Message
+from ggufspec import child
 from ggufspec.chat.session import LoadedPair, Ready, Spec
 from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
 from ggufspec.decoding.sampling import Sampling
@@ -35,6 +34,7 @@ from ggufspec.errors import UsageError
 from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_library import Applied, Delta
 from ggufspec.llamacpp.chat_template import Wishes
+from ggufspec.prompting.mends import Message
 from ggufspec.serve.reading import Reading
 from ggufspec.serve.sequences import choose
 
@@ -92,7 +92,7 @@ class Loaded(LoadedPair):
         lacking = chat_library.missing() if self._source else None
         return [f"{lacking.message}: {lacking.hint}"] if lacking else []
 
-    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
+    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
         """Answer one request, with the events that the module names.
 
         Raises:
@@ -210,7 +210,7 @@ class _Events:
         reading: Reading,
         request: Request,
         prompt: Sequence[int],
-        emit: worker.Emit,
+        emit: child.Emit,
     ) -> None:
         self._decoder, self._reading, self._request, self._emit = decoder, reading, request, emit
         self._waiting: list[Emitted] = []

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ggufspec import worker
-from ggufspec.chat.mends import Message
-from ggufspec.chat.prompt import Prompter
+from ggufspec import child
 from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
 from ggufspec.llamacpp.model import Model
+from ggufspec.prompting.mends import Message
+from ggufspec.prompting.prompt import Prompter
 from ggufspec.serve.session import ANOTHER_TEMPLATE
 
 
@@ -66,7 +66,7 @@ class Desk:
     """
 
     def __init__(self, spec: Spec) -> None:
-        self._spec, self._session, self._one = spec, worker.Session(), threading.Lock()
+        self._spec, self._session, self._one = spec, child.Session(), threading.Lock()
         self._ready: Ready | None = None
 
     async def ready(self) -> Ready:
@@ -99,7 +99,7 @@ class Desk:
 
 
 @contextmanager
-def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Loaded]:  # noqa: ARG001
+def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Loaded]:  # noqa: ARG001
     """Load the vocabulary in this process.
 
     Raises:
@@ -119,7 +119,7 @@ class Loaded:
         template = ChatTemplate.of(model, chat_template, hint=ANOTHER_TEMPLATE) if has_template else None
         self._prompter = Prompter(model, template)
 
-    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:  # noqa: ARG002
+    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:  # noqa: ARG002
         """Answer a request.
 
         Raises:

@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import machine, settings_of
-from ggufspec.display import counted
 from ggufspec.schema.base import Spread
+from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
-from ggufspec.settings import DRAFTERS, drafters_label, parse_drafters
+from ggufspec.settings.registry import DRAFTERS, drafters_label, parse_drafters
 from ggufspec.tune.run import Measurement, Tuning
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
 

@@ -13,9 +13,10 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import others_cpus, physical_cores, usable_cpus
 from ggufspec.models import heads
+from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import Pair, PairSpec
-from ggufspec.models.source import read_headers
-from ggufspec.settings import DRAFTERS, Settings, drafter_text, names, parse_drafters, with_head
+from ggufspec.settings.registry import DRAFTERS, drafter_text, parse_drafters, with_head
+from ggufspec.settings.table import Settings, names
 from ggufspec.tune.run import Experiment
 from ggufspec.tune.space import Free, candidates, nearest, policies, thread_counts
 

@@ -12,11 +12,11 @@ from tomlkit.items import Table
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.files import check_writable, file_name, write_whole
+from ggufspec.files.write import check_writable, file_name, write_whole
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models.profile import Pair, Profile, Tuned, find, is_name, load_profile, toml_of, user_folder
 from ggufspec.schema.tune import TuneDocument, TunedSetting
-from ggufspec.settings import OLD_NAMES
+from ggufspec.settings.table import OLD_NAMES
 from ggufspec.tune.document import FEWEST
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH
 

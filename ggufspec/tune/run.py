@@ -11,16 +11,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ggufspec import plain
 from ggufspec.bench import trial
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.bench.summary import machine, speed
 from ggufspec.bench.trial import Attempt, attempt
-from ggufspec.display import number
 from ggufspec.errors import UsageError
-from ggufspec.files import file_name
+from ggufspec.files.write import file_name
+from ggufspec.schema import codec
 from ggufspec.schema.base import Failure, Spread
+from ggufspec.schema.text import number
 from ggufspec.schema.tune import TunedSetting
 from ggufspec.tune.search import Done, Next, Search
 from ggufspec.tune.space import Candidate, difference
@@ -66,7 +66,7 @@ class Experiment:
     def facts(self) -> list[Any]:
         """What the measurements depend on: files, prompts, fixed options, this machine and its versions."""
         spec = replace(self.spec, options=type(self.spec.options)(), stream=False)
-        fixed = plain.dump(
+        fixed = codec.dump(
             replace(
                 self.spec.options,
                 threads=0,
@@ -77,7 +77,7 @@ class Experiment:
             )
         )
         files = [_identity(path) for path in (spec.target, spec.draft) if path is not None]
-        return [plain.dump(spec), fixed, files, machine()]
+        return [codec.dump(spec), fixed, files, machine()]
 
     def rules(self) -> str:
         """A key for what is searched, and how far: a search that ended goes on where this is another."""
@@ -156,12 +156,12 @@ class Tuning:
         self._rules = self.experiment.rules()
         while (value := self.log.get(str(len(self.kept)))) is not None:
             try:
-                self._learn(plain.load(Measurement, value))
+                self._learn(codec.load(Measurement, value))
             except ValidationError:
                 break
         self.resumed = len(self.kept)
         begun = self.log.get(_FINAL)
-        self._final: Final | None = None if begun is None else plain.load(Final, begun)
+        self._final: Final | None = None if begun is None else codec.load(Final, begun)
 
     def run(self, show: Show) -> None:
         """Search, then measure the finalists interleaved; ``show`` gets a line before each trial.
@@ -201,7 +201,7 @@ class Tuning:
         if before is not None and (before.searched == self._searched or set(before.settings) == set(settings)):
             settings, above = before.settings, before.above
         self._final = Final(settings, above, self._searched, self._rules, self.stopped)
-        self.log.put(_FINAL, plain.dump(self._final))
+        self.log.put(_FINAL, codec.dump(self._final))
 
     def _side_by_side(self, show: Show) -> None:
         """Measure the finalists in turn, and again as long as the first place is open."""
@@ -260,7 +260,7 @@ class Tuning:
             repetition,
             tried.failure,
         )
-        self.log.put(str(len(self.kept)), plain.dump(kept))
+        self.log.put(str(len(self.kept)), codec.dump(kept))
         self._learn(kept)
 
     def _progress(self, doing: str) -> str:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.display import counted
 from ggufspec.llamacpp.options import Placement, offloaded
 from ggufspec.planning.memory import HOST, ByDevice, DryRun, Memory, total
 from ggufspec.planning.plan import Card, Machine, ModelRequest, Plan, PlanRequest
 from ggufspec.planning.speed import cost, expected_tokens
+from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TunedSetting
-from ggufspec.settings import drafters_label, drafts_with_corpus, drafts_with_file, parse_drafters
+from ggufspec.settings.registry import drafters_label, drafts_with_corpus, drafts_with_file, parse_drafters
 
 DEFAULT_MICRO_BATCH = 512
 _FIXED = (1, 2, 3, 4, 6, 8)

@@ -11,7 +11,7 @@ from ggufspec.bench.summary import machine
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import physical_cores
-from ggufspec.models.files import part_names
+from ggufspec.models.locate import part_names
 from ggufspec.models.profile import Pair
 from ggufspec.schema.verify import VerifyDocument
 from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, Spec, judge

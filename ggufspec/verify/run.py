@@ -1,4 +1,4 @@
-"""Runs the checks of a certificate. A job for a child process (:mod:`ggufspec.worker`)."""
+"""Runs the checks of a certificate. A job for a child process (:mod:`ggufspec.child`)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from ggufspec import plain, worker
+from ggufspec import child
 from ggufspec.bench import divergence
 from ggufspec.bench.trial import LoadedModel, loaded_models
-from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.options import ROWS, STRICT_IMPOSSIBLE
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Logits
 from ggufspec.errors import ModelError
+from ggufspec.files.cache import cache_folder
 from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
+from ggufspec.schema import codec
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check
-from ggufspec.settings import parse_drafters
+from ggufspec.settings.registry import parse_drafters
 from ggufspec.verify.certificate import (
     ADAPTIVE,
     DEFAULT,
@@ -68,7 +69,7 @@ class _StoppedError(Exception):
     """The parent requests for an end."""
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Request and judge in this process; events ``progress`` and ``check`` tell how far it is."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
@@ -84,7 +85,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     return Result(tuple(job.checks), *job.models, tuple(job.notes), finished)
 
 
-def measure(spec: Spec, *, on_event: worker.Emit, verbose: bool = False) -> Result:
+def measure(spec: Spec, *, on_event: child.Emit, verbose: bool = False) -> Result:
     """Request and judge in a child process.
 
     Raises:
@@ -93,21 +94,21 @@ def measure(spec: Spec, *, on_event: worker.Emit, verbose: bool = False) -> Resu
     """
     seen: list[Check] = []
 
-    def listen(event: worker.Event) -> None:
+    def listen(event: child.Event) -> None:
         if event["event"] == "check":
-            seen.append(plain.load(Check, event["check"]))
+            seen.append(codec.load(Check, event["check"]))
         on_event(event)
 
     try:
-        return worker.call(__name__, spec, Result, on_event=listen, verbose=verbose)
-    except worker.Interrupted as stop:  # a large model may be too slow to answer in time
-        raise worker.Interrupted(stop.partial or Result(tuple(seen), None, None, (), finished=False)) from None
+        return child.call(__name__, spec, Result, on_event=listen, verbose=verbose)
+    except child.Interrupted as stop:  # a large model may be too slow to answer in time
+        raise child.Interrupted(stop.partial or Result(tuple(seen), None, None, (), finished=False)) from None
 
 
 class _Job:
     """The sections, one after the other. One decoder at a time: two would not fit the card of a planned pair."""
 
-    def __init__(self, spec: Spec, emit: worker.Emit, stopping: threading.Event) -> None:
+    def __init__(self, spec: Spec, emit: child.Emit, stopping: threading.Event) -> None:
         # All answers with as many threads: flash attention adds up in an order that depends on them.
         self.spec = replace(spec, options=replace(spec.options, threads=spec.options.threads or host.physical_cores()))
         self.checks: list[Check] = []

@@ -25,9 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ggufspec import worker
-from ggufspec.errors import GgufspecError, WorkerError
-from ggufspec.files import scratch
+from ggufspec import child
+from ggufspec.child.death import CHECK_HINT
+from ggufspec.errors import ChildError, GgufspecError
+from ggufspec.files.write import scratch
 from ggufspec.llamacpp.devices import has_gpu
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
@@ -85,12 +86,12 @@ class Result:
     """All is in the events: ``step`` before each thing that may fail, ``row`` with what was measured."""
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Check in this process."""
     for type_name in spec.types:
         if stopping.is_set():
             break
-        with scratch() as folder, worker.within(spec.limit_s, f"the self-check of {type_name}", worker.CHECK_HINT):
+        with scratch() as folder, child.within(spec.limit_s, f"the self-check of {type_name}", CHECK_HINT):
             _check_type(CheckStep(type_name), folder, emit)
     return Result()
 
@@ -101,7 +102,7 @@ def make(type_name: str, path: Path) -> None:
     expansion_file.run(spec, lambda _: None, threading.Event())
 
 
-def _check_type(step: CheckStep, folder: Path, emit: worker.Emit) -> None:
+def _check_type(step: CheckStep, folder: Path, emit: child.Emit) -> None:
     def begin(next_step: CheckStep) -> CheckStep:
         emit({"event": "step"} | asdict(next_step))
         return next_step
@@ -168,7 +169,7 @@ def check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = l
     rows: list[CheckRow] = []
     left, step = list(types), CheckStep(types[0])
 
-    def heard(event: worker.Event) -> None:
+    def heard(event: child.Event) -> None:
         nonlocal step
         kind, error = event.pop("event"), event.pop("off_by", None)
         step = CheckStep(**event)
@@ -181,10 +182,10 @@ def check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = l
     while left:
         step = CheckStep(left[0])
         try:
-            worker.call(__name__, Spec(tuple(left), LIMIT_S), Result, on_event=heard)
+            child.call(__name__, Spec(tuple(left), LIMIT_S), Result, on_event=heard)
             left = []
         except GgufspecError as error:
-            ended_by = error.ended_by if isinstance(error, WorkerError) else ""
+            ended_by = error.ended_by if isinstance(error, ChildError) else ""
             outcome = "silence" if ended_by == "deadline" else ended_by or "failed"
             rows.append(CheckRow(step, None, outcome, error.message))
             left = left[left.index(step.type) + 1 :]

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ggufspec.llamacpp import dryrun, installed
+from ggufspec.llamacpp import dryrun, probe
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.dry_runs import DryRuns
@@ -114,7 +114,7 @@ def summary(rows: Sequence[Row], plan: str) -> dict[str, Any]:
 
 def main() -> None:
     """Compare everything, print, save."""
-    cards = [d for d in installed.inspect().devices if d.kind in ("gpu", "igpu") and not d.is_remote]
+    cards = [d for d in probe.inspect().devices if d.kind in ("gpu", "igpu") and not d.is_remote]
     if not cards:
         sys.exit("no card is here: scripts/vulkan makes one of Mesa's software driver")
     card = cards[0]

@@ -22,13 +22,13 @@ from typing import Any
 
 from common import EVIDENCE, save
 
-from ggufspec import plain
 from ggufspec.bench import prompting, trial
-from ggufspec.bench.interleaved import in_turn
+from ggufspec.bench.trials import in_turn
 from ggufspec.bench.versus import BUDGET_S, Bench, Experiment
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.models.profile import Pair
+from ggufspec.schema import codec
 
 WAYS = {"target": "target_only", "draft": "draft_only", "": "speculative"}
 TOKENS, ASIDE_TOKENS = 128, 32
@@ -43,7 +43,7 @@ def spec_of(target: Path, draft: Path) -> trial.Spec:
 def record(name: str, target: Path, draft: Path, seconds: float, folder: Path) -> None:
     """Add passes over the prompts to NAME's file, for so long."""
     spec, path = spec_of(target, draft), folder / f"bench-budget-{name}.json"
-    kept = json.loads(path.read_text()) if path.exists() else {"spec": plain.dump(spec), "passes": []}
+    kept = json.loads(path.read_text()) if path.exists() else {"spec": codec.dump(spec), "passes": []}
     moments: list[float] = []
     until = time.monotonic() + seconds
     with trial.Load(spec, on_event=lambda event: moments.append(time.perf_counter())) as load:
@@ -66,7 +66,7 @@ def record(name: str, target: Path, draft: Path, seconds: float, folder: Path) -
                 reply = load.ask(trial.Request((prompt,), length, alone))
                 row[alone] = {
                     "moments_s": [round(moment - began, 5) for moment in moments[: len(reply.answers[0].tokens)]],
-                    "reply": plain.dump(reply, trial.Result),
+                    "reply": codec.dump(reply, trial.Result),
                 }
             kept["passes"][-1].append(row)
             path.write_text(json.dumps(kept))
@@ -96,7 +96,7 @@ class Replay:
             number, used = self.random.randrange(len(passes)), set()
         self._drawn[prompt] = number, used | {request.alone}
         row = passes[number % len(passes)][prompt][request.alone]
-        reply = plain.load(trial.Result, row["reply"])
+        reply = codec.load(trial.Result, row["reply"])
         answer = reply.answers[0]
         count = min(4 if request.warm_up else request.max_tokens or TOKENS, len(row["moments_s"]))
         whole = answer.statistics
@@ -138,13 +138,13 @@ def judge(path: Path, draws: int) -> dict[str, Any]:
     """Short benches of one pair against its long one."""
     kept = json.loads(path.read_text())
     kept["passes"] = [rows for rows in kept["passes"] if rows]
-    spec = plain.load(trial.Spec, kept["spec"])
+    spec = codec.load(trial.Spec, kept["spec"])
     pair = Pair(path.stem, spec.target, spec.draft)
     whole = Bench(Experiment(pair, spec, len(kept["passes"])))
     for alone, mode in WAYS.items():
         rows = [[row[alone] for row in rows if alone in row] for rows in kept["passes"]]
         for found in filter(None, rows):
-            results = [plain.load(trial.Result, one["reply"]) for one in found]
+            results = [codec.load(trial.Result, one["reply"]) for one in found]
             whole.results[mode].append(replace(results[0], answers=tuple(one.answers[0] for one in results)))
     found = []
     for seed in range(draws):

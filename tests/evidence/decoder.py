@@ -66,7 +66,7 @@ from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.models.profile import demo_pair
-from ggufspec.settings import parse_drafters
+from ggufspec.settings.registry import parse_drafters
 
 TARGETS = ("F16", "Q8_0", "Q4_0")
 DRAFTS = ("50m", "150m")

@@ -17,10 +17,10 @@ from pathlib import Path
 from common import save
 from speed_prediction import worker
 
-from ggufspec.files import scratch
+from ggufspec.files.write import scratch
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 from ggufspec.planning import machine_profile
 from ggufspec.planning.machine_profile import DummyModel
 from ggufspec.planning.speed import pass_s

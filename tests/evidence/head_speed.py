@@ -55,7 +55,7 @@ from ggufspec import DecoderOptions, Sampling
 from ggufspec.llamacpp.quantize import quantize
 from ggufspec.models.expansion_layout import read
 from ggufspec.models.profile import demo_pair
-from ggufspec.settings import parse_drafters
+from ggufspec.settings.registry import parse_drafters
 from lab import peers
 from lab.expanded_heads import expand_eagle3, expand_mimo2
 

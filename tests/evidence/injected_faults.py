@@ -90,7 +90,7 @@ FAULTS = (
     ),
     Fault(
         "a leaked child: one at work is neither ended nor waited for",
-        "worker.py",
+        "child/session.py",
         """            if self._reader.is_alive():
                 self._process.kill()
             self._process.wait()
@@ -98,14 +98,14 @@ FAULTS = (
             self._stdout.close()
             self._log.close()""",
         """            self._log.close()""",
-        "test_worker integration/test_session test_interrupt",
+        "test_child integration/test_session test_interrupt",
     ),
     Fault(
         "an orphan: a child at work outlives its parent",
-        "worker.py",
+        "child/__main__.py",
         "threading.Thread(target=receive, daemon=True)",
         "threading.Thread(target=_receive, args=(sys.stdin, requests), daemon=True)",
-        "test_worker test_interrupt",
+        "test_child test_interrupt",
     ),
     Fault(
         "a bad exit code: 0 of what failed",
@@ -144,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         "a damaged download is taken",
-        "models/download.py",
+        "models/hub/download.py",
         "return not self.known or self._etag in (self._sha256.hexdigest(), self._git.hexdigest())",
         "return True",
         "test_pull",

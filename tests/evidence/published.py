@@ -38,7 +38,7 @@ from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import PRIOR_ACCEPTANCE, default_overhead
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, MeasuredToken, corrected, expected_tokens, pass_s
-from ggufspec.settings import OPTIONS, Settings
+from ggufspec.settings.table import OPTIONS, Settings
 
 SOURCES = {
     "llama-swap": "github.com/mostlygeek/llama-swap, docs/examples/speculative-decoding",

@@ -34,7 +34,7 @@ from shapes import (
 
 from ggufspec.llamacpp.quantize import tensor_types
 from ggufspec.models.header import ModelHeader
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 
 HEADER_BYTES = 8_000_000  # of a file is its vocabulary, about
 

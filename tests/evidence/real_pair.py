@@ -43,12 +43,12 @@ from in_step import code, geometric_mean, goal, reported, several
 from real_pair_tasks import MESSAGES
 from servers import PROGRAM, Answer, Server, ask, ours, rotated, theirs
 
-from ggufspec import DecoderOptions, Sampling, worker
+from ggufspec import DecoderOptions, Sampling, child
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.summary import without_folders
 from ggufspec.chat import session
-from ggufspec.chat.conversation import Conversation
 from ggufspec.hardware.host import physical_cores
+from ggufspec.prompting.conversation import Conversation
 
 MODELS = ROOT / ".cache" / "real-models"
 RUNS = ROOT / ".cache" / "real-pair" / "runs.jsonl"
@@ -122,7 +122,7 @@ class Servers:
         self._client = self._all.enter_context(httpx2.Client(timeout=3600, limits=limits))
         self._standing: dict[str, tuple[Server, ExitStack]] = {}  # the one that was used last is the last
         self._sessions: dict[int, Session] = {}  # by the index of the first task
-        self._child: worker.Session | None = None
+        self._child: child.Session | None = None
 
     def answer(self, way: str, index: int) -> Answer:
         """The answer to a task in one of the ways.
@@ -178,7 +178,7 @@ class Servers:
         options = DecoderOptions(ctx_size=CTX_SIZE, threads=self.threads)
         if self._child is None:
             self._make_room()
-            self._child = worker.Session()
+            self._child = child.Session()
             self._child.open(session.__name__, session.Spec(self.target, self.draft, options), session.Ready)
         system, question = (message["content"] for message in MESSAGES[TASKS[index]])
         request = session.Request(

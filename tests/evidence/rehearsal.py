@@ -24,7 +24,7 @@ from ggufspec.bench.batch_timing import Part, Result, Spec, measure
 from ggufspec.bench.statistics import paired_ratios
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import dummy_weights as dummy
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 
 WIDTHS = (*range(1, 9), 12, 16)
 GOALS = {"tokens_per_s": 0.10, "batch_s": 0.15}

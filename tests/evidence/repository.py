@@ -22,7 +22,7 @@ from server import serving
 
 from ggufspec.bench.statistics import spread
 from ggufspec.hardware import host
-from ggufspec.models.source import read_headers
+from ggufspec.models.headers import read_headers
 
 GOAL_S, FIRST_GOAL_S, GOAL_BYTES = 1.0, 5.0, 60e6
 FIRST_RUNS, RUNS = 3, 9

@@ -26,7 +26,7 @@ from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import speed
 from ggufspec.bench.trial import attempt
 from ggufspec.cli import inputs
-from ggufspec.settings import Settings
+from ggufspec.settings.table import Settings
 from ggufspec.tune.experiment import experiment as tune_experiment
 from ggufspec.tune.experiment import without_tuned
 from ggufspec.tune.run import LOG, Experiment, Tuning

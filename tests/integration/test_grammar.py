@@ -11,7 +11,7 @@ import pytest
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import UsageError, WorkerError
+from ggufspec.errors import ChildError, UsageError
 from ggufspec.llamacpp.grammar import check_grammar, check_schema, compile_grammar, schema_to_grammar
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
@@ -257,7 +257,7 @@ def test_what_is_no_grammar_is_refused_with_a_reason(model, capfd, text):
 @pytest.mark.parametrize("text", [LETHAL[0], *(pytest.param(text, marks=pytest.mark.full) for text in LETHAL[1:])])
 def test_what_ends_or_hangs_the_parser_is_refused_by_name(text):
     """In a child, in bounded time and memory."""
-    with pytest.raises((UsageError, WorkerError), match="the grammar") as caught:
+    with pytest.raises((UsageError, ChildError), match="the grammar") as caught:
         check_grammar(text)
     assert caught.value.hint
 

@@ -22,8 +22,8 @@ import shapes
 from llama_cpp import Llama, LlamaRAMCache
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+from ggufspec import DraftModel
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.hook import DraftModel
 from ggufspec.llamacpp.model import Context
 from ggufspec.models.profile import demo_pair
 

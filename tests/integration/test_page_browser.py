@@ -12,10 +12,10 @@ import pytest
 from browser import MARKS, launched
 from test_trace_page import made
 
+from ggufspec.reports.documents import parse
 from ggufspec.reports.html.page import page as render_page
 from ggufspec.reports.html.page import render
-from ggufspec.reports.reading import parse
-from ggufspec.reports.sections import report
+from ggufspec.reports.html.sections import report
 from ggufspec.reports.trace_page import render as render_trace
 
 pytestmark = MARKS

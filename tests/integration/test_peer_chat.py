@@ -184,8 +184,8 @@ def test_what_llama_cpp_renders_is_rendered(templates: dict[str, str], smollm2: 
                 with pytest.raises(ChatError):
                     Templates(source)
                 continue
-            from ggufspec.chat.mends import Message as Said
-            from ggufspec.chat.prompt import Prompter
+            from ggufspec.prompting.mends import Message as Said
+            from ggufspec.prompting.prompt import Prompter
 
             for what, (messages, wishes) in CONVERSATIONS.items():
                 said = [

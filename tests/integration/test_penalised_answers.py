@@ -9,7 +9,7 @@ import pytest
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.decoding.penalties import Penalties
-from ggufspec.settings import parse_drafters
+from ggufspec.settings.registry import parse_drafters
 
 STRICT = DecoderOptions(ctx_size=512, threads=1, strict=True, draft_policy="fixed", draft_max=4)
 STRONG = {"repeat_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}

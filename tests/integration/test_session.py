@@ -21,19 +21,18 @@ from chat_models import CHATML, END, START, with_marks
 from chat_templates import HERMES
 from pydantic import TypeAdapter
 
-from ggufspec import worker
 from ggufspec.chat import session
-from ggufspec.chat.conversation import Conversation
-from ggufspec.chat.mends import Message
-from ggufspec.chat.prompt import Prompter
 from ggufspec.chat.session import Loaded, Ready, Reply, Request, Spec, opened
+from ggufspec.child import Interrupted, Session
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import ModelError, UsageError, WorkerError
+from ggufspec.errors import ChildError, ModelError, UsageError
 from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
 from ggufspec.llamacpp.model import Model
+from ggufspec.prompting.conversation import Conversation
+from ggufspec.prompting.mends import Message
+from ggufspec.prompting.prompt import Prompter
 from ggufspec.schema.rounds import TracedRound
-from ggufspec.worker import Interrupted, Session
 
 QUESTIONS = (
     "def read_lines(path):",
@@ -347,7 +346,7 @@ def test_a_template_that_fails_is_told_and_can_be_left_off(
 
 
 def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "subprocess", subprocess)  # a child of this process, for child_pid
+    monkeypatch.setattr("ggufspec.child.session.subprocess", subprocess)  # a child of this process, for child_pid
     spec = Spec(*chat_pair, OPTIONS)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     events: list[dict[str, Any]] = []
@@ -372,7 +371,7 @@ def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: 
         assert following.statistics.prompt_read < following.statistics.prompt_tokens
         with pytest.raises(UsageError, match="the message has"):
             child.ask(Request(Conversation().ask("def f(x):\n" * 4000)), Reply)
-        with pytest.raises(WorkerError, match="SIGABRT"):
+        with pytest.raises(ChildError, match="SIGABRT"):
             child.ask(Request(conversation, max_tokens=900), Reply, on_event=abort)
         child.open(session.__name__, spec, Ready)
         again = child.ask(Request(conversation, max_tokens=8), Reply)
@@ -389,4 +388,4 @@ def child_pid() -> int:
     import psutil
 
     living = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
-    return next(one.pid for one in living if "ggufspec.worker" in one.cmdline())
+    return next(one.pid for one in living if "ggufspec.child" in one.cmdline())

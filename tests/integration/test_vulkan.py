@@ -166,7 +166,7 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from shapes import SHAPES, write
-from ggufspec.errors import WorkerError
+from ggufspec.errors import ChildError
 from ggufspec.llamacpp import dryrun
 from ggufspec.llamacpp.options import ContextOptions, Placement
 
@@ -176,7 +176,7 @@ for name in ("gemma2-9b", "tiny-llama"):
     try:
         (answer,) = dryrun.ask(dryrun.Spec(), [dryrun.Run(path, Placement(-1), ContextOptions(32768, 9, 1))])
         outcomes.append("answered" if answer.devices else answer.error)
-    except WorkerError as error:
+    except ChildError as error:
         assert "SIGABRT" in error.message, error.message
         outcomes.append("died")
 print(json.dumps(outcomes))
@@ -201,9 +201,9 @@ def test_a_driver_that_crashes_costs_a_row_of_a_bench(command: Command, monkeypa
 CRASHING = """
 import os, signal, sys, threading
 import psutil
-from ggufspec import worker
+from ggufspec.child.session import _Child
 
-take = worker._Child._take
+take = _Child._take
 
 def crash(self, message, on_event):
     # both models are on the card now: the driver's death is sent
@@ -211,7 +211,7 @@ def crash(self, message, on_event):
     if len({model for model, *_ in self._on_cards}) == 2:
         os.kill(self._process.pid, signal.SIGSEGV)
 
-worker._Child._take = crash
+_Child._take = crash
 from ggufspec.cli.app import main
 sys.exit(main(sys.argv[1:]))
 """

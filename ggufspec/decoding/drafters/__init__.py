@@ -1,7 +1,7 @@
 """The drafters: who proposes what the target may say next.
 
-:data:`ggufspec.settings.DRAFTERS` is their registry. A drafter is one module, which has ``make(parts)``, and one row
-there.
+:data:`ggufspec.settings.registry.DRAFTERS` is their registry. A drafter is one module, which has ``make(parts)``, and
+one row there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from ggufspec.decoding.drafters.base import Drafter, Parts
-from ggufspec.settings import DRAFTERS
+from ggufspec.settings.registry import DRAFTERS
 
 __all__ = ["Drafter", "Parts", "make"]
 

@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ggufspec.cache import Table
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.timing import measure, spot_check
 from ggufspec.decoding.widths import strict_widths
+from ggufspec.files.cache import Table
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.head import Head
@@ -95,7 +95,7 @@ def load(folder: Path, key: Key) -> SavedLatency | None:
     """What the cache has of a model on this machine.
 
     Args:
-        folder: the cache, see :func:`ggufspec.cache.cache_folder`.
+        folder: the cache, see :func:`ggufspec.files.cache.cache_folder`.
         key: what is wanted.
     """
     saved = _table(folder).get(_name(key))

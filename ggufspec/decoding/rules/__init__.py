@@ -1,6 +1,6 @@
 """The acceptance rules: which drafted tokens are accepted, and which token follows them.
 
-:data:`ggufspec.settings.RULES` is their registry: name, description, whether it is lossless, and the class.
+:data:`ggufspec.settings.registry.RULES` is their registry: name, description, whether it is lossless, and the class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.rules.base import Rule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp.grammar import Grammar
-from ggufspec.settings import parse_rule
+from ggufspec.settings.registry import parse_rule
 
 __all__ = ["Rule", "make_rule"]
 

@@ -24,7 +24,7 @@ from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling
 from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Seen
-from ggufspec.settings import RULES
+from ggufspec.settings.registry import RULES
 
 LIKELIEST = 10  # tokens of a row that a record has
 

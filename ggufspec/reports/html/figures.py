@@ -11,15 +11,15 @@ from itertools import accumulate
 from math import isfinite
 from typing import Literal
 
-from ggufspec.display import number, of_memory
 from ggufspec.reports import compare, plan, sweep, tune
 from ggufspec.reports.table import Table, columns
-from ggufspec.reports.values import accepted, cards_of, layers, mode_name, over, with_spread
+from ggufspec.reports.words import accepted, cards_of, layers, mode_name, over, with_spread
 from ggufspec.schema.base import SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument
 from ggufspec.schema.compare import Cell, CompareDocument, cell_name
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.sweep import SweepDocument
+from ggufspec.schema.text import number, of_memory
 from ggufspec.schema.tune import TuneDocument, TuneTrial
 
 TARGET_ONLY = "target-only"

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import __version__
-from ggufspec.reports.reading import parse
+from ggufspec.reports.documents import parse
 
 if TYPE_CHECKING:
+    from ggufspec.reports.documents import Result
     from ggufspec.reports.html.figures import Figure
-    from ggufspec.reports.reading import Result
 
 
 def render(documents: Sequence[dict[str, Any]]) -> str:
@@ -30,7 +30,7 @@ def page(documents: Sequence[Result]) -> str:
     Raises:
         GgufspecError: the library that draws is not installed.
     """
-    from ggufspec.reports import sections
+    from ggufspec.reports.html import sections
 
     machines = sections.report(documents)
     title = machines[0].sections[0].title if len(documents) == 1 else "Speculative decoding: results"

@@ -1,0 +1,75 @@
+"""The error for a child process that died: what ended it, and what to do about that."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from ggufspec.errors import BlamedError, ChildError
+
+CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check mends it"
+
+# By backend, what avoids that a card's driver crashes: variables of ggml/src
+_DRIVER_HINTS = {
+    "CUDA": "update NVIDIA's driver, or set GGML_CUDA_DISABLE_FUSION=1 or GGML_CUDA_DISABLE_GRAPHS=1",
+    "Vulkan": "update the card's driver, or set GGML_VK_DISABLE_FUSION=1 or GGML_VK_DISABLE_F16=1",
+    "MTL": "update macOS, or set GGML_METAL_FUSION_DISABLE=1",
+    "SYCL": "update the card's driver, or set GGML_SYCL_ENABLE_FUSION=0",
+}
+_OF_RPC = re.compile(r"ggml-rpc|\bRPC\b")
+# What to do about a death, by its signal (on Windows its status) and the last line of stderr, with names of llama.cpp
+_HINTS = (
+    (_OF_RPC, "look at the output of `ggufspec worker`{peers} and start it again, or drop --rpc"),
+    (
+        re.compile(r"(?i)out of memory|bad_alloc|MemoryError|(failed|unable) to allocate|alloc\w* failed"),
+        "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log",
+    ),
+    (
+        re.compile(r"\bsrc/(llama-(arch|hparams|model|vocab)|unicode)|\bgguf\.(cpp|h)|error loading model"),
+        "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python",
+    ),
+    (re.compile(r"^(SIGSEGV|SIGILL|SIGBUS|SIGFPE|an )"), CHECK_HINT),  # of kernels: lack of memory ends otherwise
+    (re.compile(r"^\S"), f"{CHECK_HINT}; -v shows llama.cpp's log"),
+    (re.compile(""), "-v shows llama.cpp's log"),
+)
+_BUILT_IN = re.compile(r"^\S*/vendor/llama\.cpp/")  # the folder of the build
+_NTSTATUS = {0xC0000005: "an access violation", 0xC000001D: "an illegal instruction"}  # ntstatus.h
+
+
+def died(
+    code: int,
+    stderr: str,
+    peers: Sequence[str] = (),
+    blame: tuple[str, str] | None = None,
+    on_cards: Sequence[tuple[str, str, str]] = (),
+) -> ChildError:
+    """The error for a child that ended without an outcome: the last line of its stderr that tells why.
+
+    Args:
+        code: its exit code.
+        stderr: what it printed.
+        peers: its RPC workers.
+        blame: what ran within a limit, and a hint.
+        on_cards: models that were loaded, each with the device that has layers of it and that device's description.
+    """
+    lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
+    telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
+    of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort says no why
+    last = (of_card or telling or lines or ["it printed nothing"])[-1]
+    name = _NTSTATUS.get(code) or (signal.Signals(-code).name if code < 0 else "")
+    reason = "out of memory, most likely" if name == "SIGKILL" else last
+    if blame:
+        return BlamedError(f"{blame[0]} made llama.cpp end, by {name or f'status {code}'}: {reason}", blame[1], name)
+    hint = next(hint for pattern, hint in _HINTS if pattern.search(f"{name} {reason}"))
+    if on_cards and hint == CHECK_HINT:
+        models = " and ".join(dict.fromkeys(model for model, *_ in on_cards))
+        device, description = on_cards[-1][1:]
+        text = f"the driver of {device}, {description}, most likely crashed with {models} loaded: {name}"
+        driver = _DRIVER_HINTS.get(device.rstrip("0123456789"), "update the card's driver")
+        hint = f"{driver}; ggufspec doctor checks the card; -ngl 0 -ngld 0 does without it"
+        return ChildError(text + (f", {lines[-1]}" if lines else ""), hint, name)
+    hint = hint.format(peers=f" at {', '.join(peers)}" if peers else "")
+    if name:
+        return ChildError(f"the child process that ran llama.cpp was ended by {name}: {reason}", hint, name)
+    return ChildError(f"the child process ended with status {code}: {last}", hint)

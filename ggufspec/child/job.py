@@ -1,0 +1,78 @@
+"""What a job in a child process may use: events, and limits that its parent enforces."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+Emit = Callable[[Event], None]
+
+GRACE_S = 5.0  # for the end of a child that was asked to end
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
+_say: Callable[..., None] | None = None  # to the parent, if there is one
+_parent = 0  # its number
+
+
+def begin(parent: int, say: Callable[..., None]) -> None:
+    """In a child: its parent's number, and what sends it a message."""
+    global _parent, _say
+    _parent, _say = parent, say
+
+
+@contextlib.contextmanager
+def limited_memory(more: int) -> Iterator[None]:
+    """Let this process allocate ``more`` bytes of address space in the block, where the platform can limit it."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    wanted = pages * resource.getpagesize() + more
+    known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextlib.contextmanager
+def within(seconds: float, what: str, hint: str) -> Iterator[None]:
+    """In a child: its parent kills it if the block takes longer, and blames ``what`` for that or for its death.
+
+    For foreign code that may stay in one call of C, where no other thread runs, not even the one that waits for the end
+    of stdin. On Linux the kernel therefore kills the child if its parent dies meanwhile; nothing is cleaned up then.
+    Outside a child nothing happens.
+    """
+    if _say is None:
+        yield
+        return
+    try:
+        _end_with_parent(_SIGKILL)
+        if os.getppid() != _parent:  # it died before the kernel knew
+            raise BrokenPipeError("the parent is gone")
+        _say("within", seconds, what, hint)
+        yield
+    finally:
+        _end_with_parent(0)
+        _say("within", None)
+
+
+def note_on_card(model: str, device: str, description: str) -> None:
+    """In a child: tell the parent that ``device`` has layers of ``model``, for what it says if a driver crashes."""
+    if _say is not None:
+        _say("on_card", model, device, description)
+
+
+def _end_with_parent(number: int) -> None:
+    """Have the kernel send this signal when the parent dies; 0 for none. See prctl(2), PR_SET_PDEATHSIG."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -1,0 +1,255 @@
+"""A GGUF file as the draft model of llama-cpp-python's ``Llama``.
+
+``Llama.generate`` calls its draft model with the text so far, verifies what it returns in the next batch, and calls
+again with what it accepted and one token more. So each call learns from its own input how the draft before it went, and
+from the clock how long the verification took; drafting itself is the loop's own (:mod:`ggufspec.decoding.loop`), which
+is faster where it has the target, too: ``ggufspec bench --engine hook`` measures both.
+
+Source: llama_cpp/llama.py of 0.3.36.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from collections.abc import Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.decoding import loop
+from ggufspec.decoding.decoder import require_same_vocabulary
+from ggufspec.decoding.drafters import Parts, make
+from ggufspec.decoding.drafters.model import ModelDrafter
+from ggufspec.decoding.options import ROWS, DecoderOptions
+from ggufspec.decoding.policy import latency_cache
+from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.backoff import BackOff
+from ggufspec.decoding.policy.base import Outcome, Policy
+from ggufspec.decoding.policy.estimator import AcceptanceEstimator
+from ggufspec.decoding.policy.latency import LatencyModel
+from ggufspec.decoding.policy.pair_latency import DRAFT_BUDGET_S
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.rules.base import DraftToken
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.library import imported, load
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.settings.table import FIXED_DRAFT_MAX
+
+imported()  # first: it says what to do where llama_cpp cannot be imported
+from llama_cpp import Llama  # noqa: E402
+from llama_cpp.llama_speculative import LlamaDraftModel  # noqa: E402
+
+__all__ = ["Borrowed", "DraftModel", "Llama"]
+
+Ids = npt.NDArray[np.intc]
+
+_TIMED = 3  # rounds without a draft at the very first, which time target-only decoding
+_PAUSE = 8.0  # times the seconds of its batch: a round that took longer waited for the reader
+
+
+class Borrowed(Model):
+    """The model of a ``Llama``, which loaded it and frees it: to look at, not to decode."""
+
+    def __init__(self, llama: Llama) -> None:
+        self._lib, self._handle, self.path = load(), llama.model, Path(llama.model_path)
+        if not self._handle:
+            raise UsageError("this Llama is closed", "make another Llama")
+        self._vocab = self._lib.llama_model_get_vocab(self._handle)
+        self._piece_buffer = ctypes.create_string_buffer(256)
+        self.vocab_size = self._lib.llama_vocab_n_tokens(self._vocab)
+        self.layers = self._lib.llama_model_n_layer(self._handle) + self._lib.llama_model_n_layer_nextn(self._handle)
+        self.size_bytes = self._lib.llama_model_size(self._handle)
+
+    def close(self) -> None:
+        """Nothing: it is not ours."""
+
+
+class DraftModel(LlamaDraftModel):  # type: ignore[misc]
+    r"""Any small GGUF as the draft of a ``Llama``.
+
+    ``DraftModel("small.gguf", Llama("big.gguf"))`` is all there is to do; docs/python.md has an example.
+
+    The text is the target's own: ``Llama`` samples every token itself and accepts a drafted one where it is the same.
+    The draft proposes its likeliest token, as far as its acceptance, its confidence and the target's speed let that
+    pay, which may be not at all. Its cache is kept from call to call and from answer to answer: what a text shares with
+    the one before is not read again. It gives one answer at a time, and is closed with its ``Llama``.
+
+    Args:
+        path: the draft's GGUF file.
+        llama: the ``Llama`` that it serves; its ``draft_model`` is set.
+        draft_max: the longest draft of a round, in tokens; by default 15, and 4 with the fixed policy.
+        draft_policy: ``adaptive`` drafts as far as it pays, ``fixed`` always as far.
+        lookup: whether n-grams of the text draft too.
+        ctx_size: tokens of its context; 0: as many as the ``Llama`` has. Beyond them it drafts nothing.
+        cache: folder in which the draft's measured speed is cached; None caches nothing.
+        gpu_layers, split, threads, flash_attn, ubatch_size: of the draft, as of :class:`ggufspec.DecoderOptions`.
+
+    Attributes:
+        drafters: who drafts.
+        notes: sentences for the user.
+        rounds: of this answer or the last one, but for its first token and its last round, whose end is not reported.
+
+    Raises:
+        ModelError: the file is missing or damaged, does not fit, or has another vocabulary; draft or target cannot take
+            tokens back.
+        UsageError: an option is out of range; the ``Llama`` is closed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        llama: Llama,
+        *,
+        draft_max: int | None = None,
+        draft_policy: str = "adaptive",
+        lookup: bool = False,
+        ctx_size: int = 0,
+        gpu_layers: int = 0,
+        split: tuple[float, ...] = (),
+        threads: int = 0,
+        flash_attn: str = "auto",
+        ubatch_size: int = 0,
+        cache: Path | None = None,
+    ) -> None:
+        target, lib = Borrowed(llama), load()
+        if lib.llama_model_is_recurrent(llama.model) or lib.llama_model_is_hybrid(llama.model):
+            raise ModelError(
+                f"{target.path.name} cannot take tokens back (recurrent memory), and Llama does not notice",
+                "ggufspec's own SpeculativeDecoder can draft for it",
+            )
+        self._room = len(llama.input_ids)
+        default = FIXED_DRAFT_MAX if draft_policy == "fixed" else ROWS - 1  # Llama's wide batches are not timed
+        self.options = DecoderOptions(
+            ctx_size=ctx_size or self._room,
+            gpu_layers_draft=gpu_layers,
+            draft_split=split,
+            threads=threads,
+            flash_attn=flash_attn,
+            ubatch_size=ubatch_size,
+            drafters=("draft", "lookup") if lookup else ("draft",),
+            draft_policy=draft_policy,
+            draft_max=default if draft_max is None else draft_max,
+        )
+        self.drafters = self.options.drafters
+        self._longest = min(self.options.draft_max, llama.n_batch - 1)  # a batch that is divided loses logits
+        self.notes: list[str] = []
+        self.rounds: list[loop.Round] = []
+        self._clock = time.perf_counter
+        self._back_off = BackOff()
+        self._estimators: dict[str, AcceptanceEstimator] = {}
+        self._latencies: dict[str, LatencyModel] = {}
+        self._target: LatencyModel | None = None
+        self._target_only_s: list[float] = []
+        self._known = 0  # tokens of the text
+        self._held = np.empty(0, np.intc)  # the text and what was drafted after it
+        self._answer = self._rounds([], 0)
+        options = self.options.draft_context()
+        with ExitStack() as stack:
+            self.model = model = stack.enter_context(Model(Path(path), self.options.draft_placement))
+            require_same_vocabulary(target, model, "choose a draft of the target's own family")
+            context = Context(model, options)
+            stack.callback(context.close)
+            if not context.can_rewind:
+                raise ModelError(f"{model.path.name} cannot take tokens back: it cannot be a draft", "choose another")
+            self._drafter = ModelDrafter(context, target.vocab_size)
+            self._drafters = (self._drafter, *(make(name, Parts(target.vocab_size)) for name in self.drafters[1:]))
+            if draft_policy == "adaptive":
+                key = latency_cache.key(model.path, self.options.draft_placement, options, outputs=1)
+                found = latency_cache.load_or_measure(context, key, cache, self._clock, budget_s=DRAFT_BUDGET_S)
+                self._latencies["draft"], self.notes = found
+                self._drafter.width = found[0].width
+            self._free = weakref.finalize(self, stack.pop_all().close)
+        llama._stack.callback(self._free)
+        # Llama copies all logits to its scores, which have room for a context with logits_all=True only. Without it
+        # those of what is verified are computed all the same, and sampling takes them from llama.cpp.
+        llama._logits_all &= len(llama.scores) >= self._room
+        set_batch, width = llama._batch.set_batch, self._longest + 1
+        llama._batch.set_batch = lambda batch, n_past, logits_all: set_batch(
+            batch, n_past, logits_all or len(batch) <= width
+        )
+        llama.draft_model = self
+
+    def __call__(self, input_ids: Ids, /, **_: Any) -> Ids:
+        """The (k,) tokens that may follow the text ``input_ids`` (n,), whose last one the target chose.
+
+        Raises:
+            UsageError: it is closed.
+        """
+        if not self._free.alive:
+            raise UsageError("this draft model is closed", "make another DraftModel")
+        ids = np.asarray(input_ids, np.intc)
+        held, self._held = self._held, self._held[:0]  # a failure leaves nothing known
+        count = min(len(held), len(ids))
+        same = int(np.append(held[:count] != ids[:count], True).argmax())
+        if 0 < self._known < len(ids) <= same + 1:  # the round before, and no more
+            drafted = self._answer.send(tuple(ids[self._known :].tolist()))
+        else:
+            self._answer = self._rounds(ids.tolist(), same)
+            drafted = next(self._answer)
+        note = f"the draft model: {self._drafter.failure}; it drafts no more"
+        if self._drafter.failure and note not in self.notes:
+            self.notes.append(note)
+        self._known, self._held = len(ids), np.append(ids, drafted)
+        return drafted
+
+    def _rounds(self, text: list[int], same: int) -> Generator[Ids, tuple[int, ...], None]:
+        """An answer: yields what is drafted, and is sent what came, whose last token alone was not drafted.
+
+        Args:
+            text: the prompt and the first token.
+            same: so many of its tokens begin the text before it and what was drafted then.
+        """
+        clock, drafters, rule = self._clock, self._drafters, make_rule("exact", Sampling())
+        policy = Policy() if self.options.draft_policy == "fixed" else None  # till it is known what the target takes
+        learning_s = 0.0
+        self.rounds = []
+        rule.begin(text)
+        for drafter in drafters:
+            drafter.begin(text, (), same)
+        while True:
+            began, told_s, chain = clock(), 0.0, list[tuple[str, DraftToken]]()
+            if policy is None and self._target is not None:
+                policy = Adaptive(self._target, self._latencies, self._estimators, self._back_off)
+            if policy is not None and not policy.is_backing_off():
+                remaining = self._room - len(text)
+                limit = min(self._longest, remaining)
+                policy.begin(limit, remaining, may_trim=rule.may_trim)
+                told_s, _ = loop.catch_up(text, drafters, policy, rule, clock)
+                chain = loop.draft(text, limit, drafters, policy, rule, self.model.is_end, clock)
+            drafted, width = tuple(token.token for _, token in chain), 1 + len(chain)
+            returned = clock()
+            emitted = yield np.array(drafted, np.intc)
+            draft_s, verify_s = returned - began, clock() - returned
+            text += emitted
+            for drafter in drafters:
+                drafter.commit(len(text) - 1)
+            names, accepted = tuple(name for name, _ in chain), len(emitted) - 1
+            spent_s = draft_s, verify_s, draft_s + verify_s
+            self.rounds.append(loop.Round(drafted, names, accepted, emitted, width, *spent_s))
+            if policy is None:
+                self._target_only_s.append(max(verify_s, 1e-9))
+                if len(self._target_only_s) == _TIMED:
+                    points = {1: min(self._target_only_s)}
+                    self._target = LatencyModel(points, trusted=False, limit=self._longest + 1, can_pad=False)
+                continue
+            if self._target is not None:
+                verify_s = min(verify_s, _PAUSE * self._target.seconds(width))
+            ended, total_s = clock(), draft_s - told_s + verify_s
+            policy.observe_round(Outcome(width, accepted, len(emitted), verify_s, total_s, learning_s))
+            learning_s = clock() - ended
+
+    def close(self) -> None:
+        """Free the draft and its cache; it can draft no more. Done when its ``Llama`` is closed or it is forgotten."""
+        self._free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

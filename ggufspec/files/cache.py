@@ -1,0 +1,159 @@
+"""This user's folders, and a cache of values that take time to compute.
+
+A cache is optional. A damaged entry, or one of another version, counts as absent; an entry that cannot be written is
+dropped; and without a folder that can be written, a temporary one serves for the length of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from platformdirs import user_cache_path, user_config_path, user_data_path, user_state_path
+
+from ggufspec.errors import GgufspecError
+from ggufspec.files import untrusted
+from ggufspec.files.write import locked, replacing
+from ggufspec.schema import codec
+
+Value = TypeVar("Value")
+
+_PROBE_BYTES = 1 << 16  # that show whether a disk has room
+_LOCK_S = 2.0
+_warnings: list[str] = []
+
+
+# ---- folders -------------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """This user's headers and measurements; everything in it can be computed again."""
+    return user_cache_path("ggufspec")
+
+
+def config_folder() -> Path:
+    """What this user configured: profiles."""
+    return user_config_path("ggufspec")
+
+
+def results_folder() -> Path:
+    """This user's results: documents, and the run logs from which a command resumes."""
+    return user_data_path("ggufspec") / "results"
+
+
+def state_folder() -> Path:
+    """What this user typed; private."""
+    return user_state_path("ggufspec")
+
+
+@functools.cache
+def writable(folder: Path) -> Path:
+    """``folder``, created if need be; if it cannot be written, a temporary one, and :func:`warning` says so.
+
+    Raises:
+        GgufspecError: temporary files cannot be written either.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE_BYTES))
+    except OSError as error:
+        trouble = f"{folder}, which cannot be written: {error.strerror}"
+    else:
+        return folder
+    try:
+        place = Path(_temporary().name) / folder.name
+    except OSError:  # a full disk may be the only one
+        raise GgufspecError(f"nothing can be kept in {trouble}", f"df -h {folder.anchor}") from None
+    _warnings.append(f"nothing is kept in {trouble}")
+    return place
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ggufspec-")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a path is in a folder that is removed when this process ends."""
+    return bool(_warnings) and path.is_relative_to(_temporary().name)
+
+
+def warning() -> str:
+    """Why :func:`writable` gave a temporary folder; empty if it did not."""
+    return next(iter(_warnings), "")
+
+
+# ---- values --------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, kind: type[Value]) -> Value | None:
+    """The value of type ``kind`` in a JSON file; None if the file is absent or damaged."""
+    return _load(kind, _read(path))
+
+
+def write(path: Path, value: object) -> None:
+    """Write a value as JSON; a file that cannot be written is skipped."""
+    _write(path, codec.dump(value))
+
+
+class Table(Generic[Value]):
+    """Values by key in one JSON file, the latest last.
+
+    Args:
+        path: the file; it need not exist.
+        kind: type of the values.
+        limit: number of values at which the oldest is dropped.
+    """
+
+    def __init__(self, path: Path, kind: type[Value], limit: int | None = None) -> None:
+        self._path, self._kind, self._limit = path, kind, limit
+
+    def get(self, key: str) -> Value | None:
+        """The value of ``key``; None if it is absent or damaged."""
+        return _load(self._kind, self._entries().get(key))
+
+    def put(self, key: str, value: Value) -> None:
+        """Write a value; it replaces the one of the same key."""
+        self.update(key, lambda _: value)
+
+    def update(self, key: str, change: Callable[[Value | None], Value]) -> None:
+        """Replace the value of ``key`` by ``change`` of it; other processes wait for that."""
+        with contextlib.suppress(TimeoutError), locked(self._path, _LOCK_S):
+            entries = self._entries()
+            value = change(_load(self._kind, entries.pop(key, None)))
+            entries[key] = codec.dump(value, self._kind)
+            _write(self._path, dict(list(entries.items())[-self._limit :] if self._limit else entries))
+
+    def _entries(self) -> dict[str, Any]:
+        found = _read(self._path)
+        return found if isinstance(found, dict) else {}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return untrusted.read_json(path)
+    except GgufspecError:
+        return None
+
+
+def _load(kind: type[Value], data: Any) -> Value | None:
+    from pydantic import ValidationError
+
+    try:
+        return None if data is None else codec.load(kind, data)
+    except ValidationError:
+        return None
+
+
+def _write(path: Path, data: Any) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        text = json.dumps(data, allow_nan=False)  # foreign.read_json takes no NaN
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as new:
+            new.write_text(text, encoding="utf-8")

@@ -1,0 +1,127 @@
+"""Serves this machine's devices to others over llama.cpp's RPC; a job for a child process (:mod:`ggufspec.child`).
+
+ggml aborts the process on a message that it does not expect, and a server of it cannot be stopped: both end the child.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ggufspec import child
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.llamacpp import devices
+
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to serve and where; ``address`` is IPv4, port 0 picks a free one, no names mean what is best here."""
+
+    address: str
+    port: int
+    threads: int
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where it was served until it was stopped."""
+
+    endpoint: str
+
+
+def ipv4_address(host: str) -> str:
+    """The address that ``host`` means; llama.cpp's server wants digits.
+
+    Raises:
+        UsageError: it is not a name or IPv4 address.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # a label that is too long or empty
+        raise UsageError(
+            f"{host!r} is not an IPv4 address or name of this machine", "--host 127.0.0.1, or --host 0.0.0.0 for all"
+        ) from None
+    return str(found[0][4][0])
+
+
+def serve(spec: Spec, *, on_event: Callable[[dict[str, Any]], None], verbose: bool = False) -> Result:
+    """Serve in a child process until Ctrl-C; the event ``serving`` says that it answers.
+
+    Raises:
+        GgufspecError: it cannot be served there.
+        ChildError: ggml ended the child.
+        Interrupted: Ctrl-C.
+    """
+    return child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+
+
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
+    """Serve in this process until ``stopping``; ggml's thread ends with the process."""
+    here = {device.name: device for device in devices.devices()}
+    names = spec.names or _best(list(here.values()))
+    unknown = [name for name in names if name not in here]
+    if unknown:
+        raise UsageError(f"there is no device {', '.join(unknown)}", f"the devices here: {', '.join(here)}")
+    port = _free_port(spec.address, spec.port)
+    endpoint = f"{spec.address}:{port}"
+    failures: list[GgufspecError] = []
+
+    def work() -> None:
+        try:
+            devices.serve_rpc(endpoint, spec.threads, names)
+        except GgufspecError as error:
+            failures.append(error)
+
+    server = threading.Thread(target=work, daemon=True)
+    server.start()
+    announced = False
+    while not stopping.wait(_LOOK_S):
+        if not server.is_alive():
+            raise (
+                failures[0] if failures else GgufspecError(f"ggml cannot serve at {endpoint}", "-v shows its output")
+            )
+        if not announced and _answers(spec.address, port):
+            served = [asdict(here[name]) for name in names]
+            emit({"event": "serving", "endpoint": endpoint, "devices": served})
+            announced = True
+    return Result(endpoint)
+
+
+def _best(here: list[devices.Device]) -> tuple[str, ...]:
+    """The GPUs; without any the CPU."""
+    gpus = tuple(device.name for device in here if device.kind in ("gpu", "igpu"))
+    return gpus or tuple(device.name for device in here if device.kind == "cpu")
+
+
+def _free_port(address: str, port: int) -> int:
+    """``port``, or a free one for 0; ggml would only say that it failed.
+
+    Raises:
+        GgufspecError: the port is taken or may not be used.
+    """
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ggml: ggml/src/ggml-rpc/transport.cpp
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise GgufspecError(f"port {port} of {address} is in use", "--port 0 picks a free one") from None
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UsageError(
+                    f"{address} is not an address of this machine", "--host 0.0.0.0 serves on all that it has"
+                ) from None
+            raise GgufspecError(f"port {port} of {address} cannot be used: {error.strerror}", "try --port 0") from None
+        return int(probe.getsockname()[1])
+
+
+def _answers(address: str, port: int) -> bool:
+    with closing(socket.socket()) as knock:
+        return knock.connect_ex(("127.0.0.1" if address == "0.0.0.0" else address, port)) == 0

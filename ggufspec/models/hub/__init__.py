@@ -1,0 +1,1 @@
+"""The hub of models: what it offers, and how it is fetched."""

@@ -1,0 +1,593 @@
+"""Files of the Hugging Face hub, its cache on this machine, and the HTTP client of all downloads.
+
+The only importer of ``huggingface_hub``, and with :mod:`ggufspec.chat.remote` of ``httpx2``. The client is
+huggingface_hub's own, so that proxies, certificates and HF_HUB_OFFLINE hold for every request; the cache is its own
+too, so that other programs find the files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ggufspec import __version__
+from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.files import untrusted, write
+from ggufspec.models.heads import SIDECARS, sidecar
+
+if TYPE_CHECKING:
+    import httpx2
+
+Answer = TypeVar("Answer")
+
+_NAME = "ggufspec"  # for the hub
+_TIMEOUT_S = 15.0
+_PAUSES_S = (0.2, 1.0)  # between three tries
+_MOST_PAUSE_S = 60.0  # that a server may ask for without a visible wait
+_DRIVE = re.compile(r"[A-Za-z]:")
+_PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+_QUANT = re.compile(r"(?i)(?:^|[-._/])((?:UD-)?(?:I?Q\d+_[A-Z0-9_]+|TQ\d_0|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-./])")
+USUAL_QUANT = "Q4_K_M"
+
+
+class UnreachableError(GgufspecError):
+    """The server cannot be reached: no network, no listener, or the hub's offline mode."""
+
+    wait_s = 0.0  # that the server asks for
+
+
+class BrokenConnectionError(UnreachableError):
+    """The connection broke in the middle of an answer."""
+
+
+class OfflineError(UnreachableError):
+    """HF_HUB_OFFLINE is set."""
+
+
+class BusyError(UnreachableError):
+    """The server asks to try again later."""
+
+    def __init__(self, message: str, hint: str = "", wait_s: float = 0.0) -> None:
+        super().__init__(message, hint)
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file in a repository of the hub; of a split model any part."""
+
+    repo: str
+    file: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.repo}/{self.file}" + (f"@{self.revision}" if self.revision else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Where the hub serves a file. ``url`` names ``commit``, so that every read is of the same version.
+
+    ``etag`` is the SHA-256 of a large file, and git's SHA-1 of a small one.
+    """
+
+    url: str
+    etag: str
+    size_bytes: int
+    commit: str
+
+
+def stays_inside(name: str) -> bool:
+    """Whether a printable file name stays in the folder that it is joined to, on every system. Pure."""
+    return (
+        name.isprintable()  # no NUL, line break or surrogate
+        and "\\" not in name
+        and not name.startswith("~")
+        and not any(part in ("", ".", "..") or _DRIVE.match(part) for part in name.split("/"))
+    )
+
+
+def check_names(repo: str, file: str, revision: str | None) -> None:
+    """Check that names stay in the repository's folder of the cache.
+
+    Raises:
+        ModelError: the file's name or the revision leaves it.
+    """
+    if not stays_inside(file):
+        raise ModelError(f"{file!r} leaves the repository {repo}", f"choose a file that {page(repo)}/tree/main shows")
+    if revision is not None and not stays_inside(revision):
+        raise ModelError(f"{revision!r} is no revision of {repo}", "a revision is a branch, a tag or a commit")
+
+
+def cached_file(repo: str, name: str, revision: str | None = None) -> Path | None:
+    """The file in the local Hugging Face cache (``HF_HOME`` is honoured), or None. No network.
+
+    Raises:
+        GgufspecError: ``repo`` is not a valid name, or ``name`` leaves it.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    check_names(repo, name, revision)
+    try:
+        found = try_to_load_from_cache(repo, name, revision=revision)
+    except HFValidationError:
+        raise _no_repository(repo) from None
+    except (OSError, ValueError):  # the cache's reference is damaged
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
+    """Ask the hub for a file's version and size; one HEAD. HF_ENDPOINT and HF_TOKEN are honoured.
+
+    Raises:
+        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
+        ModelError: there is no such file, this user has no access, or its name leaves the repository.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    check_names(repo, file, revision)
+
+    def ask() -> Remote:
+        with _explained(repo, file, revision):
+            found = get_hf_file_metadata(
+                hf_hub_url(repo, file, revision=revision),
+                timeout=_TIMEOUT_S,
+                library_name=_NAME,
+                library_version=__version__,
+            )
+            commit = found.commit_hash or ""
+            url = hf_hub_url(repo, file, revision=commit or revision)
+        if found.size is None:
+            raise ModelError(f"the hub does not say how large {repo}/{file} is", f"hf download {repo} {file}")
+        return Remote(url, found.etag or "", found.size, commit)
+
+    return with_retries(ask)
+
+
+def hub_file(name: str, revision: str | None = None, *, draft: bool = False) -> HubFile:
+    """Resolve ``USER/REPO:QUANT``, as in llama.cpp's ``-hf``, or ``USER/REPO/FILE``.
+
+    The default is Q4_K_M, or the only model of the repository. A file name may replace the quant; of a draft so may the
+    kind of a head beside a target, with its own quant: ``mtp``, ``eagle3-Q8_0``.
+
+    Raises:
+        GgufspecError: no such repository, none or several files match (lists the choices), or what matches is a head
+            and no target, or a kind of draft that is not supported.
+    """
+    if match := re.fullmatch(r"([^/:]+/[^/:]+)/(.+)", name, re.DOTALL):
+        repo, file = match[1], match[2]
+    else:
+        repo, _, quant = name.partition(":")
+        if repo.count("/") != 1:
+            raise _no_repository(repo)
+        file = find_quant(repo, quant, revision, draft=draft)[0]
+    kind = sidecar(file)
+    if kind is not None and not draft:
+        raise ModelError(f"{repo}/{file} is {kind.what} and no target", f"-hf TARGET -hfd {repo}/{file}")
+    if kind is not None and not kind.drafter:
+        hint = f"llama-server -hf {repo} --spec-type {kind.spec_type} runs it; or another draft"
+        raise ModelError(f"{repo}/{file} is {kind.what}, which ggufspec cannot run", hint)
+    return HubFile(repo, file, revision)
+
+
+def find_quant(repo: str, quant: str = "", revision: str | None = None, *, draft: bool = False) -> tuple[str, ...]:
+    """The file of a repository in the quantisation ``quant``; all parts of a split model in order.
+
+    Raises:
+        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
+        ModelError: no such repository, or none or several files match; lists the choices.
+    """
+    chosen = choose(repo, names(repo, revision), quant, draft=draft)
+    for file in chosen:
+        check_names(repo, file, revision)
+    return chosen
+
+
+def sidecars(repo: str, revision: str | None = None) -> tuple[str, ...]:
+    """Files of a repository that are heads for its target.
+
+    Raises:
+        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
+        ModelError: there is no such repository.
+    """
+    return tuple(sorted(file for file in names(repo, revision) if file.endswith(".gguf") and sidecar(file)))
+
+
+def contents(repo: str, revision: str | None = None) -> tuple[str, dict[str, int]]:
+    """The commit that a revision means, and its files with their bytes; one request.
+
+    Raises:
+        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
+        ModelError: there is no such repository, or something else than the hub answers.
+    """
+    from huggingface_hub import HfApi
+
+    def ask() -> tuple[str, dict[str, int]]:
+        with _explained(repo, "", revision):
+            # list_repo_tree has no time-out, and tries again for as long as a server asks
+            api = HfApi(library_name=_NAME, library_version=__version__)
+            found = api.model_info(repo, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
+            return str(found.sha or ""), {str(one.rfilename): int(one.size or 0) for one in found.siblings or ()}
+
+    return with_retries(ask)
+
+
+def search(words: str, most: int) -> list[str]:
+    """Repositories of the hub that have GGUF files and match ``words``, the most downloaded first.
+
+    Raises:
+        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
+        ModelError: something else than the hub answers.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+
+    url = f"{constants.ENDPOINT}/api/models"  # HfApi.list_models has no time-out
+    asked = {"search": words, "filter": "gguf", "sort": "downloads", "direction": "-1", "limit": str(most)}
+
+    def ask() -> list[str]:
+        with _explained(f"a search for {words!r}", "", None):
+            headers = build_hf_headers(library_name=_NAME, library_version=__version__)
+            reply = get_session().get(url, params=asked, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+            hf_raise_for_status(reply)
+            return [str(entry["id"]) for entry in reply.json()][:most]
+
+    return with_retries(ask)
+
+
+def names(repo: str, revision: str | None = None) -> list[str]:
+    """The files of a repository; those in the cache if the hub is unreachable."""
+    try:
+        return [*contents(repo, revision)[1]]
+    except UnreachableError:
+        found = _cached_names(repo, revision)
+        if not found:
+            raise
+        return found
+
+
+def models(files: Iterable[str]) -> dict[str, list[str]]:
+    """The models among a repository's files, heads included: all parts of each in order, by their common name. Pure."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(files):
+        if file.endswith(".gguf") and "mmproj" not in file.lower():
+            found.setdefault(_SPLIT.sub("", file.removesuffix(".gguf")), []).append(file)
+    return found
+
+
+def quant_of(file: str) -> str:
+    """The quantisation that a file's name ends with, ``Q4_K_M`` say; empty without one. Pure."""
+    match = _QUANT.search(_SPLIT.sub("", file.removesuffix(".gguf")))
+    return match[1].upper() if match else ""
+
+
+def no_gguf(repo: str) -> ModelError:
+    """The error for a repository without a GGUF file."""
+    return ModelError(f"{repo} has no GGUF file", f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf")
+
+
+def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
+    """The files of a repository that match ``quant``. Pure.
+
+    Heads beside a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind;
+    without either only where the repository has nothing else.
+
+    Raises:
+        ModelError: there is none, or more than one.
+    """
+    every = models(files)
+    if not every:
+        raise no_gguf(repo)
+    for parts in every.values():
+        if quant in parts:
+            return tuple(parts)
+    heads = {stem: parts for stem, parts in every.items() if sidecar(parts[0])}
+    left = {stem: parts for stem, parts in every.items() if stem not in heads} or (heads if draft else {})
+    if not left:
+        there = ", ".join(parts[0] for parts in heads.values())
+        raise ModelError(f"{repo} has heads and no target: {there}", f"-hf TARGET -hfd {repo}")
+    kind, _, of_kind = quant.partition("-")
+    what, usual = "model", USUAL_QUANT if len(left) > 1 else ""
+    if draft and kind in SIDECARS:
+        left = {stem: parts for stem, parts in heads.items() if sidecar(parts[0]) is SIDECARS[kind]}
+        what, usual, quant = f"{kind} head", "", of_kind
+        if not left:
+            own = "--drafter mtp takes blocks of the target's own file; " if kind == "mtp" else ""
+            there = f"; its heads are {', '.join(parts[0] for parts in heads.values())}" if heads else ""
+            raise ModelError(f"{repo} has no {kind}-….gguf{there}", f"{own}see {page(repo)}/tree/main")
+    wanted = quant or usual
+    pattern = re.compile(rf"(?i)(?:^|[-._/]){re.escape(wanted)}(?=$|[-./])")
+    found = [parts for stem, parts in left.items() if not wanted or pattern.search(stem)]
+    if len(found) == 1:
+        return tuple(found[0])
+    quants = sorted({match[1].upper() for stem in left if (match := _QUANT.search(stem))})
+    in_quant = f" in {wanted}" if wanted else ""
+    if found:
+        raise ModelError(
+            f"{repo} has {len(found)} {what}s{in_quant}: " + ", ".join(parts[0] for parts in found),
+            f"name the file: {repo}:{found[0][0]}",
+        )
+    near = difflib.get_close_matches(wanted.upper(), quants, n=1) or quants[:1] or [next(iter(left.values()))[0]]
+    there = ", ".join(quants or list(left))
+    of = f"{kind}-" if what != "model" and quants else ""
+    raise ModelError(f"{repo} has no {what}{in_quant}; it has {there}", f"for example {repo}:{of}{near[0]}")
+
+
+def from_url(url: str) -> HubFile | None:
+    """The file of a link to the hub (``/resolve/`` or ``/blob/``), or None for another link."""
+    from urllib.parse import unquote, urlsplit
+
+    from huggingface_hub import constants
+
+    parts, home = urlsplit(url), urlsplit(constants.ENDPOINT)
+    if (parts.scheme, parts.netloc) != (home.scheme, home.netloc):
+        return None
+    match = re.fullmatch(r"/([^/]+/[^/]+)/(?:resolve|blob)/([^/]+)/(.+)", unquote(parts.path[len(home.path) :]))
+    return HubFile(match[1], match[3], match[2]) if match else None
+
+
+@contextmanager
+def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Iterator[httpx2.Response]:
+    """GET a URL. The caller reads the body (``iter_raw``), which may be longer or shorter than the headers claim.
+
+    Redirects are followed; credentials are not sent to another host. A silent server has HF_HUB_DOWNLOAD_TIMEOUT.
+
+    Args:
+        url: http or https.
+        headers: of the request.
+        hub: whether it is the hub, which gets the user's token.
+        shown: the file's name in errors; the URL may contain a signature.
+
+    Raises:
+        UnreachableError: no answer.
+        BrokenConnectionError: the connection broke.
+        GgufspecError: the URL is invalid, or redirects in circles.
+    """
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+
+    timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    sent = {
+        **(build_hf_headers(library_name=_NAME, library_version=__version__) if hub else {}),
+        "Accept-Encoding": "identity",
+        **headers,
+    }
+    try:
+        with get_session().stream("GET", url, headers=sent, timeout=timeout_s, follow_redirects=True) as response:
+            yield response
+    except (httpx2.ConnectError, httpx2.ProxyError, httpx2.TimeoutException) as error:
+        raise _unreachable(shown, error) from None
+    except OfflineModeIsEnabled:
+        raise _offline(shown) from None
+    except (httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
+        raise BrokenConnectionError(f"the connection broke while reading {shown}: {error}", "try again") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise GgufspecError(f"{shown} cannot be read: {error}", "check the address") from None
+
+
+def with_retries(ask: Callable[[], Answer]) -> Answer:
+    """Call ``ask`` again after a pause while the server is busy or the connection breaks; other failures are final."""
+    for pause_s in _PAUSES_S:
+        try:
+            return ask()
+        except (BusyError, BrokenConnectionError) as error:
+            if error.wait_s > _MOST_PAUSE_S:
+                raise
+            time.sleep(max(pause_s, error.wait_s))
+    return ask()
+
+
+def asked_pause_s(headers: Mapping[str, str]) -> float:
+    """The pause that a busy server asks for; 0 without one.
+
+    Source: RFC 9110, section 10.2.3; the hub's own ``RateLimit: "api";r=0;t=SECONDS`` is of
+    draft-ietf-httpapi-ratelimit-headers.
+    """
+    for name, pattern in (("retry-after", r"\s*(\d{1,9})\s*"), ("ratelimit", r".*\bt=(\d{1,9}).*")):
+        if match := re.fullmatch(pattern, headers.get(name, "")):
+            return float(match[1])
+    return 0.0
+
+
+def url(repo: str, file: str, revision: str) -> str:
+    """Where the hub serves a file of a revision."""
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(repo, file, revision=revision)
+
+
+def page(repo: str) -> str:
+    """The repository's page."""
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repo}"
+
+
+# ---- the cache -----------------------------------------------------------------------------------------------------
+# models--USER--REPO/{blobs/ETAG, snapshots/COMMIT/FILE -> blob, refs/REVISION}: file_download.py in huggingface_hub.
+
+
+def cache_folder() -> Path:
+    """The hub's cache; HF_HOME and HF_HUB_CACHE are honoured."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def largest_by_http_bytes() -> int:
+    """The hub serves larger files through hf_xet only."""
+    from huggingface_hub import constants
+
+    return constants.MAX_HTTP_DOWNLOAD_SIZE
+
+
+def blob_path(repo: str, etag: str) -> Path:
+    """Where the cache stores the content of a file; a file there is complete.
+
+    Raises:
+        ModelError: the hub's etag is not a valid file name.
+    """
+    if not _PLAIN.fullmatch(etag):
+        raise ModelError(f"the hub gives no version of a file of {repo}: {etag!r}", f"see {page(repo)}")
+    return _repo_folder(repo) / "blobs" / etag
+
+
+@contextmanager
+def locked(repo: str, etag: str) -> Iterator[None]:
+    """Hold huggingface_hub's lock for writing a blob."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    path = cache_folder() / ".locks" / _repo_folder(repo).name / f"{etag}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(path):
+        yield
+
+
+def link(repo: str, file: str, commit: str) -> Path:
+    """Let huggingface_hub link a complete blob into the cache's folder of ``commit``.
+
+    Raises:
+        UnreachableError: the hub cannot be reached.
+        ModelError: the file is gone, or this user has no access.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def ask() -> Path:
+        with _explained(repo, file, commit):
+            try:
+                return Path(hf_hub_download(repo, file, revision=commit, library_name=_NAME))
+            except LocalEntryNotFoundError as error:  # its cause is what happened
+                if error.__cause__ is not None:
+                    raise error.__cause__ from None
+                raise _unreachable(f"{repo}/{file}", error) from None
+
+    return with_retries(ask)
+
+
+def point(repo: str, revision: str | None, commit: str) -> None:
+    """Set a branch or a tag to ``commit`` in the cache."""
+    if revision != commit:
+        ref = _repo_folder(repo) / "refs" / (revision or "main")
+        if _commit(ref) == commit:
+            return
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        with write.replacing(ref) as new:
+            new.write_text(commit, encoding="utf-8")
+
+
+def _commit(ref: Path) -> str:
+    """The commit of a branch or a tag in the cache; empty if absent or damaged."""
+    try:
+        commit = untrusted.read_text(ref, 256).strip()
+    except GgufspecError:
+        return ""
+    return commit if stays_inside(commit) else ""
+
+
+def _repo_folder(repo: str) -> Path:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.file_download import repo_folder_name
+
+    try:
+        return cache_folder() / repo_folder_name(repo_id=repo, repo_type="model")
+    except HFValidationError:
+        raise _no_repository(repo) from None
+
+
+def _cached_names(repo: str, revision: str | None) -> list[str]:
+    """The cached files of a revision."""
+    folder = _repo_folder(repo)
+    ref = folder / "refs" / (revision or "main")
+    commit = _commit(ref) or revision or "main"
+    snapshot = folder / "snapshots" / commit
+    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+
+
+@contextmanager
+def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
+    """Convert huggingface_hub's errors."""
+    import httpx2
+    from huggingface_hub import errors
+
+    shown = f"{repo}/{file}" if file else repo
+    try:
+        yield
+    except errors.HFValidationError:
+        raise _no_repository(repo) from None
+    except errors.GatedRepoError:
+        raise ModelError(
+            f"{repo} is gated: its owner gives access on request",
+            f"ask for access at {page(repo)}, then set HF_TOKEN (or: hf auth login)",
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ModelError(f"{repo} has no revision {revision!r}", f"see {page(repo)}/commits/main") from None
+    except errors.RemoteEntryNotFoundError:
+        hint = f"see {page(repo)}/tree/{revision or 'main'}"
+        if near := _near(repo, file, revision):
+            hint = f"did you mean {' or '.join(near)}? {hint}"
+        raise ModelError(f"{repo} has no file {file!r}", hint) from None
+    except errors.RepositoryNotFoundError:
+        raise ModelError(
+            f"there is no repository {repo}, or it is private",
+            f"check the name at {page(repo)}; for a private one set HF_TOKEN (or: hf auth login)",
+        ) from None
+    except errors.OfflineModeIsEnabled:
+        raise _offline(shown) from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise ModelError(f"the hub refuses {shown} ({status})", "check HF_TOKEN, or: hf auth login") from None
+        if status < 500 and status not in (408, 429):
+            raise ModelError(
+                f"the hub refuses {shown} ({status})", f"see {page(repo)}, and check HF_ENDPOINT"
+            ) from None
+        raise busy(shown, status, error.response.headers) from None
+    except (httpx2.HTTPError, errors.FileMetadataError) as error:
+        raise _unreachable(shown, error) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a captive portal answered
+        raise ModelError(
+            f"something else than the hub answers about {shown}, a web page perhaps",
+            "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
+        ) from None
+
+
+def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
+    """The error for an overloaded server or a rate limit."""
+    wait_s = asked_pause_s(headers)
+    message = f"the hub cannot serve {shown} now ({status})"
+    if status == 429:
+        message = f"too many requests to the hub, the last for {shown} (429)"
+    return BusyError(message, f"try again in {wait_s:.0f} s" if wait_s else "try again later", wait_s)
+
+
+def _near(repo: str, file: str, revision: str | None) -> list[str]:
+    """Files of a repository with names similar to a missing one; none if the hub does not answer."""
+    with suppress(Exception):
+        return difflib.get_close_matches(file, contents(repo, revision)[1], n=2)
+    return []
+
+
+def _no_repository(repo: str) -> GgufspecError:
+    return GgufspecError(f"{repo!r} is not a repository of the hub", "a repository is USER/NAME")
+
+
+def _offline(shown: str) -> OfflineError:
+    return OfflineError(f"{shown} is not on this machine, and HF_HUB_OFFLINE forbids requests", "unset HF_HUB_OFFLINE")
+
+
+def _unreachable(shown: str, error: Exception) -> UnreachableError:
+    return UnreachableError(
+        f"{shown} cannot be reached: {str(error) or type(error).__name__}", "check the network and try again"
+    )

@@ -1,0 +1,129 @@
+"""Ranges of a file over HTTP: a few megabytes of a file of any size.
+
+Servers are not trusted: an answer is bounded by its request, and one that does not match it is an error. RFC 9110,
+sections 14 (ranges) and 15.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.models.hub import client
+
+_LARGEST_FILE = 1 << 50
+_LONGEST_S, _SLOWEST_BYTES_PER_S = 30.0, 20_000
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+# Parameters of signed URLs (S3, CloudFront, Google, Azure): they change while the file stays, and are secret.
+_SIGNATURE = re.compile(
+    r"(?i)x-(amz|goog)-.*|signature|expires|policy|key-pair-id|token|awsaccesskeyid|se|sig|sp|sr|st|sv"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file behind a URL. Its ``etag`` is compared at every read, unless empty (``commit`` fixes the version then)."""
+
+    url: str
+    size_bytes: int
+    etag: str = ""
+    commit: str = ""
+    repo: str = ""  # on the hub
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
+
+    @property
+    def identity(self) -> str:
+        """Equal for equal contents, whatever the signature in the URL."""
+        return f"{unsigned(self.url)} {self.size_bytes} {self.commit or self.etag}"
+
+    def read(self, offset: int, count: int) -> bytes:
+        """``count`` bytes from ``offset``.
+
+        Raises:
+            UnreachableError: no answer.
+            ModelError: no such file, a wrong answer, or the file has changed.
+        """
+        if count <= 0:
+            return b""
+        data, size, etag = client.with_retries(lambda: _range(self.url, offset, count, self.repo))
+        if size != self.size_bytes or (self.etag and etag != self.etag):
+            raise ModelError(f"{unsigned(self.url)} changed while it was read", "try again when the upload is complete")
+        return data
+
+
+def probe(url: str) -> RemoteFile:
+    """Get a file's size and version by reading one byte, which also works where HEAD is refused.
+
+    Raises:
+        UnreachableError: no answer.
+        ModelError: no such file, or the server serves no ranges.
+    """
+    _, size, etag = client.with_retries(lambda: _range(url, 0, 1, ""))
+    return RemoteFile(url, size, etag)
+
+
+def unsigned(url: str) -> str:
+    """The URL without user, password, signature and fragment."""
+    parts = urlsplit(url)
+    query = [(key, value) for key, value in parse_qsl(parts.query, True) if not _SIGNATURE.fullmatch(key)]
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, urlencode(query), ""))
+
+
+def _range(url: str, offset: int, count: int, repo: str) -> tuple[bytes, int, str]:
+    """(bytes, size of the file, its version), by one request."""
+    shown = unsigned(url)
+    headers = {"Range": f"bytes={offset}-{offset + count - 1}"}
+    with client.get(url, headers, hub=bool(repo), shown=shown) as reply:
+        if reply.status_code != 206:
+            raise _refused(shown, reply.status_code, repo)
+        match = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
+        if match is None or reply.headers.get("content-encoding", "identity") != "identity":
+            raise _wrong(shown, "the answer does not name its range")
+        first, last, size = map(int, match.groups())
+        count = min(count, size - offset)
+        if size > _LARGEST_FILE or first != offset or last != offset + count - 1:
+            raise _wrong(shown, f"the answer to {headers['Range'][6:]} has {first}-{last} of {size}")
+        data = bytearray()
+        until_s = time.monotonic() + _LONGEST_S + count / _SLOWEST_BYTES_PER_S
+        for chunk in reply.iter_raw():
+            data += chunk
+            if len(data) > count:
+                raise _wrong(shown, f"the answer has more than the requested {count:,} bytes")
+            if time.monotonic() > until_s:
+                raise client.UnreachableError(f"{shown} comes too slowly", "check the network and try again")
+    if len(data) < count:
+        raise client.BrokenConnectionError(f"{shown}: the server sent {len(data):,} of {count:,} bytes", "try again")
+    return bytes(data), size, _version(reply.headers)
+
+
+def _version(headers: Mapping[str, str]) -> str:
+    return headers.get("etag") or headers.get("last-modified", "")
+
+
+def _wrong(shown: str, what: str) -> ModelError:
+    return ModelError(f"{shown} cannot be read in part: {what}", "download the file first, then name it")
+
+
+def _refused(shown: str, status: int, repo: str) -> GgufspecError:
+    if status == 200:
+        return ModelError(f"the server of {shown} does not serve ranges", "download the file first, then name it")
+    if status == 416:
+        return ModelError(f"{shown} is empty or cut short (416)", "check the file at its source")
+    if status in (404, 410):
+        return ModelError(f"there is no {shown} ({status})", "check the address")
+    if status in (401, 403):
+        hint = (
+            f"see {client.page(repo)}, and set HF_TOKEN" if repo else "a signed address may have expired: get a new one"
+        )
+        return ModelError(f"the server refuses {shown} ({status})", hint)
+    if status >= 500 or status in (408, 429):
+        return client.BusyError(f"the server of {shown} is busy ({status})", "try again later")
+    return ModelError(f"the server of {shown} answers {status}", "check the address")

@@ -1,0 +1,194 @@
+"""Finds the files of a model on this machine, behind a URL or on the hub, with all parts of a split model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.models.hub import client
+from ggufspec.models.hub.client import HubFile
+from ggufspec.models.hub.ranges import RemoteFile, probe, unsigned
+
+Source = str | Path | HubFile
+
+MOST_PARTS = 512
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # llama_split_path in src/llama.cpp
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file of this machine, with its size and time of modification."""
+
+    path: Path
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def at(cls, path: Path) -> LocalFile:
+        """Check a file.
+
+        Raises:
+            ModelError: it does not exist, or is not a file.
+        """
+        try:
+            found = path.stat()
+        except (OSError, ValueError) as error:
+            reason = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+            raise ModelError(f"{path} {reason}", f"ls {path.parent}") from None
+        if not path.is_file():
+            raise ModelError(f"{path} is not a file", f"ls {path}")
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    @property
+    def name(self) -> str:
+        """The file's name; the link's own for a link."""
+        return self.path.name
+
+    @property
+    def identity(self) -> str:
+        """Path, size and time of modification; a copy elsewhere is another file."""
+        return f"{self.path.resolve()} {self.size_bytes} {self.modified_ns}"
+
+    def read(self, offset: int, count: int) -> bytes:
+        """``count`` bytes from ``offset``; fewer at the end.
+
+        Raises:
+            ModelError: it cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                return file.read(count)
+        except OSError as error:
+            raise ModelError(f"{self.path} cannot be read: {error.strerror}", f"ls -l {self.path}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The files of a model: all parts in order.
+
+    ``origin`` is the first for display, without signature and password; ``locator`` stays when contents change.
+    """
+
+    origin: str
+    locator: str
+    files: tuple[LocalFile | RemoteFile, ...]
+
+    @property
+    def key(self) -> str:
+        """The key of its header in the cache."""
+        return digest("\n".join(file.identity for file in self.files))
+
+
+def digest(text: str) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain(source: Source) -> str | HubFile:
+    """A path or a URL as text; a link to the hub becomes a :class:`HubFile`.
+
+    Raises:
+        GgufspecError: it is neither.
+    """
+    if isinstance(source, HubFile):
+        return source
+    text = str(source)
+    try:
+        text.encode()
+        is_address = not is_url(text) or bool(urlsplit(text).hostname)
+    except UnicodeEncodeError:
+        raise GgufspecError(f"{text.encode('utf-8', 'replace').decode()} is not UTF-8", "rename the file") from None
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise GgufspecError(f"{text!r} is not an address", "an address is https://HOST/PATH.gguf")
+    return (client.from_url(text) if is_url(text) else None) or text
+
+
+def is_url(source: str) -> bool:
+    """Whether a source is a URL."""
+    return source.startswith(("https://", "http://"))
+
+
+def locate(source: Source) -> ModelFiles:
+    """Find the files of a model; a remote one takes one request per part.
+
+    Raises:
+        ModelError: a part is missing.
+        UnreachableError: there is no network.
+    """
+    source = plain(source)
+    if isinstance(source, HubFile):
+        return downloaded(source) or _on_hub(source)
+    if is_url(source):
+        files = tuple(map(probe, _part_urls(source)))
+        return ModelFiles(unsigned(files[0].url), locator(source), files)
+    paths = [Path(name) for name in part_names(_absolute(source))]
+    return ModelFiles(str(paths[0]), locator(source), _here(paths))
+
+
+def locator(source: str | HubFile) -> str:
+    """An identifier that stays when contents change; the same for all parts of a split model."""
+    if isinstance(source, HubFile):
+        return f"hub {HubFile(source.repo, part_names(source.file)[0], source.revision or 'main')}"
+    return f"url {unsigned(_part_urls(source)[0])}" if is_url(source) else f"file {part_names(_absolute(source))[0]}"
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of a split model, from that of any part; of another model its own name.
+
+    Raises:
+        ModelError: the numbers in the name are impossible.
+    """
+    match = _PART.fullmatch(name)
+    if match is None:
+        return [name]
+    prefix, number, count = match[1], int(match[2]), int(match[3])
+    if not 1 <= number <= count <= MOST_PARTS:
+        message = f"{name} claims to be part {number} of {count}"
+        raise ModelError(message, "restore the original file name")
+    return [f"{prefix}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _part_urls(url: str) -> list[str]:
+    parts = urlsplit(url)
+    names = part_names(parts.path)
+    return [urlunsplit(parts._replace(path=quote(name, safe="/%:@!$&'()*+,;=~"))) for name in names]
+
+
+def _here(paths: Sequence[Path]) -> tuple[LocalFile, ...]:
+    lost = [i for i, path in enumerate(paths, 1) if not os.path.exists(path)]  # noqa: PTH110  # never raises
+    if 0 < len(lost) < len(paths):
+        message = f"part {lost[0]} of {len(paths)} is missing: {paths[lost[0] - 1]}"
+        raise ModelError(message, "put all parts in one folder")
+    return tuple(map(LocalFile.at, paths))
+
+
+def downloaded(source: HubFile) -> ModelFiles | None:
+    """The parts in the hub's own cache, if all are present."""
+    cached = [client.cached_file(source.repo, name, source.revision) for name in part_names(source.file)]
+    paths = [path for path in cached if path is not None]
+    if len(paths) < len(cached):
+        return None
+    return ModelFiles(str(paths[0]), locator(source), _here(paths))
+
+
+def _on_hub(source: HubFile) -> ModelFiles:
+    revision, files = source.revision, []
+    names = part_names(source.file)
+    for name in names:
+        part = client.remote_file(source.repo, name, revision)
+        revision = part.commit or revision  # the same commit for all parts
+        files.append(RemoteFile(part.url, part.size_bytes, commit=part.commit or part.etag, repo=source.repo))
+    return ModelFiles(str(HubFile(source.repo, names[0], revision)), locator(source), tuple(files))

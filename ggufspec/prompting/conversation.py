@@ -1,0 +1,213 @@
+"""A conversation: its turns, those that still fit the context, and the file that it is saved in.
+
+Pure but for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as ``ggufspec chat --json`` prints it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files import untrusted
+from ggufspec.files.write import write_whole
+from ggufspec.schema.base import to_json
+from ggufspec.schema.chat import ChatDocument, ChatTurn
+
+SCHEMA = "ggufspec/chat@1"
+BEHIND = {"system": "\n\n", "user": "", "assistant": "\n"}  # messages of a conversation that goes on as plain text
+_RESERVED_SHARE = 4  # an answer is promised its length, or this part of the context if that is less
+_HINT = "/save FILE writes one; ggufspec chat --json prints one"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn(ChatTurn):
+    """A question and its answer, as documents have it; ``answer`` is None while the model has not been asked.
+
+    Args:
+        tokens: ids of the answer as they were emitted, its end token included, so that a cache that holds them is of
+            use in the next turn; empty where they are not known, in a conversation from a file say.
+    """
+
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A system prompt and turns, oldest first. Only the last turn may lack its answer."""
+
+    system: str = ""
+    turns: tuple[Turn, ...] = ()
+
+    def ask(self, text: str) -> Conversation:
+        """With one more question; a last one that was never answered is replaced."""
+        return replace(self, turns=(*self.answered, Turn(text)))
+
+    def reply(self, text: str, tokens: tuple[int, ...] = (), **more: Any) -> Conversation:
+        """With an answer to the last turn; ``more`` are other fields of :class:`Turn`.
+
+        Raises:
+            ValueError: no question is open.
+        """
+        if not self.open:
+            raise ValueError("there is no question to answer")
+        last = replace(self.turns[-1], answer=text, tokens=tokens, **more)
+        return replace(self, turns=(*self.turns[:-1], last))
+
+    def undo(self) -> Conversation:
+        """Without the last turn, answered or not."""
+        return replace(self, turns=self.turns[:-1])
+
+    def clear(self) -> Conversation:
+        """Nothing but the system prompt."""
+        return replace(self, turns=())
+
+    def without(self, count: int) -> Conversation:
+        """Without the ``count`` oldest turns; the system prompt stays."""
+        return replace(self, turns=self.turns[count:])
+
+    @property
+    def open(self) -> bool:
+        """Whether the last question waits for its answer."""
+        return bool(self.turns) and self.turns[-1].answer is None
+
+    @property
+    def answered(self) -> tuple[Turn, ...]:
+        """The turns that have an answer."""
+        return self.turns[:-1] if self.open else self.turns
+
+    def messages(self) -> list[dict[str, str]]:
+        """What a chat template takes: ``role`` and ``content`` of the system prompt, if any, and of every turn."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            messages.append({"role": "user", "content": turn.user})
+            if turn.answer is not None:
+                messages.append({"role": "assistant", "content": turn.answer})
+        return messages
+
+
+def reserved_tokens(ctx_size: int, max_tokens: int) -> int:
+    """Tokens of the context that are reserved for the answer: all of it, but a quarter of the context at most."""
+    return max(1, min(max_tokens, ctx_size // _RESERVED_SHARE))
+
+
+def fit(
+    conversation: Conversation, count: Callable[[Conversation], int], ctx_size: int, max_tokens: int
+) -> Conversation:
+    """Without the fewest oldest turns, so that the prompt and :func:`reserved_tokens` fit the context.
+
+    Args:
+        conversation: with an open question.
+        count: tokens of the prompt that a conversation makes.
+        ctx_size: tokens of the context.
+        max_tokens: of the answer.
+
+    Raises:
+        UsageError: the last question alone, with the system prompt, does not fit; the message has its tokens.
+    """
+    reserved = reserved_tokens(ctx_size, max_tokens)
+    most = ctx_size - reserved
+    sizes: dict[int, int] = {}
+
+    def fits(dropped: int) -> bool:
+        sizes[dropped] = count(conversation.without(dropped))
+        return sizes[dropped] <= most
+
+    if fits(0):
+        return conversation
+    last = len(conversation.turns) - 1
+    if not fits(last):
+        message = "the message with the system prompt" if conversation.system else "the message"
+        raise UsageError(
+            f"{message} has {sizes[last]:,} tokens; the context holds {ctx_size:,}, {reserved:,} of them for the "
+            "answer",
+            f"-c {_context_for(sizes[last], max_tokens)} would hold it",
+        )
+    return conversation.without(bisect_left(range(last), True, key=fits))
+
+
+def _context_for(tokens: int, max_tokens: int) -> int:
+    """A context that holds a prompt and its answer."""
+    enough = min(tokens + max_tokens, -(-tokens * _RESERVED_SHARE // (_RESERVED_SHARE - 1)))
+    return -(-enough // 256) * 256
+
+
+def document(
+    conversation: Conversation, pair: Mapping[str, Any], settings: Mapping[str, Any], **more: Any
+) -> ChatDocument:
+    """The conversation as ``ggufspec/chat@1``. Token ids are left out: they mean nothing to another model.
+
+    Args:
+        conversation: all of it.
+        pair: the models; for the reader only.
+        settings: at the end; for the reader only.
+        more: other fields of the document.
+    """
+    names = [field.name for field in fields(ChatTurn)]
+    turns = tuple(ChatTurn(**{name: getattr(turn, name) for name in names}) for turn in conversation.turns)
+    return ChatDocument(dict(pair), dict(settings), conversation.system, turns, **more)
+
+
+def save(path: Path, document: ChatDocument) -> None:
+    """Write a conversation to a file, whole or not at all.
+
+    Raises:
+        GgufspecError: it cannot be written.
+    """
+    write_whole(path, to_json(document) + "\n")
+
+
+def load(path: Path) -> Conversation:
+    """The conversation in a file; unknown keys are ignored.
+
+    Raises:
+        GgufspecError: there is no such file, it is damaged, or is not a conversation.
+    """
+    return _parse(untrusted.read_json(path, hint=_HINT), str(path))
+
+
+def _parse(body: object, name: str) -> Conversation:
+    from pydantic import ValidationError
+
+    from ggufspec.schema import codec
+
+    schema = body.get("schema") if isinstance(body, Mapping) else None
+    if not isinstance(body, Mapping) or not isinstance(schema, str):
+        raise GgufspecError(f"{name} is not a conversation: it has no schema", _HINT)
+    if schema != SCHEMA:
+        known = schema.rpartition("@")[0] == SCHEMA.rpartition("@")[0]
+        hint = "a newer ggufspec wrote it: update" if known else _HINT
+        raise GgufspecError(f"{name} has schema {schema!r}, a conversation has {SCHEMA!r}", hint)
+    try:
+        file = codec.load(_File, body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise GgufspecError(f"{name} is a damaged conversation: {where}: {first['msg']}", _HINT) from None
+    unanswered = [number for number, turn in enumerate(file.turns[:-1], 1) if turn.answer is None]
+    if unanswered:
+        raise GgufspecError(f"{name} is a damaged conversation: turn {unanswered[0]} has no answer", _HINT)
+    everything = [file.system, *(text for turn in file.turns for text in (turn.user, turn.answer or ""))]
+    if any("\ud800" <= character <= "\udfff" for text in everything for character in text):
+        raise GgufspecError(f"{name} is a damaged conversation: it has half a character (a lone surrogate)", _HINT)
+    return Conversation(file.system, tuple(Turn(turn.user, turn.answer, turn.stopped) for turn in file.turns))
+
+
+@dataclass(frozen=True, slots=True)
+class _FileTurn:
+    """One turn of the file."""
+
+    user: str
+    answer: str | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is read of the file."""
+
+    turns: list[_FileTurn]
+    system: str = ""

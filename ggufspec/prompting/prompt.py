@@ -1,0 +1,231 @@
+"""From a conversation to the token ids of a prompt, by the model's chat template or as plain text. Pure.
+
+Two things go beyond the template's text. A message stays text, ``<|im_end|>`` and all. And an answer of the model goes
+back as the tokens that it emitted, not as its text would be tokenized, so that a cache which holds them stays valid.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+from typing import TYPE_CHECKING
+
+from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.chat_library import Applied
+from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
+from ggufspec.prompting import marks as marking
+from ggufspec.prompting import mends
+from ggufspec.prompting.conversation import BEHIND, Conversation
+from ggufspec.prompting.mends import Message
+
+if TYPE_CHECKING:
+    from ggufspec.llamacpp.model import Model
+
+
+class Prompter:
+    """Makes prompts of conversations.
+
+    Args:
+        model: whose tokens they are of.
+        template: its chat template; None where it has none.
+
+    Attributes:
+        notes: what a user should know of how the prompts are made.
+    """
+
+    def __init__(self, model: Model, template: ChatTemplate | None) -> None:
+        self._model, self._template = model, template
+        special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
+        starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none
+        self._special = re.compile(f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))") if special else None
+        self._spaced = b"".join(model.piece(token) for token in model.tokenize("a", start=False)) == b" a"
+        self.notes: list[str] = []
+
+    def tokens(self, conversation: Conversation, *, chat: bool = True) -> list[int]:
+        """The prompt for the answer to the last question; see :meth:`applied`."""
+        return self.applied(conversation, chat=chat)[0]
+
+    def applied(self, conversation: Conversation, *, chat: bool = True) -> tuple[list[int], Applied]:
+        """The same, and how the answer is read.
+
+        Args:
+            conversation: with an open question.
+            chat: use the template, if there is one; else the turns are one text after another, and the model goes on.
+
+        Raises:
+            UsageError: no question is open; a message is not valid text, or the template changes one so that its
+                ``<|…|>`` would mean a token.
+            ModelError: the template fails, or refuses the conversation.
+        """
+        if not conversation.open:
+            raise UsageError("there is no question to answer", "ask one")
+        messages = _messages(conversation)
+        if chat and self._template is not None:
+            return self.of_messages(messages)
+        _check(messages)
+        marks = marking.unused([message.content for message in messages])
+        emitted = self._are_known(messages)
+        own = self._marked(messages, emitted, marks)
+        text = "".join(message.content + BEHIND[message.role] for message in own)
+        return self._ids(marking.segments(text, [*compress(messages, emitted)], marks), marks), Applied(
+            marking.bare(text, marks)
+        )
+
+    def of_messages(self, messages: Sequence[Message], wishes: Wishes = Wishes()) -> tuple[list[int], Applied]:
+        """The prompt for the next message, by the template, and how that is constrained and read.
+
+        Args:
+            messages: of any roles, oldest first.
+            wishes: what else is asked.
+
+        Raises:
+            UsageError: a message is not valid text, or is one whose ``<|…|>`` would mean a token; see
+                :meth:`ChatTemplate.apply`.
+            ModelError: there is no template; it fails, or refuses the messages.
+        """
+        if self._template is None:
+            raise ModelError("the model has no chat template", "give one with --chat-template FILE")
+        _check(messages)
+        taken, applied = self._accepted(self._template, list(messages), wishes)
+        return self._marked_ids(self._template, taken, wishes, applied.prompt), applied
+
+    def _accepted(
+        self, template: ChatTemplate, messages: list[Message], wishes: Wishes
+    ) -> tuple[list[Message], Applied]:
+        """The messages as the template takes them, and what it makes of them."""
+        failure: ModelError | None = None
+        notes: list[str] = []
+        for mend, note in mends.MENDS:
+            mended = mend(messages)
+            if failure and mended == messages:
+                continue
+            messages = mended
+            notes.append(note)
+            try:
+                applied = template.apply([message.plain() for message in messages], wishes)
+                if _lost(messages, applied.prompt):
+                    raise ModelError("the model's chat template leaves the system prompt out", "/system off")
+            except ModelError as error:
+                failure = failure or error
+                continue
+            self.notes += [note for note in notes if note and note not in self.notes]
+            return messages, applied
+        assert failure is not None
+        raise failure
+
+    def _marked_ids(self, template: ChatTemplate, messages: list[Message], wishes: Wishes, prompt: str) -> list[int]:
+        """The tokens of a prompt, in which text stays text, and known answers are the tokens that they were."""
+        said = [*_texts([wishes.tools, *([one.content, one.more] for one in messages)])]
+        traps = [found for text in said if (found := self._special_in(text))]
+        emitted = self._are_known(messages)
+        nothing = [False] * len(messages)
+        marks = marking.unused([prompt, *said])
+        for known in [emitted, nothing] if any(emitted) and traps else [emitted]:
+            if not (any(known) or traps):
+                break
+            own = self._marked(messages, known, marks)
+            asked = replace(wishes, tools=tuple(marking.guarded_all(wishes.tools, self._places, marks)), json_schema="")
+            try:
+                text = template.apply([message.plain() for message in own], asked).prompt
+            except (ModelError, UsageError):
+                continue
+            text = marking.unescaped(text, marks)
+            if marking.bare(text, marks) == prompt:
+                return self._ids(marking.segments(text, [*compress(messages, known)], marks), marks)
+        if traps:
+            raise UsageError(
+                f"the chat template rewrites messages, so that {traps[0]} in one of them would be a token",
+                "leave it out, or /chat off",
+            )
+        return self._ids([prompt], marks)
+
+    def _are_known(self, messages: Sequence[Message]) -> list[bool]:
+        """Of each message, whether it is an answer that goes back as the tokens that it was emitted as."""
+        return [bool(one.content.strip() and self._emitted(one)) for one in messages]
+
+    def _marked(self, messages: Sequence[Message], known: Sequence[bool], marks: marking.Marks) -> list[Message]:
+        pairs = zip(messages, known, strict=True)
+        return [marking.marked(one, self._places, marks, known=is_known) for one, is_known in pairs]
+
+    def _ids(self, segments: Sequence[str | Message], marks: marking.Marks) -> list[int]:
+        """The tokens of a prompt."""
+        ids: list[int] = []
+        texts: list[str | list[int]] = []
+        for one in segments:
+            if isinstance(one, str):
+                texts += one.split(marks.cut)
+            else:
+                texts.append(self._emitted(one))
+        for text in texts:
+            ids += self._cut(text, begun=bool(ids)) if isinstance(text, str) else text
+        first = self._model.first_token
+        return ids if first is None or ids[:1] == [first] else [first, *ids]
+
+    def _emitted(self, answer: Message) -> list[int]:
+        """The tokens that an answer was emitted as, without its end; none where they are not its text."""
+        tokens = [token for token in answer.tokens if not self._model.is_end(token)]
+        data = b"".join(map(self._model.piece, tokens))
+        return tokens if data.decode("utf-8", "replace") == answer.content else []
+
+    def _places(self, text: str) -> list[int]:
+        """Where texts of special tokens begin in a text."""
+        return [found.start() for found in self._special.finditer(text)] if self._special else []
+
+    def _special_in(self, text: str) -> str:
+        """The first special token's text in ``text``; empty if there is none."""
+        found = self._special.search(text) if self._special else None
+        return found[1] if found else ""
+
+    def _cut(self, text: str, *, begun: bool) -> list[int]:
+        """Token ids of a text; where another goes before it, without the space that some tokenizers begin with."""
+        tokenize, piece = self._model.tokenize, self._model.piece
+        if not (begun and self._spaced):
+            return tokenize(text, special=True, start=False)
+        if len(text) > 1 and text[0] == " ":
+            return tokenize(text[1:], special=True, start=False)
+        ids = tokenize(text, special=True, start=False)
+        return ids[1:] if ids and piece(ids[0]) == b" " else ids
+
+
+def _messages(conversation: Conversation) -> list[Message]:
+    """The conversation's messages, in order."""
+    tokens = (turn.tokens for turn in conversation.answered)
+    return [
+        Message(role, content, next(tokens) if role == "assistant" else ())
+        for role, content in map(dict.values, conversation.messages())
+    ]
+
+
+def _check(messages: Sequence[Message]) -> None:
+    """Refuse what is not valid text.
+
+    Raises:
+        UsageError: a message is not.
+    """
+    for message in messages:
+        try:
+            "".join([message.content, *_texts(message.more)]).encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"the {message.role} message is not valid text: it has half a character", "type it again"
+            ) from None
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Every text in plain data, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield str(key)
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+def _lost(messages: Sequence[Message], prompt: str) -> bool:
+    """Whether a template has left the system prompt out, which is the first message."""
+    return len(messages) > 1 and messages[0].instructs and messages[0].content.strip() not in prompt

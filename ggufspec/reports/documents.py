@@ -1,0 +1,116 @@
+"""Results that were kept: JSON documents of this or another machine, checked once and turned into dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ggufspec.errors import GgufspecError
+from ggufspec.files import untrusted
+from ggufspec.schema.base import SpeculativeRun
+from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.compare import CompareDocument
+from ggufspec.schema.plan import PlanDocument
+from ggufspec.schema.sweep import SweepDocument
+from ggufspec.schema.text import visible
+from ggufspec.schema.tune import TuneDocument
+from ggufspec.settings.table import OLD_NAMES, renamed
+
+Result: TypeAlias = BenchDocument | CompareDocument | PlanDocument | SweepDocument | TuneDocument
+
+KNOWN: dict[str, type[Result]] = {
+    "ggufspec/bench@1": BenchDocument,
+    "ggufspec/compare@1": CompareDocument,
+    "ggufspec/plan@1": PlanDocument,
+    "ggufspec/sweep@1": SweepDocument,
+    "ggufspec/tune@1": TuneDocument,
+}
+BUNDLE = "ggufspec/report@1"  # what ``ggufspec report --json`` prints: documents by the file that they were kept in
+_HINT = "ggufspec report RESULT.json: the JSON of " + ", ".join(sorted(name[9:-2] for name in KNOWN))
+
+
+def read(path: Path) -> dict[str, Result]:
+    """The document in a file, under the file's name; of what ``report --json`` printed every one that is in it.
+
+    Raises:
+        GgufspecError: there is no such file, it is no whole JSON, or no document that a report is made of; the message
+            names the file.
+    """
+    body = untrusted.read_json(path, hint=_HINT)
+    results = body.get("results") if isinstance(body, dict) and body.get("schema") == BUNDLE else None
+    if not isinstance(results, dict):
+        return {str(path): parse(body, str(path))}
+    if not results:
+        raise GgufspecError(f"{path} has no result in it", _HINT)
+    names = {f"{_printable(name)} in {path}": each for name, each in results.items()}
+    return {name: parse(each, name) for name, each in names.items()}
+
+
+def parse(body: object, name: str = "a result") -> Result:
+    """A document from its JSON.
+
+    Args:
+        body: what ``json.loads`` gave.
+        name: what messages call it.
+
+    Raises:
+        GgufspecError: it has no schema, one that is not known, or keys that its schema does not allow.
+    """
+    from pydantic import ValidationError
+
+    from ggufspec.schema import codec
+
+    body = renamed(_printable(body))
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if not isinstance(body, dict) or not isinstance(schema, str):
+        raise GgufspecError(f"{name} is not a ggufspec result: it has no schema", _HINT)
+    if isinstance(option := body.get("option"), str):  # of a sweep
+        body |= {"option": OLD_NAMES.get(option, option)}
+    if schema not in KNOWN:
+        raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
+    try:
+        for run in _speculative(body):  # or one that is wrong would do as a run without drafts
+            codec.load(SpeculativeRun, run)
+        found: Result = codec.load(KNOWN[schema], body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("Run", "SpeculativeRun"))
+        message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise GgufspecError(
+            f"{name} is not a valid {schema}: {where}: {message}", "make it again, or leave it out"
+        ) from None
+    return found
+
+
+def _printable(value: Any) -> Any:
+    """The same without control characters: names are a stranger's, and terminals obey such characters."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_printable(each) for each in value]
+    return value
+
+
+def _speculative(value: Any) -> Iterator[Any]:
+    """The runs with drafts, wherever they are."""
+    if isinstance(value, dict):
+        if "acceptance_rate" in value:
+            yield value
+        for each in value.values():
+            yield from _speculative(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _speculative(each)
+
+
+def _unknown(schema: str) -> str:
+    """What to say of a schema that is not known: another version's, or another command's."""
+    same = next((known for known in KNOWN if known.rpartition("@")[0] == schema.rpartition("@")[0]), None)
+    if same:
+        return f"has the schema {schema}, and this ggufspec reads {same}: it was made by another version"
+    if schema == "ggufspec/error@1":
+        return "is a failure (ggufspec/error@1): there is nothing in it to report"
+    return f"has the schema {schema}; a report is made of {', '.join(sorted(KNOWN))}"

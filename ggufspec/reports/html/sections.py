@@ -1,0 +1,280 @@
+"""Results as sections of a report: what was found in a sentence, tables, figures, remarks; by machine. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ggufspec.reports import bench, compare, plan, sweep, tune, words
+from ggufspec.reports.documents import Result
+from ggufspec.reports.html import figures
+from ggufspec.reports.html.figures import Figure
+from ggufspec.reports.table import Table
+from ggufspec.reports.words import base_name, times, with_spread
+from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.compare import CompareDocument
+from ggufspec.schema.plan import PlanDocument
+from ggufspec.schema.sweep import SweepDocument
+from ggufspec.schema.text import counted, number, of_memory
+from ggufspec.schema.tune import TuneDocument
+from ggufspec.settings.table import OPTIONS
+
+_FEWEST = 3  # trials that have an interval
+# Settings that are shown, in their order, and what they are called where they are no options.
+_SETTINGS = {
+    **dict.fromkeys(("ctx_size", "cache_type_k", "cache_type_v", "flash_attn", "ubatch_size", "threads")),
+    **dict.fromkeys(("drafter", "draft_policy", "draft_max", "accept")),
+    "temperature": "Temperature",
+    "prompts": "Prompts",
+    "prompt_format": "Their format",
+    "max_tokens": "Tokens an answer",
+    "depth": "Tokens in the cache before",
+    "repetitions": "Trials each",
+    "space": "Settings to choose from",
+    "repeats": "Trials of each finalist",
+    "budget_s": "Budget, seconds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One document of a ``kind``, ``compare`` say.
+
+    ``lead`` is the finding in a sentence or two, ``good`` whether it is a gain, ``facts`` what it was measured with.
+    ``speed`` is the best tokens/s and ``gain`` that over target-only or the first choice, as cells; empty without any.
+    ``warnings`` make the results unsure.
+    """
+
+    kind: str
+    title: str
+    lead: str
+    good: bool
+    facts: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+    speed: str
+    gain: str
+    figures: tuple[Figure, ...]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine and what was found on it."""
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    sections: tuple[Section, ...]
+
+
+def report(documents: Sequence[Result]) -> tuple[Machine, ...]:
+    """The documents by machine, in their order; plans last, with the first machine that has their cards."""
+    found: dict[str, Machine] = {}
+    for document in sorted(documents, key=lambda document: isinstance(document, PlanDocument)):
+        machine = _planned_for(document, found) if isinstance(document, PlanDocument) else _machine(document.machine)
+        key = str((machine.name, machine.facts))
+        before = found[key].sections if key in found else ()
+        found[key] = Machine(machine.name, machine.facts, (*before, section(document)))
+    return tuple(found.values())
+
+
+def section(document: Result) -> Section:
+    """One document as a section."""
+    if isinstance(document, CompareDocument):
+        return _compare(document)
+    if isinstance(document, BenchDocument):
+        return _bench(document)
+    if isinstance(document, TuneDocument):
+        return _tune(document)
+    if isinstance(document, SweepDocument):
+        return _sweep(document)
+    return _plan(document)
+
+
+# ---- machines -------------------------------------------------------------------------------------------------------
+
+
+def _machine(machine: dict[str, Any]) -> Machine:
+    cards = words.cards_of(machine)
+    shown = [f"{name} ({of_memory(size)})" if size else name for name, size in cards]
+    cpu, cores = str(machine.get("cpu") or "an unnamed processor"), machine.get("cores")
+    facts = [("Cards", ", ".join(shown) or "none seen")]
+    facts.append(("Processor", f"{cpu}, {cores} cores" if cores else cpu))
+    if isinstance(machine.get("memory_bytes"), int):
+        facts.append(("Memory", of_memory(machine["memory_bytes"])))
+    if machine.get("system"):
+        facts.append(("System", str(machine["system"])))
+    return Machine(" + ".join(name for name, _ in cards) or cpu, tuple(facts), ())
+
+
+def _planned_for(document: PlanDocument, machines: dict[str, Machine]) -> Machine:
+    cards = [device.description or device.name for device in document.devices if device.name != figures.HOST]
+    for machine in machines.values():
+        if cards and machine.name == " + ".join(cards):
+            return machine
+    devices = [f"{d.description or d.name} ({of_memory(d.total_bytes)})" for d in document.devices]
+    return Machine(f"Planned for {', '.join(cards) or 'no card'}", (("Devices", ", ".join(devices)),), ())
+
+
+def _facts(settings: dict[str, Any], machine: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The settings that are one value, and versions."""
+    found = []
+    for key, name in _SETTINGS.items():
+        value = settings.get(key)
+        if value not in (None, "") and not isinstance(value, (dict, list)):
+            label = name or OPTIONS[key].label[:1].upper() + OPTIONS[key].label[1:]
+            found.append((label, f"{value:,}" if isinstance(value, int) else str(value)))
+    if penalised := words.penalties(settings):
+        found.append(("Penalties", penalised))
+    programs = {"ggufspec": "ggufspec", "llama_cpp_python": "llama-cpp-python"}
+    if versions := [f"{name} {machine[key]}" for key, name in programs.items() if machine.get(key)]:
+        found.append(("Versions", ", ".join(versions)))
+    return tuple(found)
+
+
+# ---- compare, bench, sweep, tune, plan ------------------------------------------------------------------------------
+
+
+def _compare(document: CompareDocument) -> Section:
+    targets, drafts = compare.names_of(document)
+    best = next((cell for cell in compare.ordered(document, compare.Sort.SPEED) if cell.run is not None), None)
+    failures = sum(cell.run is None and cell.failure is not None for cell in document.cells)
+    title = f"Comparison of {counted(len(document.targets), 'target')}"
+    if document.drafts:
+        title += f" × {counted(len(document.drafts), 'draft')}"
+    if stem := words.common_stem([base_name(name) for name in targets]).rstrip("-_. "):
+        title += f" of {stem}"
+    if failures:
+        title += f", {failures} failed"
+    models = [
+        (word, ", ".join(base_name(name) for name in names))
+        for word, names in (("Targets", targets), ("Drafts", drafts))
+        if names
+    ]
+    tables = [compare.results(document, compare.Sort.SPEED, (targets, drafts))]
+    if found := compare.portions(document, (targets, drafts)):
+        tables.append(found)
+    if compare.has_quality(document):
+        tables.append(compare.quality(document, targets))
+    return Section(
+        "compare",
+        title,
+        compare.verdict(document),
+        bool(best and _is_gain(best.speedup)),
+        (*models, *_facts(document.settings, document.machine)),
+        tuple(tables),
+        with_spread(best.run.tokens_per_s) if best and best.run else "",
+        times(best.speedup) if best else "",
+        figures.drawable(figures.of_compare(document)),
+        (*document.warnings, *_lossy(cell.run for cell in document.cells)),
+        _notes(document),
+    )
+
+
+def _pair(pair: dict[str, Any]) -> str:
+    """Target + draft, after the pair's name if it has one."""
+    target, draft = base_name(pair.get("target")), base_name(pair.get("draft"))
+    models = f"{target} + {draft}" if draft else target
+    name = pair.get("name")
+    return f"{name}: {models}" if name and name not in (target, models) else models
+
+
+def _bench(document: BenchDocument) -> Section:
+    run = document.runs.get("speculative")
+    checks = (document.identical_output, document.hook and document.hook.identical_output)
+    hook = (document.hook.text, *document.hook.notes) if document.hook else ()
+    warnings = ("NOT the same text with and without a draft.",) if False in checks else ()
+    return Section(
+        "bench",
+        f"Bench of {_pair(document.pair)}",
+        f"{document.verdict.text} {document.verdict.why}".strip(),
+        document.verdict.worth_it,
+        _facts(document.settings, document.machine),
+        tuple(filter(None, (bench.results(document), bench.portions(document.by_kind, document.by_part)))),
+        with_spread(run.tokens_per_s) if run else "",
+        times(document.speedup),
+        figures.drawable(figures.of_bench(document)),
+        (*_lossy(document.runs.values()), *warnings),
+        (*_notes(document), *bench.remarks(document), *hook),
+    )
+
+
+def _sweep(document: SweepDocument) -> Section:
+    best = sweep.best(document)
+    run = (best.speculative or best.target_only) if best else None
+    alone = max((one.target_only.tokens_per_s.median for one in document.points if one.target_only), default=0.0)
+    return Section(
+        "sweep",
+        f"Sweep of {sweep.label(document)}: {_pair(document.pair)}",
+        sweep.summary(document),
+        bool(best and run and _is_gain(best.speedup) and run.tokens_per_s.median > alone),
+        _facts({k: v for k, v in document.settings.items() if k != document.option}, document.machine),
+        (sweep.results(document).filled(),),
+        with_spread(run.tokens_per_s) if run else "",
+        times(best.speedup) if best else "",
+        figures.drawable(figures.of_sweep(document)),
+        _lossy(point.speculative for point in document.points),
+        _notes(document),
+    )
+
+
+def _tune(document: TuneDocument) -> Section:
+    lead, speed, gain = "No trial succeeded.", "", times(document.gain)
+    winner = next((trial for trial in document.trials if trial.index == document.winner), None)
+    if winner is not None and winner.tokens_per_s is not None:
+        speed = with_spread(winner.tokens_per_s)
+        lead = f"Fastest: {tune.setting_name(document, winner.setting)}: {speed} tokens/s"
+        lead += f", {words.over(document.gain, 'what was planned')}." if gain else "."
+    failed = sum(trial.tokens_per_s is None for trial in document.trials)
+    notes = [f"Stopped: {document.stopped}."] if document.stopped else []
+    notes += [f"Saved as {document.saved}."] if document.saved else []
+    settings = document.settings | (asdict(document.trials[0].setting) if document.trials else {})
+    varied = tune.varied(document)
+    title = f"Tuning of {_pair(document.pair)}: {counted(len(document.trials), 'setting')}"
+    return Section(
+        "tune",
+        title + (f", {failed} failed" if failed else ""),
+        lead,
+        _is_gain(document.gain),
+        _facts({key: value for key, value in settings.items() if key not in varied}, document.machine),
+        (tune.trials(document, best=len(document.trials)),),
+        speed,
+        gain,
+        figures.drawable(figures.of_tune(document)),
+        (),
+        (*notes, *document.explanation, *tune.failures(document), *_notes(document)),
+    )
+
+
+def _plan(document: PlanDocument) -> Section:
+    chosen = document.options.get(document.choice.replace("-", "_"))
+    return Section(
+        "plan",
+        f"Plan for {_pair(document.pair)}",
+        f"{document.choice}: {document.why}",
+        document.choice == "speculative",
+        _facts(document.settings, {}),
+        (plan.options(document),),
+        f"≈ {number(chosen.tokens_per_s)}" if chosen else "",
+        "",
+        figures.drawable(figures.of_plan(document)),
+        (),
+        document.notes,
+    )
+
+
+def _notes(document: BenchDocument | CompareDocument | SweepDocument | TuneDocument) -> tuple[str, ...]:
+    interrupted = "It was interrupted: what is here was measured before."
+    return (interrupted, *document.notes) if document.interrupted else document.notes
+
+
+def _is_gain(ratio: Spread | None) -> bool:
+    """Whether it is above 1 for sure."""
+    return ratio is not None and len(ratio.samples) >= _FEWEST and ratio.ci95[0] > 1
+
+
+def _lossy(runs: Iterable[Run | None]) -> tuple[str, ...]:
+    lossy = any(isinstance(run, SpeculativeRun) and run.lossy for run in runs)
+    return ("The acceptance rule is lossy: the text may not be the target's own.",) if lossy else ()

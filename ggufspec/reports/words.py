@@ -1,0 +1,188 @@
+"""Measured values and settings as people read them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.schema.text import counted, number
+from ggufspec.settings.registry import drafters_label
+
+MODES = {
+    "target_only_at_pair": "target at pair",  # target-only, its layers as few as the pair's
+    "llama_target_only": "Llama alone",
+    "llama_hook": "Llama + hook",
+}
+
+
+def mode_name(mode: str) -> str:
+    """A key of a bench's runs for people."""
+    return MODES.get(mode, mode.replace("_", "-"))
+
+
+def conditions(settings: dict[str, Any], swept: str = "") -> str:
+    """Under what a bench was made, in a line; what was swept is left out.
+
+    Args:
+        settings: a document's.
+        swept: a key of them, which has a list.
+    """
+    prompts = counted(settings["prompts"], "prompt")
+    if how := settings.get("prompt_format"):
+        prompts += f" ({how})"
+    parts = [f"{prompts} × {counted(settings['max_tokens'], 'token')}"]
+    if settings.get("depth"):
+        parts.append(f"{settings['depth']:,} tokens deep")
+    if swept != "drafter":
+        parts.append(drafters_label(settings["drafter"]))
+    if swept not in ("draft_policy", "draft_max"):
+        most = "at most " if settings["draft_policy"] == "adaptive" else ""
+        length = f"{most}{counted(settings['draft_max'], 'token')} a round"
+        parts[-1:] = [f"{parts[-1]} ({length})"] if swept != "drafter" else [parts[-1], length]
+    parts.append("greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']}")
+    parts += filter(None, [penalties(settings)])
+    if swept != "accept":
+        parts.append(f"{settings['accept']}{' (lossy)' if settings['lossy'] else ''}")
+    parts += ["strict"] * settings["strict"]
+    if swept != "threads":
+        parts.append(counted(settings["threads"], "thread"))
+    return ", ".join([*parts, f"{counted(settings['repetitions'], 'trial')} each"])
+
+
+def penalties(settings: dict[str, Any]) -> str:
+    """The penalties of a document's settings in words; empty where there are none."""
+    off = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    found = [f"{key.replace('_', ' ')} {settings[key]}" for key, none in off.items() if settings.get(key, none) != none]
+    last = settings.get("repeat_last_n", 0)
+    if not found or not last:
+        return ""
+    return f"{', '.join(found)} over {'the context' if last == -1 else counted(last, 'token')}"
+
+
+def milliseconds(seconds: float) -> str:
+    """A short time."""
+    return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
+
+
+def first_token(seconds: float) -> str:
+    """The time to the first token."""
+    return f"first token after {f'{seconds:.2f} s' if seconds >= 1 else milliseconds(seconds)}"
+
+
+def prompt_figures(run: Run) -> str:
+    """Prompt speed and time to first token; empty where an old result does not have them."""
+    if run.time_to_first_token_s is None:
+        return ""
+    read = [f"{counted(run.prompt_tokens, 'token')} at {number(run.prompt_tokens_per_s)}/s"]
+    return ", ".join([*(read if run.prompt_tokens else []), first_token(run.time_to_first_token_s)])
+
+
+def with_spread(value: Spread, scale: float = 1.0) -> str:
+    """A median and the larger half of its interval, times ``scale``; a single trial has no interval."""
+    median, half = scale * value.median, scale * max(value.median - value.ci95[0], value.ci95[1] - value.median)
+    digits = 0 if median >= 100 else 1 if median >= 10 else 2
+    return f"{median:.{digits}f}" if len(value.samples) < 2 else f"{median:.{digits}f} ± {half:.{digits}f}"
+
+
+def ratio(value: Spread) -> str:
+    """A ratio without its interval: 1.42×."""
+    return f"{value.median:.2f}×"
+
+
+def times(value: Spread | None) -> str:
+    """A ratio with its interval: 1.42× (1.39 to 1.45); empty without one."""
+    return "" if value is None else ratio(value) + _interval(value)
+
+
+def over(value: Spread | None, rival: str) -> str:
+    """A ratio in a sentence: 1.42× target-only (95 % interval 1.39 to 1.45); empty without one."""
+    return "" if value is None else f"{ratio(value)} {rival}{_interval(value, '95 % interval ')}"
+
+
+def _interval(value: Spread, words: str = "") -> str:
+    low, high = value.ci95
+    return f" ({words}{low:.2f} to {high:.2f})" if len(value.samples) > 1 else ""
+
+
+def median(value: Spread) -> float:
+    """By what a measured number is ranked."""
+    return value.median
+
+
+def layers(run: Run) -> str:
+    """Layers on the GPU of how many: the target's, and the draft's if there is one."""
+    text = f"{run.gpu_layers}/{run.layers + 1}"
+    if isinstance(run, SpeculativeRun) and run.draft_layers:
+        text += f" + {run.gpu_layers_draft}/{run.draft_layers + 1}"
+    return text
+
+
+def speed(run: Run) -> str:
+    """Tokens per second of a run with their spread; marked where its rule may change the text."""
+    lossy = isinstance(run, SpeculativeRun) and run.lossy
+    return with_spread(run.tokens_per_s) + (" (lossy)" if lossy else "")
+
+
+def accepted(run: Run | None) -> str:
+    """The share of drafted tokens that were accepted; a dash where none was drafted, which is not none accepted."""
+    if not isinstance(run, SpeculativeRun):
+        return ""
+    return f"{run.acceptance_rate:.0%}" if run.drafted else "–"
+
+
+def acceptance(run: Run | None) -> float | None:
+    """The same as a number, None without one."""
+    return run.acceptance_rate if isinstance(run, SpeculativeRun) and run.drafted else None
+
+
+def tokens_per_round(run: Run | None) -> str:
+    """Tokens of a round; empty without a draft."""
+    return f"{run.tokens_per_round:.2f}" if isinstance(run, SpeculativeRun) else ""
+
+
+def cards_of(machine: dict[str, Any]) -> list[tuple[str, int]]:
+    """(name, bytes) of each of a document's cards; 0 bytes where they are not known."""
+    found = machine.get("gpus")
+    return [
+        (str(card.get("name", "card")), size if isinstance(size := card.get("total_bytes"), int) else 0)
+        for card in (found if isinstance(found, (list, tuple)) else ())
+        if isinstance(card, dict)
+    ]
+
+
+# ---- names of models ------------------------------------------------------------------------------------------------
+
+
+def base_name(value: object) -> str:
+    """The file's own name, without folder and ending."""
+    name = str(value or "").replace("\\", "/").rpartition("/")[2]
+    return name.removesuffix(".gguf")
+
+
+def common_stem(names: Sequence[str]) -> str:
+    """What all names begin with, in whole words; empty for a single one."""
+    split = [re.split(r"(?<=[-/ ])|(?<=\.)(?!\d)", name) for name in dict.fromkeys(names)]
+    common = 0
+    if len(split) > 1:
+        while all(len(words) > common + 1 for words in split) and len({words[common] for words in split}) == 1:
+            common += 1
+    return "".join(split[0][:common]) if split else ""
+
+
+def shorter(names: Sequence[str], most: int | None = None) -> dict[str, str]:
+    """Short names that differ: without folder, ending, and the words that all begin with; of ``most`` letters."""
+    plain = {name: base_name(name) for name in names}
+    stem = common_stem(list(plain.values()))
+    found = {name: text[len(stem) :] for name, text in plain.items()}
+    if len(set(found.values())) < len(found):
+        found = {name: name for name in names}
+    cut = {name: shortened(text, most) for name, text in found.items()} if most else found
+    return cut if len(set(cut.values())) == len(cut) else found
+
+
+def shortened(text: str, most: int) -> str:
+    """The text without its middle, where it is longer: a file's name says the most at its ends."""
+    tail = most * 3 // 5
+    return text if len(text) <= most else f"{text[: max(0, most - tail - 1)]}…{text[-tail:]}"

@@ -1,0 +1,1 @@
+"""What can be set: the table of options, and the names of drafters and rules."""

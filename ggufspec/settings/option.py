@@ -1,0 +1,164 @@
+"""One row of the table of options: what it is called, and how a value is read and checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ggufspec.errors import UsageError
+
+MAX_LIST = 64  # values of a sweep
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row."""
+
+    flags: tuple[str, ...]  # as they are typed, the short one first; none for the positional argument
+    help: str  # a sentence or two
+    group: str  # of the options that commands take together
+    metavar: str = ""  # of the help; by the type if empty
+    variable: str = ""  # ``GGUFSPEC_<variable>`` holds the value too
+    default: Any = None  # what holds where nothing is given; None is decided elsewhere
+    shown: str = ""  # what the help shows in brackets instead of the default
+    least: float | None = None  # the value is at least this
+    most: float | None = None
+    also: float | None = None  # a value outside of the bounds that has a meaning of its own
+    above: float | None = None  # it is greater than this
+    below: float | None = None
+    choices: tuple[str, ...] = ()  # the only values
+    words: tuple[str, ...] = ()  # values that completion offers beside numbers
+    reader: Callable[[str], Any] | None = None  # makes a value of a text; raises ValueError with the reason
+    usual: str = ""  # the hint for a value that is refused
+    label: str = ""  # what reports and messages call it; by default the name with spaces
+    profile: bool = False  # whether profiles have it in ``[settings]``
+    sweep: bool = False  # whether ``bench --sweep`` takes a list of it
+    tune: bool = False  # whether ``tune`` searches it
+    chat: bool = False  # whether a switch of a chat, of the flag's name, changes it
+    python: bool = False  # whether it is a keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``
+    repeated: bool = False  # whether the flag may be given several times, as that of a tuple without a reader may
+    # :func:`table` fills in:
+    name: str = ""  # the field's
+    kind: type = str  # the field's without None: ``int``, ``float``, ``str``, ``bool``, ``Path``
+
+    @property
+    def flag(self) -> str:
+        """How it is typed: the short flag."""
+        return self.flags[0] if self.flags else self.metavar
+
+    @property
+    def form(self) -> str:
+        """The value's form, for the help: ``N``, ``N|auto|all``, ``adaptive|fixed``."""
+        if self.metavar or self.kind is bool:
+            return self.metavar
+        return "|".join(self.choices) or {int: "N", float: "X", Path: "FILE"}.get(self.kind, "TEXT")
+
+    @property
+    def described(self) -> str:
+        """The help with the default in brackets."""
+        default = f"{self.default:g}" if self.kind is float and self.default is not None else self.default
+        shown = self.shown or ("" if default is None or self.kind is bool else str(default))
+        return f"{self.help}  [{shown}]" if shown else self.help
+
+    def check(self, value: Any) -> Any:
+        """A value from wherever: one of the right type, within the bounds. Texts are read as on the command line.
+
+        Raises:
+            UsageError: it is not; the hint has a usual value.
+        """
+        if value is None or self.kind is bool:
+            return value
+        if self.repeated:
+            texts = (str(value),) if isinstance(value, str | int) else tuple(map(str, value))
+            return tuple(one for text in texts for one in self._read(text)) if self.reader else texts
+        if self.reader is not None and isinstance(value, str):
+            value = self._read(value)
+        elif self.kind in (str, Path) and self.reader is None:
+            value = self.kind(value)
+        elif self.kind in (int, float) and value not in self.words:
+            value = self._number(value)
+        if self.choices and value not in self.choices:
+            raise UsageError(
+                f"there is no {self.label} {str(value)!r}", f"{self.flag} is one of " + ", ".join(self.choices)
+            )
+        if isinstance(value, int | float) and not self._is_within(value):
+            raise UsageError(f"{self.flags[-1]} {_shown(value)} is out of range: {self._range()}", self.usual)
+        return value
+
+    def _read(self, text: str) -> Any:
+        assert self.reader is not None
+        try:
+            return self.reader(text)
+        except ValueError as error:
+            raise UsageError(f"{self.flags[-1]} {text!r} {error}", self.usual) from None
+
+    def _number(self, value: Any) -> Any:
+        try:
+            return self.kind(value)
+        except (ValueError, TypeError, OverflowError):
+            what = "a whole number" if self.kind is int else "a number"
+            raise UsageError(f"{self.flags[-1]} {str(value)[:40]!r} is not {what}", self.usual) from None
+
+    def _is_within(self, value: float) -> bool:
+        return value == self.also or (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def _range(self) -> str:
+        if self.least is not None and self.most is not None:
+            return f"{_shown(self.least)} to {_shown(self.most)}"
+        words = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
+        return ", ".join(f"{word} {_shown(bound)}" for word, bound in words if bound is not None) or "a finite number"
+
+    def parse_list(self, text: str) -> list[tuple[str, Any]]:
+        """(as typed, value) of each in a list with commas, each once; of a number 0-80+8 and 1-16*2 are lists too.
+
+        Raises:
+            UsageError: a value is missing or refused, a range goes nowhere, there are too many.
+        """
+        values: dict[str, Any] = {}
+        for part in text.split(","):
+            part = part.strip()
+            if not part:
+                raise UsageError(f"{self.flag} {text!r} has an empty value", f"{self.flag} VALUE,VALUE")
+            for shown in _numbers(part) if self.kind is int else [part]:
+                values[shown] = self.check(shown)
+                if len(values) > MAX_LIST:
+                    raise UsageError(f"{self.flag} {text!r} has more than {MAX_LIST} values", "fewer of them")
+        return list(values.items())
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def _numbers(part: str) -> Iterator[str]:
+    """The numbers of a range, or the one value that is there."""
+    found = _RANGE.fullmatch(part)
+    if not found:
+        yield part
+        return
+    number, last, by = int(found[1]), int(found[2]), int(found[4] or 1)
+    times = found[3] == "*"
+    if number > last or by < 1 or (times and (by < 2 or number < 1)):
+        raise UsageError(f"{part!r} is not a range", "0-80+8 goes from 0 to 80 by 8, 1-16*2 doubles")
+    while number <= last:
+        yield str(number)
+        number = number * by if times else number + by
+
+
+def option(flags: str, help: str, group: str, *, where: str = "", **more: Any) -> Any:  # noqa: A002
+    """A field of :class:`Settings`. ``where`` has the names of :class:`Option`'s switches that are on, ``flags`` the
+    flags, with spaces between them; the other arguments are those of :class:`Option`.
+    """
+    switches: dict[str, Any] = dict.fromkeys(where.split(), True)
+    return field(default=None, metadata={"option": Option(tuple(flags.split()), help, group, **switches, **more)})
