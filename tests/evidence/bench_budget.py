@@ -13,10 +13,11 @@ full length. Nothing else must run on the machine while it records.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +74,30 @@ def record(name: str, target: Path, draft: Path, seconds: float, folder: Path) -
             print(name, number, prompt, {k: len(v["moments_s"]) for k, v in row.items()}, flush=True)
 
 
+@dataclass
+class Clock:
+    """What time it is in a replay."""
+
+    now: float = 0.0
+
+
 class Replay:
     """A load whose answers are recorded ones; time is what they took."""
 
     def __init__(self, kept: dict[str, Any], random_: random.Random) -> None:
-        self.kept, self.random, self.now = kept, random_, 0.0
+        self.kept, self.random, self.clock = kept, random_, Clock()
+        self.spec = codec.load(trial.Spec, kept["spec"])
         self.ready = trial.Ready(0.0, tuple(kept["prompt_tokens"]), True)
         self._drawn: dict[int, tuple[int, set[str]]] = {}  # of a prompt: the pass, and the ways that have used it
 
-    def opened(self, *_: Any, **__: Any) -> Replay:
-        return self
+    def opened(self, spec: trial.Spec, *_: Any, **__: Any) -> Replay:
+        """Another load, of the same clock: the check in strict mode has fewer prompts, and shorter ones."""
+        load = copy.copy(self)
+        load.spec = spec
+        return load
 
     def ask(self, request: trial.Request) -> trial.Result:
-        prompts = range(2) if request.prompts is None else request.prompts
+        prompts = range(len(self.spec.prompts)) if request.prompts is None else request.prompts
         found = [self._answer(prompt, request) for prompt in (prompts[:1] if request.warm_up else prompts)]
         return replace(found[0], answers=tuple(one.answers[0] for one in found))
 
@@ -98,10 +110,10 @@ class Replay:
         row = passes[number % len(passes)][prompt][request.alone]
         reply = codec.load(trial.Result, row["reply"])
         answer = reply.answers[0]
-        count = min(4 if request.warm_up else request.max_tokens or TOKENS, len(row["moments_s"]))
+        count = min(4 if request.warm_up else request.max_tokens or self.spec.max_tokens, len(row["moments_s"]))
         whole = answer.statistics
         end = whole.prompt_s + whole.decode_s if count == whole.tokens else row["moments_s"][count - 1]
-        self.now += end
+        self.clock.now += end
         short = replace(whole, tokens=count, decode_s=end - whole.prompt_s)
         # The texts are not what is judged: those of both ways are the same
         return replace(reply, answers=(replace(answer, tokens=tuple(range(count)), statistics=short),))
@@ -149,7 +161,9 @@ def judge(path: Path, draws: int) -> dict[str, Any]:
     found = []
     for seed in range(draws):
         replay = Replay(kept, random.Random(seed))
-        bench = Bench(Experiment(pair, spec, budget_s=BUDGET_S), opened=replay.opened, clock=lambda one=replay: one.now)
+        bench = Bench(
+            Experiment(pair, spec, budget_s=BUDGET_S), opened=replay.opened, clock=lambda one=replay: one.clock.now
+        )
         bench.run(lambda *_: None)
         found.append(verdict_of(bench))
     long_one = verdict_of(whole)
