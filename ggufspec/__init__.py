@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.errors import GgufspecError, ModelError, UsageError
+    from ggufspec.llamacpp.options import Placement
     from ggufspec.models.profile import Pair, Profile, demo_pair, load_profile
     from ggufspec.schema.bench import BenchDocument
     from ggufspec.schema.plan import PlanDocument
@@ -25,6 +26,7 @@ _NAMES = {
     "ggufspec.decoding.options": ("DecoderOptions",),
     "ggufspec.decoding.sampling": ("Sampling",),
     "ggufspec.errors": ("GgufspecError", "ModelError", "UsageError"),
+    "ggufspec.llamacpp.options": ("Placement",),
     "ggufspec.models.profile": ("Pair", "Profile", "demo_pair", "load_profile"),
     "ggufspec.schema.bench": ("BenchDocument",),
     "ggufspec.schema.plan": ("PlanDocument",),
@@ -39,6 +41,7 @@ __all__ = [
     "GgufspecError",
     "ModelError",
     "Pair",
+    "Placement",
     "PlanDocument",
     "Profile",
     "Sampling",

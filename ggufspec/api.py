@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.files import untrusted
+from ggufspec.llamacpp.options import Placement
 from ggufspec.schema.text import counted, of_file
 from ggufspec.settings.registry import DRAFTERS, Drafter, parse_drafters
 from ggufspec.settings.table import DRAFT_MAX, FIXED_DRAFT_MAX, OPTIONS, Settings, names, of_keywords
@@ -200,7 +201,7 @@ def decoder_options(wanted: Settings) -> DecoderOptions:
 
     if wanted.lookup_corpus is not None:
         _check_text(wanted.lookup_corpus)  # a typo is not to cost the time to load the models
-    same = [name for name in DecoderOptions.__dataclass_fields__ if name in OPTIONS and name not in _PLACEMENT]
+    same = [name for name in DecoderOptions.__dataclass_fields__ if name in OPTIONS]
     options = wanted.given(same)
     if wanted.drafter is not None:
         options["drafters"] = parse_drafters(wanted.drafter)
@@ -219,6 +220,21 @@ def sampling(given: Settings) -> Sampling:
 
     values = {name: given.value(name) for name in names(group="sampling")}
     return Sampling(temperature=values.pop("temp"), **values)
+
+
+def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
+    """The target's placement as it is given, and of :data:`ggufspec.planning.plan.FREE` what the plan may choose."""
+    from ggufspec.planning.plan import FREE
+
+    given = {name: getattr(wanted, name) for name in Placement.__dataclass_fields__ if name in OPTIONS}
+    given |= {"gpu_layers": layers_of(wanted.gpu_layers), "split": wanted.tensor_split}
+    given = {name: value for name, value in given.items() if value is not None}
+    return Placement(**given), FREE - given.keys()
+
+
+def placement_of_draft(wanted: Settings) -> tuple[Placement, frozenset[str]]:
+    """The same of the draft."""
+    return placement_of(Settings(gpu_layers=wanted.gpu_layers_draft))
 
 
 def layers_of(value: int | str | None) -> int | None:
@@ -491,17 +507,8 @@ def plan_request(
         check_part(target[0], "ffn", "--n-cpu-ffn")
     longest = wanted.draft_max or DRAFT_MAX
     widest = replace(options, draft_max=longest)
-    layers, split = layers_of(wanted.gpu_layers), wanted.tensor_split or ()
-    fixed = ModelRequest(
-        *target,
-        widest.context(with_draft=draft is not None),
-        layers,
-        split,
-        wanted.n_cpu_moe,
-        wanted.n_cpu_ffn,
-        wanted.override_tensor or (),
-    )
-    beside = ModelRequest(*draft, options.draft_context(), layers_of(wanted.gpu_layers_draft)) if draft else None
+    fixed = ModelRequest(*target, widest.context(with_draft=draft is not None), *placement_of(wanted))
+    beside = ModelRequest(*draft, options.draft_context(), *placement_of_draft(wanted)) if draft else None
     if draft and beside and options.head:
         in_target, mtp = draft[1] == target[1], options.head == "mtp"
         as_read = heads.as_read(target[0], target[0] if in_target else draft[0])
@@ -509,7 +516,8 @@ def plan_request(
         fixed = replace(fixed, mtp=in_target, context=replace(fixed.context, hidden=heads.sources(draft[0])))
     undrafted = replace(widest, drafters=(), lookup_corpus=None)
     alone = ModelRequest(*target, undrafted.context(with_draft=False))
-    alone = replace(alone, n_cpu_ffn=wanted.n_cpu_ffn and None)  # free, but where 0 rules it out
+    if wanted.n_cpu_ffn == 0:
+        alone = replace(alone, free=alone.free - {"n_cpu_ffn"})
     return PlanRequest(
         target=fixed,
         target_only=alone if draft else fixed,
@@ -560,17 +568,9 @@ def resolve(
 
     wanted = given.over(pair.settings)
     pair, options = with_head(pair, options or decoder_options(wanted), on_event)
-    layers, draft_layers = layers_of(wanted.gpu_layers), layers_of(wanted.gpu_layers_draft)
-    fixed = replace(
-        options,
-        gpu_layers=layers or 0,
-        split=wanted.tensor_split or (),
-        n_cpu_moe=wanted.n_cpu_moe or 0,
-        n_cpu_ffn=wanted.n_cpu_ffn or 0,
-        override_tensor=wanted.override_tensor or (),
-        gpu_layers_draft=draft_layers or 0,
-    )
-    all_given = layers is not None and (draft_layers is not None or pair.draft is None)
+    (target, free), (draft, draft_free) = placement_of(wanted), placement_of_draft(wanted)
+    fixed = replace(options, target=target, draft=draft)
+    all_given = "gpu_layers" not in (free | draft_free if pair.draft else free)
     if all_given and not rival and not wanted.override_tensor:
         return Resolved(fixed, fixed)
     where = machine(wanted, options.threads or physical_cores())
@@ -581,8 +581,7 @@ def resolve(
     if not where.cards:
         return Resolved(fixed, fixed)
     if all_given:  # only the rival is left to plan
-        free = replace(pair.settings, **dict.fromkeys(_PLACEMENT))
-        pair = replace(pair, draft=None, settings=free)
+        pair = replace(pair, draft=None, settings=replace(pair.settings, **dict.fromkeys(_PLACEMENT)))
         given = replace(given, **dict.fromkeys(_PLACEMENT))
     planned = replace(options, drafters=()) if all_given else options
     made = make_plan(pair, given, where=where, options=planned, calibrate=calibrate, on_event=on_event, verbose=verbose)
@@ -598,17 +597,11 @@ def resolve(
 
 def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: int | None = None) -> DecoderOptions:
     """``options`` at the placement that a plan found. A fixed draft length is the plan's, unless one is given."""
-    draft = option.draft
     planned = option.draft_length if options.draft_policy == "fixed" else None
     return replace(
         options,
-        gpu_layers=option.target.gpu_layers,
-        split=option.target.split,
-        n_cpu_moe=option.target.n_cpu_moe,
-        n_cpu_ffn=option.target.n_cpu_ffn,
-        override_tensor=option.target.override_tensor,
-        gpu_layers_draft=draft.gpu_layers if draft else 0,
-        draft_split=draft.split if draft else (),
+        target=option.target,
+        draft=option.draft or Placement(),
         draft_max=draft_max or planned or options.draft_max,
         cache_type_k=option.context.cache_type_k,
         cache_type_v=option.context.cache_type_v,

@@ -62,7 +62,7 @@ def _checks_task(lab: Lab, share: float, words: str, rank: int) -> Task:
     def run(lab: Lab) -> ChecksFound:
         lab.fitting(pair)
         layers = round(share * lab.shelf.known(pair.target).header.layers)
-        options = lab.options(gpu_layers=layers, gpu_layers_draft=-1)
+        options = lab.options(target=Placement(layers), draft=Placement(-1))
         spec = certificate.Spec(
             target=lab.shelf.path(pair.target),
             draft=lab.shelf.path(pair.draft),

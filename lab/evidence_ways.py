@@ -61,14 +61,14 @@ def notebook_tasks(lab: Lab) -> Iterator[Task]:
     for repetition in range(scale.repetitions):
 
         def as_notebook(lab: Lab, repetition: int = repetition) -> WaysFound:
-            options = lab.options(gpu_layers=count, drafters=())
-            lab.check_room(pair.target, options.placement, options.context(with_draft=False))
+            options = lab.options(target=Placement(count), drafters=())
+            lab.check_room(pair.target, options.target, options.context(with_draft=False))
             runs = (Run(f"{TARGET_ONLY} at {count} layers", "target"),)
             return _ask(lab, job(repetition, options=options, runs=runs))
 
         def at_best(lab: Lab, repetition: int = repetition) -> WaysFound:
             option = lab.plan(pair, lab.pair_ceiling(pair)).target_only
-            options = lab.options(gpu_layers=option.target.gpu_layers, drafters=())
+            options = lab.options(target=Placement(option.target.gpu_layers), drafters=())
             predicted = None if lab.is_remote else option.tokens_per_s
             runs = (Run(OWN_BEST, "target"),)
             return _ask(lab, job(repetition, options=options, runs=runs, predicted=predicted))
@@ -78,8 +78,8 @@ def notebook_tasks(lab: Lab) -> Iterator[Task]:
             if option is None or option.draft is None:
                 raise GgufspecError(f"the draft of {pair.name} does not fit beside its target", "more --vram")
             options = lab.options(
-                gpu_layers=option.target.gpu_layers,
-                gpu_layers_draft=option.draft.gpu_layers,
+                target=Placement(option.target.gpu_layers),
+                draft=Placement(option.draft.gpu_layers),
                 draft_max=max(*scale.lengths, DecoderOptions().draft_max),
             )
             predicted = None if lab.is_remote else option.tokens_per_s
@@ -129,7 +129,7 @@ def _pair_of(lab: Lab, part: str, pair: Pair, runs: tuple[Run, ...], repetition:
 
     def run(lab: Lab) -> WaysFound:
         lab.fitting(pair)
-        options = lab.options(gpu_layers=-1, gpu_layers_draft=-1)
+        options = lab.options(target=Placement(-1), draft=Placement(-1))
         turned = _turned(runs, repetition)
         return _ask(lab, _Job(pair, scale.tokens, repetition, draft=pair.draft, options=options, runs=turned))
 
@@ -244,7 +244,7 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
     return WaysFound(
         pair=pair.name,
         repetition=job.repetition,
-        target=lab.placed(pair.target, options.placement),
+        target=lab.placed(pair.target, options.target),
         draft=lab.placed(draft, options.draft_placement) if draft else None,
         ctx_size=options.ctx_size,
         depth=round(sum(depths) / len(depths)),

@@ -74,8 +74,8 @@ def batch_latencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, (target, draft) = tmp_path_factory.mktemp("batch_latencies"), demo_pair()
     options = DecoderOptions(threads=1)
     wanted = (
-        (target, options.placement, options.context(with_draft=True), None, False),
-        (target, options.placement, options.context(with_draft=True), None, True),
+        (target, options.target, options.context(with_draft=True), None, False),
+        (target, options.target, options.context(with_draft=True), None, True),
         (draft, options.draft_placement, options.draft_context(), 1, False),
     )
     for path, placement, context_options, outputs, strict in wanted:

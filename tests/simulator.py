@@ -164,7 +164,7 @@ class Simulated:
         """Whether a card's true memory holds it."""
         options, asks = one.options, self.plan.request
         context = options.context(with_draft=options.needs_draft)
-        requests = [Request(asks.target.header, asks.target.metadata_only, options.placement, context)]
+        requests = [Request(asks.target.header, asks.target.metadata_only, options.target, context)]
         if options.needs_draft and asks.draft:
             draft = asks.draft
             requests.append(

@@ -20,6 +20,7 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
+from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import Settings
 from ggufspec.reports import compare as report
 from ggufspec.reports import table
@@ -271,7 +272,7 @@ def test_more_repetitions_add_to_what_is_there(machine, run_log):
 
 
 def test_a_placement_is_kept_as_it_was(run_log):
-    planned = Planned(DecoderOptions(gpu_layers=7, split=(3.0, 1.0)), {"CUDA0": {"target weights": 5}})
+    planned = Planned(DecoderOptions(Placement(7, (3.0, 1.0))), {"CUDA0": {"target weights": 5}})
     run_log().keep("placement", planned)
     assert run_log().load("placement", Planned) == planned
 

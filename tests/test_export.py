@@ -16,6 +16,7 @@ from processes import Cli
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.options import Placement
 from ggufspec.llamacpp.params import context_params
 from ggufspec.reports.export import PROGRAMS, ModelFile, Settings, export
 
@@ -23,9 +24,9 @@ PAIR = Settings(
     ModelFile("/models/big one.gguf"),
     ModelFile("/models/small.gguf"),
     DecoderOptions(
+        Placement(45),
+        Placement(-1),
         ctx_size=4096,
-        gpu_layers=45,
-        gpu_layers_draft=-1,
         threads=8,
         cache_type_k="q8_0",
         cache_type_v="q8_0",
@@ -39,11 +40,13 @@ IN_HUB = replace(PAIR, target=ModelFile("big.gguf", "user/big"), draft=ModelFile
 
 
 def changed(settings: Settings, **options: Any) -> Settings:
-    """The same pair with other options of the decoder."""
-    return replace(settings, options=replace(settings.options, **options))
+    """The same pair with other options of the decoder, or of the target's placement."""
+    at = {name: options.pop(name) for name in [*options] if name in Placement.__dataclass_fields__}
+    target = replace(settings.options.target, **at)
+    return replace(settings, options=replace(settings.options, target=target, **options))
 
 
-TWO_CARDS = replace(changed(PAIR, split=(3.0, 1.0), draft_split=(0.0, 1.0)), devices=("CUDA0", "CUDA1"))
+TWO_CARDS = replace(changed(PAIR, split=(3.0, 1.0), draft=Placement(-1, (0.0, 1.0))), devices=("CUDA0", "CUDA1"))
 
 
 def command(program: str, settings: Settings) -> list[str]:
@@ -107,7 +110,7 @@ def test_without_a_draft_there_is_no_word_of_one(program) -> None:
 
 
 def test_all_layers_are_a_word_since_a_negative_number_is_auto() -> None:
-    arguments = command("llama-server", changed(PAIR, gpu_layers=-1, gpu_layers_draft=0))
+    arguments = command("llama-server", changed(PAIR, gpu_layers=-1, draft=Placement()))
     assert (flag(arguments, "-ngl"), flag(arguments, "-ngld")) == ("all", "0")
 
 
@@ -149,13 +152,13 @@ def test_two_cards() -> None:
     ],
 )
 def test_the_drafts_split(target, draft, devices, device, told) -> None:
-    settings = replace(changed(PAIR, split=target, draft_split=draft), devices=devices)
+    settings = replace(changed(PAIR, split=target, draft=Placement(-1, draft)), devices=devices)
     assert flag(command("llama-server", settings), "-devd") == device
     assert note("llama-server", settings, "-ts divides the draft too") is not told
 
 
 def test_a_draft_on_the_cpu_has_no_split() -> None:
-    settings = changed(TWO_CARDS, gpu_layers_draft=0)
+    settings = changed(TWO_CARDS, draft=Placement(0, (0.0, 1.0)))
     assert flag(command("llama-server", settings), "-devd") is None
     assert not note("llama-server", settings, "-ts")
 

@@ -15,6 +15,7 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
+from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as report
 from ggufspec.reports.documents import parse
@@ -44,7 +45,9 @@ def test_what_the_hook_cannot_do_is_refused(options, message):
 
 def test_what_it_can_do_is_not():
     hooked.check(
-        DecoderOptions(drafters=("draft",), draft_policy="fixed", draft_max=4, cache_type_k="q8_0", gpu_layers=9),
+        DecoderOptions(
+            drafters=("draft",), draft_policy="fixed", draft_max=4, cache_type_k="q8_0", target=Placement(9)
+        ),
         Sampling(),
     )
 

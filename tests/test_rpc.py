@@ -59,11 +59,11 @@ def test_more_layers_than_there_are_are_all(cli: Cli, worker: tuple[str, subproc
 
 TIMED = """
 import sys
-from ggufspec import DecoderOptions, SpeculativeDecoder, demo_pair
+from ggufspec import DecoderOptions, Placement, SpeculativeDecoder, demo_pair
 from ggufspec.llamacpp.devices import add_rpc_worker
 
 add_rpc_worker(sys.argv[1])
-with SpeculativeDecoder(demo_pair()[0], None, DecoderOptions(ctx_size=1024, gpu_layers=-1, threads=1)) as decoder:
+with SpeculativeDecoder(demo_pair()[0], None, DecoderOptions(Placement(-1), ctx_size=1024, threads=1)) as decoder:
     for _ in range(2):
         list(decoder.generate([7] * 900, max_tokens=4))
 print(decoder.statistics.prompt_s, decoder.rounds[0].verify_s)

@@ -24,6 +24,7 @@ from ggufspec.child import Emit
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.llamacpp.options import Placement
 from ggufspec.reports import sweep as report
 from ggufspec.reports import table, words
 from ggufspec.schema.base import Failure, to_json
@@ -64,7 +65,7 @@ class Machine:
         return Attempt(
             trial.Result(
                 (trial.Answer("é", (1, 2), statistics),),
-                trial.LoadedModel("llama", 16, spec.options.gpu_layers, 1000),
+                trial.LoadedModel("llama", 16, spec.options.target.gpu_layers, 1000),
                 trial.LoadedModel("llama", 2, 0, 10) if drafts else None,
                 1.0,
                 100,
@@ -180,7 +181,7 @@ def test_layers_that_no_device_took(tmp_path: Path) -> None:
 
     class NoGpu(Machine):
         def __call__(self, spec: trial.Spec, **_: Any) -> Attempt:
-            return super().__call__(replace(spec, options=replace(spec.options, gpu_layers=0)))
+            return super().__call__(replace(spec, options=replace(spec.options, target=Placement())))
 
     (tmp_path / "it.jsonl").unlink()
     assert any("no GPU" in note for note in made(experiment, tmp_path, NoGpu()).document().notes)

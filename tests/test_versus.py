@@ -12,6 +12,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ChildError, UsageError
 from ggufspec.llamacpp import library
+from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as bench_report
 from ggufspec.reports.doctor import features
@@ -229,7 +230,7 @@ def test_a_verdict_on_a_lossy_rule_says_so():
     assert lossy.worth_it
 
 
-OPTIONS = DecoderOptions(gpu_layers=9, gpu_layers_draft=5, threads=2, draft_max=2)
+OPTIONS = DecoderOptions(Placement(9), Placement(5), threads=2, draft_max=2)
 
 
 @pytest.fixture
@@ -345,7 +346,7 @@ def prompted(count, *, kinds=(), max_tokens=128, **options):
     return trial.Spec(
         Path("t.gguf"),
         Path("d.gguf"),
-        replace(OPTIONS, gpu_layers=0, gpu_layers_draft=0, **options),
+        replace(OPTIONS, target=Placement(), draft=Placement(), **options),
         Sampling(seed=7),
         tuple(f"prompt {i}" for i in range(count)),
         max_tokens,
@@ -490,12 +491,12 @@ def test_what_is_before_the_prompts_is_read_at_nobody_s_expense(measured):
 def test_another_placement_is_another_load_and_a_pass_goes_on_with_the_one_that_is_open(measured):
     machine = Machine()
     spec = prompted(3, max_tokens=16)
-    bench = measured(machine, spec, 3, alone=replace(spec.options, gpu_layers=14, gpu_layers_draft=0))
+    bench = measured(machine, spec, 3, alone=replace(spec.options, target=Placement(14), draft=Placement()))
     assert [kind for kind, _ in machine.loads] == ["pair", "target", "pair", "target", "pair"]  # and the check
     assert {mode: len(results) for mode, results in bench.results.items()} == dict.fromkeys(
         (*versus.MODES, versus.AT_PAIR), 3
     )
-    assert machine.loads[1][1].options.gpu_layers == 14
+    assert machine.loads[1][1].options.target.gpu_layers == 14
     assert machine.closed == 5
 
 
@@ -568,7 +569,7 @@ def test_what_each_mode_runs(bench):
     only = bench.spec_of("target_only")
     assert (only.target, only.draft, only.options) == (spec.target, None, replace(OPTIONS, drafters=()))
     draft = bench.spec_of("draft_only")
-    assert (draft.target, draft.draft, draft.options.gpu_layers) == (spec.draft, None, 5)
+    assert (draft.target, draft.draft, draft.options.target.gpu_layers) == (spec.draft, None, 5)
     assert draft.options.drafter == "none"
 
 
@@ -615,11 +616,11 @@ def test_a_divergence_is_judged_by_the_sampling_that_made_it(measured, monkeypat
 
 
 def test_the_rival_runs_at_its_own_placement(bench):
-    rival = replace(OPTIONS, gpu_layers=14, gpu_layers_draft=0)
+    rival = replace(OPTIONS, target=Placement(14), draft=Placement())
     bench = versus.Bench(replace(bench.experiment, alone=rival))
     assert bench.experiment.modes == (*versus.MODES, versus.AT_PAIR)
-    assert bench.spec_of("target_only").options.gpu_layers == 14
-    assert bench.spec_of(versus.AT_PAIR).options.gpu_layers == bench.spec_of("speculative").options.gpu_layers == 9
+    assert bench.spec_of("target_only").options.target.gpu_layers == 14
+    assert bench.spec_of(versus.AT_PAIR).options.target.gpu_layers == bench.spec_of("speculative").options.target.gpu_layers == 9
     assert bench.spec_of(versus.AT_PAIR).draft is None
     bench.results["target_only"], bench.results[versus.AT_PAIR] = [alone(8)] * 3, [alone(10)] * 3
     bench.results["speculative"] = [pair(5)] * 3

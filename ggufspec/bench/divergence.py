@@ -70,7 +70,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Measure margin and noise of each case, in this process."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    with Model(spec.target, spec.options.placement) as model:
+    with Model(spec.target, spec.options.target) as model:
         options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # goes back over many batches
         context = Context(model, options)
         try:

@@ -47,7 +47,7 @@ def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> N
     if tokens < _ENOUGH_TOKENS or busy_notes(results) or (resolved.cards and resolved.plan is None):
         return
     cards = [one for one in resolved.plan.devices if one.name in resolved.cards] if resolved.plan else []
-    options, placement = resolved.alone, resolved.alone.placement
+    options, placement = resolved.alone, resolved.alone.target
     with contextlib.suppress(GgufspecError):
         header = read_headers([spec.target])[0].header
         point = rehearsed.Point(

@@ -51,7 +51,7 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
     if not options.needs_draft:
         raise UsageError(f"the hook needs a draft model, and --drafter {options.drafter} has none", own)
     for name, why in _OWN_LOOP.items():
-        if getattr(options, name) != getattr(DecoderOptions(), name):
+        if options.flat()[name] != DecoderOptions().flat()[name]:
             raise UsageError(f"{OPTIONS[name].flags[-1]} needs our own loop: {why}", own)
 
 
@@ -66,7 +66,7 @@ def _llama(spec: Spec) -> Any:
     """A quiet ``Llama``, placed and decoding like a context of ours, as far as it can: ``auto`` is flash attention."""
     from ggufspec.decoding.hook import Llama  # which loads llama_cpp: not in the parent
 
-    options, placement = spec.options.context(with_draft=spec.draft is not None), spec.options.placement
+    options, placement = spec.options.context(with_draft=spec.draft is not None), spec.options.target
     lib = load()
     forget_complaints()
     try:
@@ -98,13 +98,13 @@ def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Itera
     same = ("draft_max", "draft_policy", "ctx_size", "threads", "flash_attn", "ubatch_size")
     with contextlib.closing(_llama(spec)) as llama:
         target = Borrowed(llama)
-        target.gpu_layers = options.placement.offloaded(target.layers)
+        target.gpu_layers = options.target.offloaded(target.layers)
         draft = spec.draft and DraftModel(
             spec.draft,
             llama,
             lookup="lookup" in options.drafters,
-            gpu_layers=options.gpu_layers_draft,
-            split=options.draft_split,
+            gpu_layers=options.draft.gpu_layers,
+            split=options.draft.split,
             cache=cache_folder(),
             **{name: getattr(options, name) for name in same},
         )

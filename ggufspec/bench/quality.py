@@ -77,7 +77,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # n
     """
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    with Model(spec.model, spec.options.placement) as model:
+    with Model(spec.model, spec.options.target) as model:
         passages = [model.tokenize(passage)[:_CELLS] for passage in spec.passages]
         rows = _create(spec.rows, model.vocab_size, passages) if spec.is_reference else _open(spec, model, passages)
         options = replace(spec.options, ctx_size=_CELLS, drafters=(), lookup_corpus=None, strict=False)

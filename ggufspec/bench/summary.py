@@ -237,7 +237,7 @@ def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
 def settings_of(spec: trial.Spec) -> dict[str, object]:
     """The requested settings; threads and micro-batch as used."""
     corpus = spec.options.lookup_corpus
-    options = asdict(spec.options) | {
+    options = spec.options.flat() | {
         "threads": spec.options.threads or host.physical_cores(),
         "ubatch_size": spec.options.context(with_draft=spec.draft is not None).computed,
         "drafter": spec.options.drafter,

@@ -11,6 +11,7 @@ from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.summary import alone, machine, settings_of
 from ggufspec.bench.trials import Progress, Trials, in_turn
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.llamacpp.options import Placement
 from ggufspec.schema.base import Failure
 from ggufspec.schema.sweep import SweepDocument, SweepPoint
 
@@ -74,7 +75,7 @@ def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
         rival: the options of target-only.
     """
     target_only = alone(replace(spec, options=rival))
-    options = replace(target_only.options, gpu_layers_draft=0, draft_split=())
+    options = replace(target_only.options, draft=Placement())
     if not options.strict:  # strict mode's batch size depends on the draft length
         usual = DecoderOptions()
         options = replace(options, draft_policy=usual.draft_policy, draft_max=usual.draft_max)
@@ -134,7 +135,7 @@ class Sweep:
 
     def _no_gpu(self) -> tuple[str, ...]:
         """Whether layers were requested that no device took."""
-        requested = any(spec.options.gpu_layers or spec.options.gpu_layers_draft for spec in self._runs)
+        requested = any(spec.options.target.gpu_layers or spec.options.draft.gpu_layers for spec in self._runs)
         placed = [result.target.gpu_layers for spec in self._runs for result in self.trials.results[spec].values()]
         if self.experiment.option not in _LAYERS or not requested or not placed or any(placed):
             return ()

@@ -542,7 +542,7 @@ def asked(results: Sequence[trial.Result]) -> int:
 
 def _fit_side_by_side(specs: Sequence[trial.Spec]) -> bool:
     """Whether loads may be open at the same time: their memory is the host's, and holds them."""
-    if any(spec.options.gpu_layers or spec.options.gpu_layers_draft or spec.rpc for spec in specs):
+    if any(spec.options.target.gpu_layers or spec.options.draft.gpu_layers or spec.rpc for spec in specs):
         return False
     files = [path for spec in specs for path in (spec.target, spec.draft) if path is not None]
     try:

@@ -84,7 +84,7 @@ class Experiment:
         """What is measured."""
         writes = self.spec.draft is not None and not self.spec.options.head  # a head writes nothing of its own
         modes = MODES if writes else tuple(mode for mode in MODES if mode != "draft_only")
-        modes = modes if self.rival.placement == self.spec.options.placement else (*modes, AT_PAIR)
+        modes = modes if self.rival.target == self.spec.options.target else (*modes, AT_PAIR)
         return (*modes, LLAMA_ALONE, LLAMA_HOOK) if self.engine == "hook" else modes
 
 
@@ -165,8 +165,7 @@ class Bench:
         spec = self.spec_of(mode)
         same = replace(
             self.experiment.rival,
-            gpu_layers_draft=self.experiment.spec.options.gpu_layers_draft,
-            draft_split=self.experiment.spec.options.draft_split,
+            draft=self.experiment.spec.options.draft,
             draft_max=self.experiment.spec.options.draft_max,
         )
         if mode in (LLAMA_ALONE, LLAMA_HOOK):
@@ -202,14 +201,7 @@ class Bench:
         if mode == AT_PAIR:
             return alone(spec)
         assert spec.draft is not None
-        options = replace(
-            spec.options,
-            gpu_layers=spec.options.gpu_layers_draft,
-            split=spec.options.draft_split,
-            n_cpu_moe=0,
-            n_cpu_ffn=0,
-            override_tensor=(),
-        )
+        options = replace(spec.options, target=spec.options.draft)
         return alone(replace(spec, target=spec.draft, options=options))
 
     def _check_own(self) -> None:

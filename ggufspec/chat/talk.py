@@ -433,7 +433,7 @@ class Talk:
     def _settings_now(self) -> dict[str, Any]:
         now, options = self.settings, self._options(self.settings)
         return {
-            **asdict(options),
+            **options.flat(),
             "lookup_corpus": str(options.lookup_corpus) if options.lookup_corpus else None,
             "alone": now.alone,
             "drafter": options.drafter,

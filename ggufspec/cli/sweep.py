@@ -96,8 +96,8 @@ def _distinct(swept: Swept, pair: Pair) -> tuple[Swept, tuple[str, ...]]:
 def _notes(swept: Swept, values: list[Value]) -> tuple[str, ...]:
     if swept.option.name in _AT_EACH:
         return (f"target-only ran at each value of {swept.option.flag} too, not at its own best placement",)
-    places = {one.alone.options.placement for one in values if one.alone}
-    own = any(one.pair and one.alone and one.pair.options.placement != one.alone.options.placement for one in values)
+    places = {one.alone.options.target for one in values if one.alone}
+    own = any(one.pair and one.alone and one.pair.options.target != one.alone.options.target for one in values)
     return ("target-only ran at its own best placement",) if own and len(places) == 1 else ()
 
 

@@ -199,7 +199,7 @@ class SpeculativeDecoder:
         self._most_drafted = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
         try:
             in_target = draft is not None and Path(draft) == Path(target) and options.head == "mtp"
-            self.target = own(Model(Path(target), replace(options.placement, mtp=in_target)))
+            self.target = own(Model(Path(target), replace(options.target, mtp=in_target)))
             self.draft = self.target if in_target else None
             if draft and not in_target:
                 self.draft = own(Model(Path(draft), options.draft_placement))
@@ -208,7 +208,7 @@ class SpeculativeDecoder:
                 )
             ctx_size = options.ctx_size or self.target.context_train
             self.options = options = replace(options, threads=self._threads.start(), ctx_size=ctx_size)
-            asked = {"target": options.gpu_layers, "draft": options.gpu_layers_draft}
+            asked = {"target": options.target.gpu_layers, "draft": options.draft.gpu_layers}
             for role, model in (("target", self.target), ("draft", None if in_target else self.draft)):
                 if model is not None:
                     self._note(beyond_training(role, model.path.name, model.context_train, ctx_size))

@@ -39,6 +39,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.library import imported, load
 from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import Placement
 from ggufspec.settings.table import FIXED_DRAFT_MAX
 
 imported()  # first: it says what to do where llama_cpp cannot be imported
@@ -127,8 +128,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         default = FIXED_DRAFT_MAX if draft_policy == "fixed" else ROWS - 1  # Llama's wide batches are not timed
         self.options = DecoderOptions(
             ctx_size=ctx_size or self._room,
-            gpu_layers_draft=gpu_layers,
-            draft_split=split,
+            draft=Placement(gpu_layers, split),
             threads=threads,
             flash_attn=flash_attn,
             ubatch_size=ubatch_size,

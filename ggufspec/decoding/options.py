@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
@@ -33,14 +33,9 @@ class DecoderOptions:
     """How a pair is placed and decoded; llama.cpp's meanings.
 
     Args:
+        target: where the target's layers are.
+        draft: where the draft's are.
         ctx_size: tokens of context, prompt and answer together; 0: as many as the target was trained for.
-        gpu_layers: layers of the target on the GPU, the output layer included; negative means all.
-        gpu_layers_draft: the same of the draft.
-        split: shares of the target's offloaded layers for each device; empty leaves it to llama.cpp (free memory).
-        draft_split: the same of the draft.
-        n_cpu_moe: the target's expert tensors of the first so many blocks stay on the CPU.
-        n_cpu_ffn: the same of its dense feed-forward tensors.
-        override_tensor: ``PATTERN=DEVICE`` of its tensors that are elsewhere than these options say.
         threads: CPU threads; 0 means the physical cores, and fewer while other programs use the CPUs
             (:mod:`ggufspec.decoding.threads`).
         cache_type_k: type of the target's key cache, f16 or q8_0 say.
@@ -60,14 +55,9 @@ class DecoderOptions:
         parallel: texts whose caches are kept side by side; one is decoded at a time.
     """
 
+    target: Placement = field(default_factory=Placement)
+    draft: Placement = field(default_factory=Placement)
     ctx_size: int = 2048
-    gpu_layers: int = 0
-    gpu_layers_draft: int = 0
-    split: tuple[float, ...] = ()
-    draft_split: tuple[float, ...] = ()
-    n_cpu_moe: int = 0
-    n_cpu_ffn: int = 0
-    override_tensor: tuple[str, ...] = ()
     threads: int = 0
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -83,9 +73,9 @@ class DecoderOptions:
     parallel: int = 1
 
     def __post_init__(self) -> None:
-        for name in self.__dataclass_fields__:
+        for name, value in self.flat().items():
             if name in OPTIONS:
-                OPTIONS[name].check(getattr(self, name))
+                OPTIONS[name].check(value)
         check_drafters(self.drafters)
         if len(files := [name for name in self.drafters if DRAFTERS[name].needs_model]) > 1:
             raise UsageError(f"--drafter {'+'.join(files)} needs two draft files", f"--drafter {files[0]}+lookup")
@@ -93,21 +83,25 @@ class DecoderOptions:
             raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter both")
         check_rule(self.accept)
 
-    @property
-    def placement(self) -> Placement:
-        """Where the target's layers are."""
-        return Placement(
-            self.gpu_layers,
-            self.split,
-            self.n_cpu_moe,
-            n_cpu_ffn=self.n_cpu_ffn,
-            override_tensor=self.override_tensor,
-        )
+    def flat(self) -> dict[str, Any]:
+        """By name as JSON documents have them: no records within, and what is the draft's has its own names."""
+        options = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        target, draft = asdict(options.pop("target")), options.pop("draft")
+        del target["mtp"]
+        return {
+            "ctx_size": options.pop("ctx_size"),
+            "gpu_layers": target.pop("gpu_layers"),
+            "gpu_layers_draft": draft.gpu_layers,
+            "split": target.pop("split"),
+            "draft_split": draft.split,
+            **target,
+            **options,
+        }
 
     @property
     def draft_placement(self) -> Placement:
-        """Where the draft's layers are."""
-        return Placement(self.gpu_layers_draft, self.draft_split, mtp=self.head == "mtp")
+        """Where the draft's layers are, with the MTP blocks of its file if they are what drafts."""
+        return replace(self.draft, mtp=self.head == "mtp")
 
     @property
     def needs_draft(self) -> bool:

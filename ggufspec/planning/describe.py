@@ -86,14 +86,12 @@ def _option(plan: Plan, option: PlannedRun) -> PlannedOption:
 def _model(
     subject: ModelRequest, placement: Placement, context: ContextOptions, by_device: dict[str, Bytes]
 ) -> PlannedModel:
+    at = asdict(placement)
     return PlannedModel(
+        **{name: at[name] for name in PlannedModel.__dataclass_fields__.keys() & at.keys() - {"gpu_layers"}},
         file=subject.header.name,
         gpu_layers=placement.offloaded(subject.header.blocks),
         layers=subject.header.blocks,
-        split=placement.split,
-        n_cpu_moe=placement.n_cpu_moe,
-        n_cpu_ffn=placement.n_cpu_ffn,
-        override_tensor=placement.override_tensor,
         cache_type_k=context.cache_type_k,
         cache_type_v=context.cache_type_v,
         op_offload=context.op_offload,

@@ -5,7 +5,7 @@ The values; :mod:`ggufspec.planning.search` makes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -74,22 +74,23 @@ class Machine:
         return {card.name: card.description for card in self.cards}
 
 
+FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn"})  # of a placement: what a plan can choose
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model of the request: header, metadata-only file for dry runs, context, and its layers where they are fixed.
+    """One model of the request: header, metadata-only file for dry runs, context, and its placement.
 
-    ``rehearsed`` is how fast a rehearsal on this machine found the model. A head has ``as_read``: what a step of it
-    reads; it is ``in_target`` where its blocks are in the target's own file. ``mtp``: the file's MTP blocks are loaded.
+    Of the placement, the fields that are ``free`` are the plan's to choose, the others hold. ``rehearsed`` is how fast
+    a rehearsal on this machine found the model. A head has ``as_read``: what a step of it reads; it is ``in_target`` if
+    its blocks are in the target's own file. ``mtp``: the file's MTP blocks are loaded.
     """
 
     header: ModelHeader
     metadata_only: Path
     context: ContextOptions
-    gpu_layers: int | None = None
-    split: tuple[float, ...] = ()
-    n_cpu_moe: int | None = None
-    n_cpu_ffn: int | None = None
-    override_tensor: tuple[str, ...] = ()
+    placement: Placement = field(default_factory=Placement)
+    free: frozenset[str] = FREE
     rehearsed: RehearsedLatency | None = None
     as_read: ModelHeader | None = None
     in_target: bool = False

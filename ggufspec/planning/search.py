@@ -79,7 +79,7 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
         pair = search.best([(target, request.draft) for target in _with_kv_types(request)])
         if pair is None:
             error = search.too_large(request.target, request.draft)
-            if request.target.gpu_layers is not None or request.draft.gpu_layers is not None:
+            if "gpu_layers" not in request.target.free & request.draft.free:
                 raise error
             notes.append(error.message)
     return search.finish(target_only, pair, notes)
@@ -107,7 +107,8 @@ def sweep(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
     def speed(count: int, chosen: PlannedRun | None, target: ModelRequest, draft: ModelRequest | None) -> float | None:
         if chosen is not None and chosen.target.offloaded(blocks) == count:
             return chosen.tokens_per_s
-        return search.best_estimate(replace(target, gpu_layers=count), draft)
+        at = replace(target.placement, gpu_layers=count)
+        return search.best_estimate(replace(target, placement=at, free=target.free - {"gpu_layers"}), draft)
 
     return [
         SweepRow(
@@ -186,8 +187,8 @@ def _partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
     """Full offload but for the experts of some blocks, or of a dense model their feed-forward weights."""
     header, counts = subject.header, range(1, subject.header.blocks + 1)
     if header.experts:
-        return [replace(at, n_cpu_moe=count) for count in counts] if subject.n_cpu_moe is None else []
-    free = subject.n_cpu_ffn is None and subject.gpu_layers is None and "ffn" in parts(SameHeader(header), ())
+        return [replace(at, n_cpu_moe=count) for count in counts] if "n_cpu_moe" in subject.free else []
+    free = subject.free >= {"gpu_layers", "n_cpu_ffn"} and "ffn" in parts(SameHeader(header), ())
     return [replace(at, n_cpu_ffn=count) for count in counts] if free else []
 
 
@@ -343,7 +344,7 @@ class _Search:
 
     def _rank(self, one: _Candidate) -> float:
         asked = one.target.context in (self.request.target.context, self.request.target_only.context)
-        divided = one.placement.n_cpu_ffn > (one.target.n_cpu_ffn or 0)
+        divided = one.placement.n_cpu_ffn > one.target.placement.n_cpu_ffn
         worth = (1.0 if asked else _WORTH_A_SMALLER_CACHE) * (_WORTH_DIVIDING_BLOCKS if divided else 1.0)
         return one.choice.tokens_per_s / worth
 
@@ -372,18 +373,12 @@ class _Search:
         counts: Iterable[int] = range(layers, -1, -1)
         if subject is self.request.draft:  # a part of the draft is rarely best: a few steps tell
             counts = sorted({round(step * layers / _DRAFT_STEPS) for step in range(_DRAFT_STEPS + 1)}, reverse=True)
-        if subject.gpu_layers is not None:
-            counts = [offloaded(subject.gpu_layers, layers)]
+        if "gpu_layers" not in subject.free:
+            counts = [offloaded(subject.placement.gpu_layers, layers)]
         found = []
         for count in counts:
             for split in self.splits(subject, count):
-                at = Placement(
-                    count,
-                    split,
-                    subject.n_cpu_moe or 0,
-                    n_cpu_ffn=subject.n_cpu_ffn or 0,
-                    override_tensor=subject.override_tensor,
-                )
+                at = replace(subject.placement, gpu_layers=count, split=split)
                 found.append(at)
                 if count == layers and subject is not self.request.draft:
                     found += _partly_on_host(subject, at)
@@ -419,8 +414,8 @@ class _Search:
     def splits(self, subject: ModelRequest, count: int) -> list[tuple[float, ...]]:
         """Layers for each card: by budget, and with a few taken from the last, which has the output matrix too."""
         cards = self.machine.cards
-        if subject.split or len(cards) < 2 or count < len(cards):
-            return [subject.split]
+        if subject.placement.split or len(cards) < 2 or count < len(cards):
+            return [subject.placement.split]
         budgets = [self.machine.budget_bytes(card) for card in cards]
         ends = [round(count * sum(budgets[: i + 1]) / max(sum(budgets), 1)) for i in range(len(cards))]
         shares = [end - start for start, end in zip([0, *ends], ends, strict=False)]
@@ -469,14 +464,15 @@ class _Search:
         needed = self._excess(smallest, index) + self.machine.budget_bytes(card)
         what = f"{target.header.name} with {draft.header.name}" if draft else target.header.name
         hint, fits = "give more with --vram, or lower --headroom", ""
-        if target.gpu_layers is not None or draft:
+        if "gpu_layers" not in target.free or draft:
             hint = (
                 "-ngl auto and -ngld auto find the most that fits; or lower -c, or use a smaller KV type "
                 "(-ctk q8_0 -ctv q8_0)"
             )
-        if target.gpu_layers is not None:
-            free = replace(target, gpu_layers=None, n_cpu_ffn=target.n_cpu_ffn or 0)
-            largest = next(self._fitting([(free, draft and replace(draft, gpu_layers=None))], unsure=0.0), None)
+        if "gpu_layers" not in target.free:
+            free = replace(target, free=(target.free | {"gpu_layers"}) - {"n_cpu_ffn"})
+            beside = draft and replace(draft, free=draft.free | {"gpu_layers"})
+            largest = next(self._fitting([(free, beside)], unsure=0.0), None)
             layers = target.header.layers
             fits = f"; {largest.placement.offloaded(layers - 1)} of {layers} layers fit" if largest else ""
         return GgufspecError(

@@ -79,7 +79,7 @@ class Settings:
     @property
     def placement(self) -> Placement:
         """The target's layers."""
-        return self.options.placement
+        return self.options.target
 
     @property
     def context(self) -> ContextOptions:
@@ -273,14 +273,14 @@ def _number(share: float) -> str:
 
 def _only_device(settings: Settings) -> str:
     """The device that has all of the draft's layers; empty if there are several, or its name is not known."""
-    used = [index for index, share in enumerate(settings.options.draft_split) if share > 0]
+    used = [index for index, share in enumerate(settings.options.draft.split) if share > 0]
     return settings.devices[used[0]] if len(used) == 1 and used[0] < len(settings.devices) else ""
 
 
 def _splits_differ(settings: Settings) -> bool:
     """Whether llama.cpp, which has one split for both models, would divide the draft in another way."""
-    target, draft = settings.options.split, settings.options.draft_split
-    if settings.options.gpu_layers_draft == 0 or max(len(target), len(draft)) < 2:
+    target, draft = settings.options.target.split, settings.options.draft.split
+    if settings.options.draft.gpu_layers == 0 or max(len(target), len(draft)) < 2:
         return False
     if not sum(target) or not sum(draft):
         return True

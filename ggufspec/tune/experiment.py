@@ -133,8 +133,5 @@ def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:
         kv_types=tuple(
             dict.fromkeys(((base.cache_type_k, base.cache_type_v), *((name, name) for name in given.allow_kv or ())))
         ),
-        gpu_layers=api.layers_of(given.gpu_layers),
-        gpu_layers_draft=api.layers_of(given.gpu_layers_draft),
-        n_cpu_moe=given.n_cpu_moe,
         within_budget=given.headroom is not None,
     )

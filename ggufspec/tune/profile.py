@@ -119,7 +119,7 @@ def _path(name: str) -> Path:
 
 def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
     """A setting as a profile has it; None where it is the default."""
-    usual = DecoderOptions(ubatch_size=DEFAULT_MICRO_BATCH)
+    usual = DecoderOptions(ubatch_size=DEFAULT_MICRO_BATCH).flat()
     found: dict[str, object] = {
         "ctx_size": base.ctx_size,
         "threads": setting.threads if base.threads or setting.threads < physical_cores() else None,
@@ -129,7 +129,7 @@ def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
     }
     for name in ("cache_type_k", "cache_type_v", "flash_attn", "n_cpu_moe", "n_cpu_ffn", "ubatch_size"):
         value = getattr(setting, name)
-        found[name] = None if value == getattr(usual, name) else value
+        found[name] = None if value == usual[name] else value
     found["override_tensor"] = [*setting.override_tensor] or None
     found["no_op_offload"] = base.no_op_offload or None
     return found

@@ -68,10 +68,9 @@ class Candidate:
 class Free:
     """What tuning may choose; a value that the user fixed is the only one.
 
-    ``gpu_layers``, ``gpu_layers_draft`` and ``n_cpu_moe`` are None where every number may be tried; ``kv_types`` are
-    (cache_type_k, cache_type_v), ``policies`` (draft policy, draft length at most). ``within_budget`` keeps to the
-    machine's headroom; without it the search goes to the edge of a card's memory, which the first trials that fail
-    tell.
+    What of the placements is, the plan's request says. ``kv_types`` are (cache_type_k, cache_type_v), ``policies``
+    (draft policy, draft length at most). ``within_budget`` keeps to the machine's headroom; without it the search goes
+    to the edge of a card's memory, which the first trials that fail tell.
     """
 
     threads: tuple[int, ...]
@@ -80,9 +79,6 @@ class Free:
     flash_attn: tuple[str, ...] = ("auto", "off")
     kv_types: tuple[tuple[str, str], ...] = (("f16", "f16"),)
     ubatch_sizes: tuple[int, ...] = (DEFAULT_MICRO_BATCH, 256, 128)
-    gpu_layers: int | None = None
-    gpu_layers_draft: int | None = None
-    n_cpu_moe: int | None = None
     within_budget: bool = False
 
 
@@ -141,10 +137,10 @@ def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: boo
     def far(index: int) -> tuple[float, ...]:
         setting = space[index].setting
         return (
-            abs(setting.n_cpu_moe - options.n_cpu_moe),
-            abs(setting.gpu_layers - options.gpu_layers),
+            abs(setting.n_cpu_moe - options.target.n_cpu_moe),
+            abs(setting.gpu_layers - options.target.gpu_layers),
             setting.drafter != options.drafter,
-            abs(setting.gpu_layers_draft - options.gpu_layers_draft) if drafted else 0,
+            abs(setting.gpu_layers_draft - options.draft.gpu_layers) if drafted else 0,
             (setting.draft_policy, setting.draft_max) != (options.draft_policy, options.draft_max),
             (setting.cache_type_k, setting.cache_type_v) != (options.cache_type_k, options.cache_type_v),
             setting.flash_attn != options.flash_attn,
@@ -217,8 +213,8 @@ class _Space:
                                     flash_attn=flash,
                                     threads=threads,
                                     ubatch_size=micro,
-                                    n_cpu_ffn=self.request.target.n_cpu_ffn or 0,
-                                    override_tensor=self.request.target.override_tensor,
+                                    n_cpu_ffn=self.request.target.placement.n_cpu_ffn,
+                                    override_tensor=self.request.target.placement.override_tensor,
                                 )
                             )
 
@@ -229,25 +225,25 @@ class _Space:
         if self.request.draft.in_target:  # where the target's last layers are
             return [0]
         layers = self.request.draft.header.layers
-        if self.free.gpu_layers_draft is not None:
-            return [offloaded(self.free.gpu_layers_draft, layers)]
+        if "gpu_layers" not in self.request.draft.free:
+            return [offloaded(self.request.draft.placement.gpu_layers, layers)]
         return list(dict.fromkeys((0, layers // 2, layers))) if self.machine.cards else [0]
 
     def _placements(
         self, drafter: str, draft_layers: int, kv: tuple[str, str], flash: str
     ) -> Iterator[tuple[int, int, int]]:
         """(target layers, blocks whose experts are on the CPU, micro-batch)."""
-        header = self.request.target.header
+        header, wanted, free = self.request.target.header, self.request.target.placement, self.request.target.free
         blocks, layers = header.blocks, header.layers
         usual = self.free.ubatch_sizes[0]
         if not self.machine.cards:
             self._fill(drafter, draft_layers, [(0, 0)], kv, flash, usual)
             yield 0, 0, usual
             return
-        experts_free = header.experts and self.free.n_cpu_moe is None
-        placed = [(count, self.free.n_cpu_moe or 0) for count in range(layers + 1)]
-        if self.free.gpu_layers is not None:
-            placed = [(offloaded(self.free.gpu_layers, layers), self.free.n_cpu_moe or 0)]
+        experts_free = header.experts and "n_cpu_moe" in free
+        placed = [(count, wanted.n_cpu_moe) for count in range(layers + 1)]
+        if "gpu_layers" not in free:
+            placed = [(offloaded(wanted.gpu_layers, layers), wanted.n_cpu_moe)]
         if experts_free and placed[-1][0] == layers:  # ordered by what they take: experts on the CPU, then fewer layers
             placed = [*placed[:-1], *((layers, count) for count in range(blocks, -1, -1))]
 
@@ -272,23 +268,19 @@ class _Space:
 
     def _at(self, layers: int, experts: int) -> Placement:
         """The target with the experts of so many blocks on the CPU; what else is asked for holds everywhere."""
-        target = self.request.target
-        at = Placement(layers, self.splits[0], experts)
-        return replace(at, n_cpu_ffn=target.n_cpu_ffn or 0, override_tensor=target.override_tensor)
+        return replace(self.request.target.placement, gpu_layers=layers, split=self.splits[0], n_cpu_moe=experts)
+
+    def _draft_at(self, layers: int) -> Placement:
+        wanted = self.request.draft.placement if self.request.draft else Placement()
+        return replace(wanted, gpu_layers=layers, split=self.splits[1])
 
     # ---- memory
 
     def _as_options(self, s: TunedSetting) -> DecoderOptions:
-        target_split, draft_split = self.splits
         return replace(
             self.options,
-            gpu_layers=s.gpu_layers,
-            gpu_layers_draft=s.gpu_layers_draft,
-            split=target_split,
-            draft_split=draft_split,
-            n_cpu_moe=s.n_cpu_moe,
-            n_cpu_ffn=s.n_cpu_ffn,
-            override_tensor=s.override_tensor,
+            target=self._at(s.gpu_layers, s.n_cpu_moe),
+            draft=self._draft_at(s.gpu_layers_draft),
             threads=0 if self.options.threads == 0 and s.threads == self.cores else s.threads,
             cache_type_k=s.cache_type_k,
             cache_type_v=s.cache_type_v,
@@ -327,7 +319,7 @@ class _Space:
         requests = [model.at(self._at(layers, experts)) for layers, experts in placed]
         besides: list[list[ByDevice]] = [[] for _ in requests]
         if draft is not None:
-            at, draft = Placement(draft_layers, self.splits[1]), replace(draft, context=options.draft_context())
+            at, draft = self._draft_at(draft_layers), replace(draft, context=options.draft_context())
             on = requests if draft.as_read else requests[:1]  # a head takes what it takes on its target
             found = self.memory.estimates([draft.at(at, request) for request in on])
             besides = [[one] for one in (found if draft.as_read else found * len(requests))]
@@ -392,7 +384,7 @@ class _Space:
         acceptance = self._acceptance(s.drafter)
         draft_token = _Time()
         if drafts_with_file(s.drafter) and self.request.draft is not None:
-            draft_at = at if self.request.draft.in_target else Placement(s.gpu_layers_draft, self.splits[1])
+            draft_at = at if self.request.draft.in_target else self._draft_at(s.gpu_layers_draft)
             draft_token = self._pass(self.request.draft, draft_at, ("f16", "f16"), 1).times(1.0, slower)
         if not s.drafted:
             lengths: Sequence[int] = (0,)

@@ -53,7 +53,7 @@ def verify_document(pair: Pair, spec: Spec, result: Result, files: Files) -> Ver
         return {"file": str(path), "files": files[role]} | (asdict(model) if model else {})
 
     varied = ("drafters", "draft_policy", "draft_max", "lookup_corpus", "accept", "strict")
-    placement = {key: value for key, value in asdict(spec.options).items() if key not in varied}
+    placement = {key: value for key, value in spec.options.flat().items() if key not in varied}
     passed, verdict = judge(result.checks, interrupted=not result.finished)
     return VerifyDocument(
         pair=pair.describe(),

@@ -191,7 +191,7 @@ class _Job:
         """
         spec, options = self.spec, self.spec.options
         own = options.head == "mtp" and spec.draft in (None, spec.target)
-        target = stack.enter_context(Model(spec.target, replace(options.placement, mtp=own)))
+        target = stack.enter_context(Model(spec.target, replace(options.target, mtp=own)))
         draft = target if own else None
         if spec.draft is not None and not own:
             draft = stack.enter_context(Model(spec.draft, options.draft_placement))

@@ -14,7 +14,6 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +21,9 @@ import pytest
 from processes import PATIENCE_S, Cli, eventually
 
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.llamacpp.options import Placement
 from ggufspec.reports.export import ModelFile, Settings, export
+from ggufspec.schema import codec
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.full
@@ -34,29 +35,41 @@ from pathlib import Path
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp.devices import add_rpc_worker
+from ggufspec.schema import codec
 
 target, draft, endpoint, options = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.DEBUG, format="%(message)s")
 add_rpc_worker(endpoint)
-options |= {name: tuple(options[name]) for name in ("split", "draft_split", "override_tensor")}
-SpeculativeDecoder(Path(target), Path(draft) if draft else None, DecoderOptions(**options)).close()
+options = codec.load(DecoderOptions, options)
+SpeculativeDecoder(Path(target), Path(draft) if draft else None, options).close()
 """
-ONE_CARD = ((1.0, 0.0), (1.0, 0.0))  # (split, draft_split)
+ONE_CARD = (1.0, 0.0)
+
+
+def at(target: Placement, draft: Placement, ctx_size: int = 2048, **more: Any) -> DecoderOptions:
+    return DecoderOptions(target, draft, ctx_size, threads=1, **more)
+
+
 PLACES = {
-    "some layers": DecoderOptions(1000, 4, 1, *ONE_CARD, threads=1),
-    "the output only": DecoderOptions(2048, 1, 0, *ONE_CARD, threads=1),
-    "all layers": DecoderOptions(2048, -1, -1, *ONE_CARD, threads=1),
-    "no layers": DecoderOptions(192, 0, 0, threads=1),
-    "more layers than there are": DecoderOptions(2048, 99, 99, *ONE_CARD, threads=1),
-    "two cards": DecoderOptions(2048, 7, -1, (3.0, 1.0), (3.0, 1.0), threads=1),
-    "the draft on the second card": DecoderOptions(2048, 7, -1, (3.0, 1.0), (0.0, 1.0), threads=1),
-    "experts that a dense model has not": DecoderOptions(2048, 5, 2, *ONE_CARD, n_cpu_moe=3, threads=1),
-    "feed-forwards on the CPU": DecoderOptions(2048, -1, 2, *ONE_CARD, n_cpu_ffn=3, threads=1),
-    "tensors elsewhere": DecoderOptions(
-        2048, -1, 2, *ONE_CARD, n_cpu_ffn=3, override_tensor=("ffn_up=RPC1", "attn_k=CPU"), threads=1
+    "some layers": at(Placement(4, ONE_CARD), Placement(1, ONE_CARD), 1000),
+    "the output only": at(Placement(1, ONE_CARD), Placement(0, ONE_CARD)),
+    "all layers": at(Placement(-1, ONE_CARD), Placement(-1, ONE_CARD)),
+    "no layers": at(Placement(), Placement(), 192),
+    "more layers than there are": at(Placement(99, ONE_CARD), Placement(99, ONE_CARD)),
+    "two cards": at(Placement(7, (3.0, 1.0)), Placement(-1, (3.0, 1.0))),
+    "the draft on the second card": at(Placement(7, (3.0, 1.0)), Placement(-1, (0.0, 1.0))),
+    "experts that a dense model has not": at(Placement(5, ONE_CARD, n_cpu_moe=3), Placement(2, ONE_CARD)),
+    "feed-forwards on the CPU": at(Placement(-1, ONE_CARD, n_cpu_ffn=3), Placement(2, ONE_CARD)),
+    "tensors elsewhere": at(
+        Placement(-1, ONE_CARD, n_cpu_ffn=3, override_tensor=("ffn_up=RPC1", "attn_k=CPU")), Placement(2, ONE_CARD)
     ),
-    "a quantised cache": DecoderOptions(
-        2048, 5, 2, *ONE_CARD, threads=1, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on", draft_max=7
+    "a quantised cache": at(
+        Placement(5, ONE_CARD),
+        Placement(2, ONE_CARD),
+        cache_type_k="q8_0",
+        cache_type_v="q8_0",
+        flash_attn="on",
+        draft_max=7,
     ),
 }
 
@@ -107,7 +120,7 @@ def layout(log: str, *, context: bool = True) -> dict[str, list[Any]]:
 
 
 def decoder_log(target: Path, draft: Path | None, endpoint: str, options: DecoderOptions) -> str:
-    request = json.dumps([str(target), str(draft) if draft else None, endpoint, asdict(options)])
+    request = json.dumps([str(target), str(draft) if draft else None, endpoint, codec.dump(options)])
     done = subprocess.run([sys.executable, "-c", DECODER, request], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stderr

@@ -78,7 +78,7 @@ class PairLatency:
         in_use = adaptive or options.strict
         if in_use and self._target is None:
             context = loaded.context(with_draft=draft is not None)
-            key = latency_cache.key(target.model.path, loaded.placement, context, strict=options.strict)
+            key = latency_cache.key(target.model.path, loaded.target, context, strict=options.strict)
             self._target = self._measured(target, key, report=adaptive)
         if adaptive and options.needs_draft and draft is not None and self._draft is None:
             key = latency_cache.key(draft.model.path, loaded.draft_placement, loaded.draft_context(), outputs=1)
