@@ -21,11 +21,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from ggufspec.chat import markdown
+from ggufspec.chat.actions import take
 from ggufspec.chat.commands import Switches
 from ggufspec.chat.remote import Remote, base_url
-from ggufspec.chat.remote_talk import RemoteTalk
+from ggufspec.chat.screen import Screen
 from ggufspec.chat.session import Request as Question
-from ggufspec.chat.talk import Screen
+from ggufspec.chat.talk import Talk
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.prompting.conversation import Conversation
@@ -400,14 +401,15 @@ def test_a_server_that_does_not_stream(endpoint, remote):
 
 
 @pytest.fixture
-def talk(endpoint: Endpoint) -> Iterator[RemoteTalk]:
+def talk(endpoint: Endpoint) -> Iterator[Talk]:
     @contextlib.contextmanager
     def idle() -> Iterator[Callable[[str], None]]:
         yield lambda _: None
 
     out, err = Console(theme=markdown.THEME, highlight=False), Console(stderr=True, highlight=False)
     screen = Screen(out, err, lambda text: err.print(text, soft_wrap=True), idle, False)
-    made = RemoteTalk(Remote(f"{endpoint.url}/v1"), Switches(has_draft=False), screen)
+    remote = Remote(f"{endpoint.url}/v1")
+    made = Talk(remote, Switches(has_draft=False), screen, name=remote.url, about={"url": remote.url})
     made.open()
     yield made
     made.close()
@@ -415,17 +417,17 @@ def talk(endpoint: Endpoint) -> Iterator[RemoteTalk]:
 
 def test_a_conversation_goes_on(endpoint, talk, capsys, tmp_path):
     endpoint.usage |= {"completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2}}
-    talk.take("/system Be terse.")
-    talk.take("/temp 0.7")
-    talk.take("/seed 5")
-    talk.take("/length 33")
-    talk.take("one")
+    take(talk, "/system Be terse.")
+    take(talk, "/temp 0.7")
+    take(talk, "/seed 5")
+    take(talk, "/length 33")
+    take(talk, "one")
     out, err = capsys.readouterr()
     assert out == "Hello, world.\n"
     assert "3 tokens, " in err
     assert "50% accepted" in err
     assert "tokens/round" not in err  # it does not say
-    talk.take("two")
+    take(talk, "two")
     (_, asked) = endpoint.asked
     assert asked["messages"] == [
         {"role": "system", "content": "Be terse."},
@@ -434,19 +436,19 @@ def test_a_conversation_goes_on(endpoint, talk, capsys, tmp_path):
         {"role": "user", "content": "two"},
     ]
     assert (asked["temperature"], asked["seed"], asked["max_tokens"]) == (0.7, 5, 33)
-    talk.take("/undo")
-    talk.take("/retry")
+    take(talk, "/undo")
+    take(talk, "/retry")
     assert [one["content"] for one in endpoint.asked[2]["messages"]] == ["Be terse.", "one"]
-    talk.take(f"/save {tmp_path / 'talk.json'}")
-    talk.take("/clear")
+    take(talk, f"/save {tmp_path / 'talk.json'}")
+    take(talk, "/clear")
     assert talk.turns == 0
-    talk.take(f"/load {tmp_path / 'talk.json'}")
+    take(talk, f"/load {tmp_path / 'talk.json'}")
     assert talk.turns == 1
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert saved["pair"] == {"url": f"{endpoint.url}/v1", "model": "the pair"}
     assert saved["settings"]["temperature"] == 0.7
-    talk.take("/chat off")
-    talk.take("three")
+    take(talk, "/chat off")
+    take(talk, "three")
     assert endpoint.asked[3]["path"] == "/v1/completions"
 
 
@@ -469,13 +471,13 @@ def test_a_conversation_goes_on(endpoint, talk, capsys, tmp_path):
 )
 def test_what_the_server_decides_is_said(talk, endpoint, typed):
     with pytest.raises(UsageError, match="the server decides that"):
-        talk.take(typed)
+        take(talk, typed)
     assert endpoint.asked == []
 
 
 def test_settings_and_status_are_those_of_the_server(talk, endpoint, capsys):
-    talk.take("hi")
-    talk.take("/settings")
+    take(talk, "hi")
+    take(talk, "/settings")
     shown = capsys.readouterr().err
     assert "the pair" in shown
     assert endpoint.url in shown
@@ -488,13 +490,13 @@ def test_settings_and_status_are_those_of_the_server(talk, endpoint, capsys):
 
 
 def test_a_failure_leaves_the_conversation(talk, endpoint):
-    talk.take("one")
+    take(talk, "one")
     endpoint.fault = (503, "the queue is full", "")
     with pytest.raises(GgufspecError, match="the queue is full"):
-        talk.take("two")
+        take(talk, "two")
     assert talk.turns == 1
     endpoint.fault = None
-    talk.take("two")
+    take(talk, "two")
     assert talk.turns == 2
 
 
@@ -507,14 +509,14 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(talk, endpoint, capsys):
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    talk.take("one")
+    take(talk, "one")
     thread.join()
     assert talk.stopped
     assert endpoint.left.wait(20)
     endpoint.open = False
     assert talk.turns <= 1  # as far as it came
     before = talk.turns
-    talk.take("two")
+    take(talk, "two")
     assert talk.turns == before + 1
     assert "Hello, world." in capsys.readouterr().out
 

@@ -15,9 +15,11 @@ from rich.console import Console
 
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.chat import markdown
+from ggufspec.chat.actions import take
 from ggufspec.chat.commands import Switches
+from ggufspec.chat.screen import Screen
 from ggufspec.chat.session import Ready, Reply, Request, Spec
-from ggufspec.chat.talk import Screen, Talk
+from ggufspec.chat.talk import Talk
 from ggufspec.child import Interrupted
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
@@ -90,7 +92,7 @@ def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
 def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(reply("hello"), reply("again"))
     chat = talk(script, accept="top-k:3", draft_policy="fixed", draft_max=4, system="Be terse.")
-    chat.take("hi")
+    take(chat, "hi")
     out, err = capsys.readouterr()
     assert out == "hello\n"
     took = "3 tokens, 4.00 tokens/s, 75% accepted, 1.00 tokens/round, 7 of 40 prompt tokens read at 70.0/s"
@@ -103,8 +105,8 @@ def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.Ca
     options = request.options
     assert options is not None
     assert (options.draft_policy, options.draft_max, options.accept, request.alone) == ("fixed", 4, "top-k:3", "")
-    chat.take("/target")
-    chat.take("more")
+    take(chat, "/target")
+    take(chat, "more")
     assert script.asked[1].alone == "target"
     assert script.asked[1].conversation.turns[0].tokens == (1, 2, 3)
     assert "lossy" not in capsys.readouterr().err
@@ -119,7 +121,7 @@ def test_the_first_ctrl_c_stops_the_answer(talk: Callable[..., Talk], capsys: py
 
     chat = talk(Script(stopped))
     before = signal.getsignal(signal.SIGINT)
-    chat.take("hi")
+    take(chat, "hi")
     assert signal.getsignal(signal.SIGINT) is before
     assert chat.stopped
     (turn,) = chat.conversation.turns
@@ -142,11 +144,11 @@ def test_the_second_ends_the_child_and_keeps_what_was_said(
 
     script = Script(killed, reply("whole"))
     chat = talk(script)
-    chat.take("hi")
+    take(chat, "hi")
     (turn,) = chat.conversation.turns
     assert (turn.answer, turn.stopped, turn.tokens) == ("part", True, ())
     assert "the next question loads the pair again" in capsys.readouterr().err
-    chat.take("more")
+    take(chat, "more")
     assert script.opened == 2
     assert not chat.stopped
     assert "loading the pair again" in capsys.readouterr().err
@@ -159,11 +161,11 @@ def test_without_an_answer_nothing_has_changed(talk: Callable[..., Talk], error:
         raise error
 
     chat = talk(Script(reply("one"), failed, failed, failed))
-    chat.take("first")
+    take(chat, "first")
     for line in ("second", "/retry", "/compare"):
         before = chat.conversation, chat.document()
         with pytest.raises(type(error)) as caught:
-            chat.take(line)
+            take(chat, line)
         assert error.hint in caught.value.hint
         assert (chat.conversation, chat.document()) == before
 
@@ -181,26 +183,26 @@ def test_what_is_left_out_is_said_even_when_quiet(
     chat = talk(Script(dropping(1), dropping(1), dropping(3), reply("all of it"), dropping(2)), quiet=True)
     said = []
     for line in ("a", "b", "c"):
-        chat.take(line)
+        take(chat, line)
         said.append(capsys.readouterr().err)
     assert "the oldest turn does not fit" in said[0]
     assert said[1] == ""
     assert "the 3 oldest turns do not fit" in said[2]
     assert [turn.dropped for turn in chat.document().turns] == [1, 1, 3]
     assert ("3 left out", True) in chat.status()
-    chat.take("/predict 8")
-    chat.take("d")
+    take(chat, "/predict 8")
+    take(chat, "d")
     assert not any("left out" in words for words, _ in chat.status())
     capsys.readouterr()
-    chat.take("e")
+    take(chat, "e")
     assert "the 2 oldest turns do not fit" in capsys.readouterr().err
 
 
 def test_comparing(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(reply("first"), reply("t"), reply("d", (1, 9, 3)), reply("s", (1, 2)), reply("next"))
     chat = talk(script)
-    chat.take("question")
-    chat.take("/compare")
+    take(chat, "question")
+    take(chat, "/compare")
     out, err = capsys.readouterr()
     assert out == "first\nt\nd\ns\n"
     assert "differs at 2" in err
@@ -210,7 +212,7 @@ def test_comparing(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
     assert not any(request.cache for request in script.asked[1:])
     (turn,) = chat.conversation.turns
     assert (turn.user, turn.answer, turn.tokens) == ("question", "s", (1, 2))
-    chat.take("next")
+    take(chat, "next")
     assert len(chat.conversation.turns) == 2
 
 
@@ -222,7 +224,7 @@ def test_a_comparison_that_is_stopped_keeps_what_is_there(
         return reply("d", stopped=True)
 
     chat = talk(Script(reply("t"), stopped))
-    chat.take("/compare question")
+    take(chat, "/compare question")
     (turn,) = chat.conversation.turns
     assert turn.answer == "t"
     assert chat.stopped
@@ -240,20 +242,20 @@ def test_a_question_that_was_not_read_is_not_kept(
     talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
 ) -> None:
     chat = talk(Script(reply("one"), unread, unread, reply("two")))
-    chat.take("question")
+    take(chat, "question")
     before = chat.conversation
     for typed in ("another", "/retry"):
-        chat.take(typed)
+        take(chat, typed)
         assert chat.conversation == before
         assert "is dropped" in capsys.readouterr().err
         assert [turn.answer for turn in chat.document().turns] == ["one"]
-    chat.take("/retry")
+    take(chat, "/retry")
     assert [turn.answer for turn in chat.conversation.turns] == ["two"]
 
 
 def test_a_comparison_keeps_the_answer_that_is_there(talk: Callable[..., Talk]) -> None:
     chat = talk(Script(reply("t"), reply("d"), unread))
-    chat.take("/compare question")
+    take(chat, "/compare question")
     (turn,) = chat.conversation.turns
     assert turn.answer == "t"
     assert [run.name for run in chat.document().turns[0].compared] == ["target-only", "draft-only"]
@@ -274,7 +276,7 @@ def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureF
         return reply(" ab")
 
     chat = talk(Script(traced), debug=True)
-    chat.take("hi")
+    take(chat, "hi")
     out, err = capsys.readouterr()
     assert out == " ab\n"
     assert 'round   1  ✓" a" ✗"\\x1b" ·"c" +"b"  draft 1.0 ms, verify 2.0 ms' in err
@@ -282,8 +284,8 @@ def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureF
 
 def test_one_document_streams_nothing(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
     chat = talk(Script(reply("hello"), reply("")), streams=False)
-    chat.take("hi")
-    chat.take("empty")
+    take(chat, "hi")
+    take(chat, "empty")
     out, err = capsys.readouterr()
     assert out == ""
     assert "the answer is empty" in err
@@ -302,8 +304,8 @@ def test_a_model_without_template(talk: Callable[..., Talk], capsys: pytest.Capt
     chat = talk(Script(template=""))
     assert not chat.settings.chat
     with pytest.raises(UsageError, match="no usable chat template"):
-        chat.take("/chat on")
-    chat.take("/chat")
+        take(chat, "/chat on")
+    take(chat, "/chat")
     assert "chat: off" in capsys.readouterr().err
 
 
@@ -315,21 +317,21 @@ def test_a_terminal_that_is_gone_is_not_survived(talk: Callable[..., Talk], monk
     chat = talk(Script(reply("hello")))
     monkeypatch.setattr(sys, "stdout", Gone())
     with pytest.raises(BrokenPipeError):
-        chat.take("hi")
+        take(chat, "hi")
     assert chat.conversation.turns == ()
 
 
 def test_a_conversation_from_a_file(talk: Callable[..., Talk], tmp_path: Path) -> None:
     chat = talk(Script(reply("one"), reply("two")))
-    chat.take("/system Be terse.")
-    chat.take("first")
-    chat.take(f"/save {tmp_path / 'said.json'}")
-    chat.take("/clear")
-    chat.take("/system off")
-    chat.take(f"/load {tmp_path / 'said.json'}")
+    take(chat, "/system Be terse.")
+    take(chat, "first")
+    take(chat, f"/save {tmp_path / 'said.json'}")
+    take(chat, "/clear")
+    take(chat, "/system off")
+    take(chat, f"/load {tmp_path / 'said.json'}")
     assert chat.settings.system == "Be terse."
     assert [(turn.user, turn.answer, turn.tokens) for turn in chat.conversation.turns] == [("first", "one", ())]
-    chat.take("/retry")
+    take(chat, "/retry")
     assert chat.conversation.turns[0].answer == "two"
     assert len(chat.document().turns) == 1
 

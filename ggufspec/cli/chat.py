@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from ggufspec import api
+from ggufspec.chat.actions import take
 from ggufspec.chat.commands import Switches
 from ggufspec.chat.console import Typing, silent_keys
 from ggufspec.chat.markdown import THEME
 from ggufspec.chat.remote import Remote, base_url
-from ggufspec.chat.remote_talk import RemoteTalk
+from ggufspec.chat.screen import Screen
 from ggufspec.chat.session import Spec
-from ggufspec.chat.talk import Screen, Talk
+from ggufspec.chat.talk import Talk
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import Typed, command, takes
 from ggufspec.cli.run import GROUPS, end, prepare_pair
@@ -125,7 +126,8 @@ def _remote(
 ) -> Talk:
     """A chat with a server."""
     settings = Switches(has_draft=False, sampling=api.sampling(inputs.with_seed(given)), **more)
-    return RemoteTalk(Remote(base_url(url), key or "", model or ""), settings, screen)
+    server = Remote(base_url(url), key or "", model or "")
+    return Talk(server, settings, screen, name=server.url, about={"url": server.url})
 
 
 def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
@@ -164,7 +166,7 @@ def _converse(talk: Talk) -> int:
             if not typed.strip():
                 continue
             with silent_keys():
-                if not talk.take(typed):
+                if not take(talk, typed):
                     return 0
         except EOFError:
             return 0
@@ -182,7 +184,7 @@ def _go_through(talk: Talk, lines: Iterator[str]) -> int:
     interrupted, failure, loaded = False, None, talk.turns
     try:
         for line in lines:
-            if not talk.take(line) or talk.stopped:
+            if not take(talk, line) or talk.stopped:
                 break
         interrupted = talk.stopped
     except KeyboardInterrupt:
