@@ -25,6 +25,7 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.prompting.conversation import Conversation
+from ggufspec.prompting.mends import Message
 from ggufspec.schema import codec
 from ggufspec.schema.rounds import Added, Drafted, Seen, TracedRound
 
@@ -98,10 +99,7 @@ def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.Ca
     took = "3 tokens, 4.00 tokens/s, 75% accepted, 1.00 tokens/round, 7 of 40 prompt tokens read at 70.0/s"
     assert f"{took}, first token after 250 ms, lossy: top-k:3" in err
     (request,) = script.asked
-    assert request.conversation.messages() == [
-        {"role": "system", "content": "Be terse."},
-        {"role": "user", "content": "hi"},
-    ]
+    assert request.conversation.messages() == [Message("system", "Be terse."), Message("user", "hi")]
     options = request.options
     assert options is not None
     assert (options.draft_policy, options.draft_max, options.accept, request.alone) == ("fixed", 4, "top-k:3", "")

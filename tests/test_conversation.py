@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.prompting.conversation import SCHEMA, Conversation, Turn, document, fit, load, reserved_tokens, save
+from ggufspec.prompting.mends import Message
 
 TWO = Conversation("Be brief.", (Turn("one", "1", tokens=(7, 8)), Turn("two", "2", stopped=True)))
 
 
 def words(conversation: Conversation) -> int:
     """A prompt of a token for each word."""
-    return sum(len(message["content"].split()) for message in conversation.messages())
+    return sum(len(message.content.split()) for message in conversation.messages())
 
 
 def test_questions_and_answers() -> None:
@@ -27,7 +28,7 @@ def test_questions_and_answers() -> None:
     answered = asked.reply("1", (7, 8))
     assert not answered.open
     assert answered.ask("two").reply("2", stopped=True) == TWO
-    assert [tuple(message.values()) for message in TWO.messages()] == [
+    assert [(message.role, message.content) for message in TWO.messages()] == [
         ("system", "Be brief."),
         ("user", "one"),
         ("assistant", "1"),
@@ -51,7 +52,7 @@ def test_an_answer_needs_a_question() -> None:
 def test_an_empty_answer_is_an_answer() -> None:
     stopped = Conversation().ask("one").reply("", stopped=True)
     assert not stopped.open
-    assert stopped.messages()[-1] == {"role": "assistant", "content": ""}
+    assert stopped.messages()[-1] == Message("assistant", "")
 
 
 # ---- what fits -----------------------------------------------------------------------------------------------------

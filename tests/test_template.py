@@ -12,7 +12,7 @@ import pytest
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import chat_library, chat_template
 from ggufspec.llamacpp.chat_template import ChatTemplate
-from ggufspec.prompting.marks import Marks, bare, guarded, guarded_all, marked, segments, unescaped, unused
+from ggufspec.prompting.marks import Marks
 from ggufspec.prompting.mends import Message
 
 NOW = datetime(2026, 11, 21, 15, 0)
@@ -158,35 +158,33 @@ def test_memory_is_bounded(source: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 # ---- marks -----------------------------------------------------------------------------------------------------------
 
-MARKS = Marks("\ue000", "\ue001", "\ue002")
-
-
-def special(text: str) -> list[int]:
-    return [found.start() for found in re.finditer(re.escape("<|e|>"), text)]
+END = re.compile(r"(?=(<\|e\|>)).")
+MARKS = Marks([], END)
 
 
 def test_marks_are_in_no_text() -> None:
-    assert unused(["a\ue000", "\ue002"]) == Marks("\ue001", "\ue003", "\ue004")
+    marks = Marks(["a\ue000", "\ue002"], END)
+    assert (marks.cut, marks.begin, marks.end) == ("\ue001", "\ue003", "\ue004")
 
 
 def test_text_is_cut_within_what_would_be_a_token() -> None:
-    cut = guarded("a<|e|>b<|e|>", special, MARKS)
+    cut = MARKS.guarded("a<|e|>b<|e|>")
     assert cut.split(MARKS.cut) == ["a<", "|e|>b<", "|e|>"]
-    assert bare(cut, MARKS) == "a<|e|>b<|e|>"
+    assert MARKS.bare(cut) == "a<|e|>b<|e|>"
     plain = {"a": ["x", {"<|e|>": "<|e|>"}], "n": 1}
-    assert guarded_all(plain, special, MARKS) == {"a": ["x", {"<|e|>": f"<{MARKS.cut}|e|>"}], "n": 1}
+    assert MARKS.guarded(plain) == {"a": ["x", {"<|e|>": f"<{MARKS.cut}|e|>"}], "n": 1}
 
 
 def test_marks_that_became_json_are_found() -> None:
     text = json.dumps(f"<{MARKS.cut}|e|> {MARKS.begin}")
-    assert unescaped(text, MARKS) == f'"<{MARKS.cut}|e|> {MARKS.begin}"'
+    assert MARKS.unescaped(text) == f'"<{MARKS.cut}|e|> {MARKS.begin}"'
 
 
 @pytest.mark.parametrize("content", ["said", " said\n", "said ", "a\n\nb"])
 @pytest.mark.parametrize("strips", [False, True])
 def test_answers_are_found_where_they_are_whole(content: str, strips: bool) -> None:
     answer = Message("assistant", content, (1, 2))
-    text = marked(answer, special, MARKS, known=True).content
-    found = segments(f"<{text.strip() if strips else text}>", [answer], MARKS)
+    text = MARKS.marked(answer).content
+    found = MARKS.segments(f"<{text.strip() if strips else text}>", [answer])
     whole = not strips or content == content.strip()
     assert found == (["<", answer, ">"] if whole else [f"<{content.strip()}>"])

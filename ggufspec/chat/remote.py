@@ -20,7 +20,7 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import untrusted
-from ggufspec.prompting.conversation import BEHIND
+from ggufspec.prompting.conversation import plain_text
 from ggufspec.schema.text import visible
 
 if TYPE_CHECKING:
@@ -344,8 +344,8 @@ def _body(request: session.Request, model: str) -> tuple[str, dict[str, Any]]:
     body |= {name: getattr(sampling, name) for name in more if getattr(sampling, name) != getattr(usual, name)}
     messages = request.conversation.messages()
     if request.chat:
-        return "/chat/completions", body | {"messages": messages}
-    return "/completions", body | {"prompt": "".join(one["content"] + BEHIND[one["role"]] for one in messages)}
+        return "/chat/completions", body | {"messages": [one.plain() for one in messages]}
+    return "/completions", body | {"prompt": plain_text(messages)}
 
 
 class _Answer:

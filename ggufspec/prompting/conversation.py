@@ -6,7 +6,7 @@ Pure but for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from typing import Any
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import untrusted
 from ggufspec.files.write import write_whole
+from ggufspec.prompting.mends import Message
 from ggufspec.schema.base import to_json
 from ggufspec.schema.chat import ChatDocument, ChatTurn
 
 SCHEMA = "ggufspec/chat@1"
-BEHIND = {"system": "\n\n", "user": "", "assistant": "\n"}  # messages of a conversation that goes on as plain text
+_AFTER = {"system": "\n\n", "user": "", "assistant": "\n"}  # messages of a conversation that goes on as plain text
 _RESERVED_SHARE = 4  # an answer is promised its length, or this part of the context if that is less
 _HINT = "/save FILE writes one; ggufspec chat --json prints one"
 
@@ -27,9 +28,8 @@ _HINT = "/save FILE writes one; ggufspec chat --json prints one"
 class Turn(ChatTurn):
     """A question and its answer, as documents have it; ``answer`` is None while the model has not been asked.
 
-    Args:
-        tokens: ids of the answer as they were emitted, its end token included, so that a cache that holds them is of
-            use in the next turn; empty where they are not known, in a conversation from a file say.
+    ``tokens`` are ids of the answer as they were emitted, its end token included, so that a cache that holds them is of
+    use in the next turn; empty if they are not known, in a conversation from a file for example.
     """
 
     tokens: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class Turn(ChatTurn):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A system prompt and turns, oldest first. Only the last turn may lack its answer."""
+    """A system prompt and turns, oldest first. Only the last turn may lack its answer, and is open then."""
 
     system: str = ""
     turns: tuple[Turn, ...] = ()
@@ -47,11 +47,7 @@ class Conversation:
         return replace(self, turns=(*self.answered, Turn(text)))
 
     def reply(self, text: str, tokens: tuple[int, ...] = (), **more: Any) -> Conversation:
-        """With an answer to the last turn; ``more`` are other fields of :class:`Turn`.
-
-        Raises:
-            ValueError: no question is open.
-        """
+        """With an answer to the last turn, which is open; ``more`` are other fields of :class:`Turn`."""
         if not self.open:
             raise ValueError("there is no question to answer")
         last = replace(self.turns[-1], answer=text, tokens=tokens, **more)
@@ -62,7 +58,6 @@ class Conversation:
         return replace(self, turns=self.turns[:-1])
 
     def clear(self) -> Conversation:
-        """Nothing but the system prompt."""
         return replace(self, turns=())
 
     def without(self, count: int) -> Conversation:
@@ -71,22 +66,25 @@ class Conversation:
 
     @property
     def open(self) -> bool:
-        """Whether the last question waits for its answer."""
         return bool(self.turns) and self.turns[-1].answer is None
 
     @property
     def answered(self) -> tuple[Turn, ...]:
-        """The turns that have an answer."""
         return self.turns[:-1] if self.open else self.turns
 
-    def messages(self) -> list[dict[str, str]]:
-        """What a chat template takes: ``role`` and ``content`` of the system prompt, if any, and of every turn."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+    def messages(self) -> list[Message]:
+        """The system prompt, if any, and every turn."""
+        messages = [Message("system", self.system)] if self.system else []
         for turn in self.turns:
-            messages.append({"role": "user", "content": turn.user})
+            messages.append(Message("user", turn.user))
             if turn.answer is not None:
-                messages.append({"role": "assistant", "content": turn.answer})
+                messages.append(Message("assistant", turn.answer, turn.tokens))
         return messages
+
+
+def plain_text(messages: Iterable[Message]) -> str:
+    """Messages as one text that a model continues."""
+    return "".join(message.content + _AFTER[message.role] for message in messages)
 
 
 def reserved_tokens(ctx_size: int, max_tokens: int) -> int:
@@ -99,11 +97,7 @@ def fit(
 ) -> Conversation:
     """Without the fewest oldest turns, so that the prompt and :func:`reserved_tokens` fit the context.
 
-    Args:
-        conversation: with an open question.
-        count: tokens of the prompt that a conversation makes.
-        ctx_size: tokens of the context.
-        max_tokens: of the answer.
+    ``count`` gives the tokens of the prompt that a conversation makes.
 
     Raises:
         UsageError: the last question alone, with the system prompt, does not fit; the message has its tokens.
@@ -121,16 +115,15 @@ def fit(
     last = len(conversation.turns) - 1
     if not fits(last):
         message = "the message with the system prompt" if conversation.system else "the message"
+        held = f"the context holds {ctx_size:,}, {reserved:,} of them for the answer"
         raise UsageError(
-            f"{message} has {sizes[last]:,} tokens; the context holds {ctx_size:,}, {reserved:,} of them for the "
-            "answer",
+            f"{message} has {sizes[last]:,} tokens; {held}",
             f"-c {_context_for(sizes[last], max_tokens)} would hold it",
         )
     return conversation.without(bisect_left(range(last), True, key=fits))
 
 
 def _context_for(tokens: int, max_tokens: int) -> int:
-    """A context that holds a prompt and its answer."""
     enough = min(tokens + max_tokens, -(-tokens * _RESERVED_SHARE // (_RESERVED_SHARE - 1)))
     return -(-enough // 256) * 256
 
@@ -140,11 +133,7 @@ def document(
 ) -> ChatDocument:
     """The conversation as ``ggufspec/chat@1``. Token ids are left out: they mean nothing to another model.
 
-    Args:
-        conversation: all of it.
-        pair: the models; for the reader only.
-        settings: at the end; for the reader only.
-        more: other fields of the document.
+    ``pair`` and ``settings`` are for the reader only; ``more`` are other fields of the document.
     """
     names = [field.name for field in fields(ChatTurn)]
     turns = tuple(ChatTurn(**{name: getattr(turn, name) for name in names}) for turn in conversation.turns)
@@ -198,8 +187,6 @@ def _parse(body: object, name: str) -> Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _FileTurn:
-    """One turn of the file."""
-
     user: str
     answer: str | None = None
     stopped: bool = False
@@ -207,7 +194,5 @@ class _FileTurn:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What is read of the file."""
-
     turns: list[_FileTurn]
     system: str = ""

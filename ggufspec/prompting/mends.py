@@ -1,6 +1,6 @@
 """Conversations that a chat template refuses, in forms that more of them take. Pure.
 
-A mend is tried only where the template fails without it: see :meth:`ggufspec.prompting.prompt.Prompter.of_messages`.
+A mend is tried only if the template fails without it: see :meth:`ggufspec.prompting.prompt.Prompter.of_messages`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Message:
 
     @property
     def calls(self) -> Sequence[Mapping[str, Any]]:
-        """The tools that were called in it."""
         return self.more.get("tool_calls") or ()
 
     @property
@@ -45,7 +44,6 @@ class Message:
         return self.role in ("system", "developer")
 
     def joined(self, after: Message) -> Message:
-        """With the text of one that follows it."""
         return replace(self, content=f"{self.content}\n\n{after.content}", tokens=())
 
 
@@ -53,9 +51,7 @@ Messages = list[Message]
 
 
 def later_instructions(messages: Messages) -> Messages:
-    """Further system prompts into the first where they follow it, or else into the next question: what is before them
-    stays as it was.
-    """
+    """Further system prompts join the first if they follow it, or else the next question: nothing before changes."""
     found: Messages = []
     waiting: Message | None = None
     for message in messages:
@@ -78,12 +74,11 @@ def joined_neighbours(messages: Messages) -> Messages:
     """Questions in a row as one, and answers."""
     found: Messages = []
     for message in messages:
-        before = found[-1] if found else None
-        in_turn = not before or before.role != message.role or message.role not in ("user", "assistant")
-        if before is None or in_turn or before.calls or message.calls:
-            found.append(message)
+        joins = bool(found) and found[-1].role == message.role and message.role in ("user", "assistant")
+        if joins and not found[-1].calls and not message.calls:
+            found[-1] = found[-1].joined(message)
         else:
-            found[-1] = before.joined(message)
+            found.append(message)
     return found
 
 
@@ -94,10 +89,11 @@ def one_call_each(messages: Messages) -> Messages:
     for message in messages:
         waiting = waiting if message.role == "tool" else {}
         if len(message.calls) > 1:
-            parts = [replace(message, tokens=(), more={**message.more, "tool_calls": [one]}) for one in message.calls]
-            first, *others = [parts[0], *(replace(one, content="") for one in parts[1:])]
+            first, *others = (
+                replace(message, tokens=(), more={**message.more, "tool_calls": [one]}) for one in message.calls
+            )
             found.append(first)
-            waiting = {str(one.calls[0].get("id")): one for one in others}
+            waiting = {str(one.calls[0].get("id")): replace(one, content="") for one in others}
         else:
             if call := waiting.pop(str(message.more.get("tool_call_id")), None):
                 found.append(call)
@@ -111,8 +107,7 @@ def short_ids(messages: Messages) -> Messages:
     def short(id_: Any) -> Any:
         if not isinstance(id_, str) or (len(id_) == _ID_LENGTH and id_.isascii() and id_.isalnum()):
             return id_
-        number = int.from_bytes(hashlib.sha256(id_.encode("utf-8", "replace")).digest()[:8], "big")
-        return new_id(number)
+        return new_id(int.from_bytes(hashlib.sha256(id_.encode("utf-8", "replace")).digest()[:8], "big"))
 
     def mended(message: Message) -> Message:
         more = dict(message.more)
@@ -142,7 +137,7 @@ def new_id(number: int) -> str:
 
 
 FOLDED = "the chat template takes no system prompt: it is put before the first question"
-# In the order in which they are tried, each behind those before it; what a user is told of it
+# In the order in which they are tried, each after those before it; what a user is told of it
 MENDS: tuple[tuple[Callable[[Messages], Messages], str], ...] = (
     (list, ""),
     (short_ids, ""),

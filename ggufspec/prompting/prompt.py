@@ -9,15 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import TYPE_CHECKING
 
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.chat_library import Applied
 from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
-from ggufspec.prompting import marks as marking
 from ggufspec.prompting import mends
-from ggufspec.prompting.conversation import BEHIND, Conversation
+from ggufspec.prompting.conversation import Conversation, plain_text
+from ggufspec.prompting.marks import Marks
 from ggufspec.prompting.mends import Message
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class Prompter:
 
     Args:
         model: whose tokens they are of.
-        template: its chat template; None where it has none.
+        template: its chat template; None if it has none.
 
     Attributes:
         notes: what a user should know of how the prompts are made.
@@ -39,7 +38,8 @@ class Prompter:
         self._model, self._template = model, template
         special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
         starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none
-        self._special = re.compile(f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))") if special else None
+        pattern = f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))." if special else "(?!)"
+        self._special = re.compile(pattern, re.DOTALL)  # the first character of a special token's text, its group
         self._spaced = b"".join(model.piece(token) for token in model.tokenize("a", start=False)) == b" a"
         self.notes: list[str] = []
 
@@ -61,17 +61,14 @@ class Prompter:
         """
         if not conversation.open:
             raise UsageError("there is no question to answer", "ask one")
-        messages = _messages(conversation)
+        messages = conversation.messages()
         if chat and self._template is not None:
             return self.of_messages(messages)
         _check(messages)
-        marks = marking.unused([message.content for message in messages])
-        emitted = self._are_known(messages)
-        own = self._marked(messages, emitted, marks)
-        text = "".join(message.content + BEHIND[message.role] for message in own)
-        return self._ids(marking.segments(text, [*compress(messages, emitted)], marks), marks), Applied(
-            marking.bare(text, marks)
-        )
+        known = self._with_emitted(messages)
+        marks = Marks([message.content for message in messages], self._special)
+        text = plain_text(map(marks.marked, known))
+        return self._ids(text, known, marks), Applied(marks.bare(text))
 
     def of_messages(self, messages: Sequence[Message], wishes: Wishes = Wishes()) -> tuple[list[int], Applied]:
         """The prompt for the next message, by the template, and how that is constrained and read.
@@ -117,69 +114,49 @@ class Prompter:
 
     def _marked_ids(self, template: ChatTemplate, messages: list[Message], wishes: Wishes, prompt: str) -> list[int]:
         """The tokens of a prompt, in which text stays text, and known answers are the tokens that they were."""
-        said = [*_texts([wishes.tools, *([one.content, one.more] for one in messages)])]
-        traps = [found for text in said if (found := self._special_in(text))]
-        emitted = self._are_known(messages)
-        nothing = [False] * len(messages)
-        marks = marking.unused([prompt, *said])
-        for known in [emitted, nothing] if any(emitted) and traps else [emitted]:
-            if not (any(known) or traps):
-                break
-            own = self._marked(messages, known, marks)
-            asked = replace(wishes, tools=tuple(marking.guarded_all(wishes.tools, self._places, marks)), json_schema="")
+        known, none_known = self._with_emitted(messages), [replace(one, tokens=()) for one in messages]
+        texts = [*_texts([wishes.tools, *([one.content, one.more] for one in messages)])]
+        trap = next((found[1] for text in texts for found in self._special.finditer(text)), "")
+        marks = Marks([prompt, *texts], self._special)
+        for tried in [known] * any(one.tokens for one in known) + [none_known] * bool(trap):
+            asked = replace(wishes, tools=tuple(marks.guarded(wishes.tools)), json_schema="")
             try:
-                text = template.apply([message.plain() for message in own], asked).prompt
+                text = template.apply([marks.marked(message).plain() for message in tried], asked).prompt
             except (ModelError, UsageError):
                 continue
-            text = marking.unescaped(text, marks)
-            if marking.bare(text, marks) == prompt:
-                return self._ids(marking.segments(text, [*compress(messages, known)], marks), marks)
-        if traps:
+            text = marks.unescaped(text)
+            if marks.bare(text) == prompt:
+                return self._ids(text, tried, marks)
+        if trap:
             raise UsageError(
-                f"the chat template rewrites messages, so that {traps[0]} in one of them would be a token",
+                f"the chat template rewrites messages, so that {trap} in one of them would be a token",
                 "leave it out, or /chat off",
             )
-        return self._ids([prompt], marks)
+        return self._ids(prompt, none_known, marks)
 
-    def _are_known(self, messages: Sequence[Message]) -> list[bool]:
-        """Of each message, whether it is an answer that goes back as the tokens that it was emitted as."""
-        return [bool(one.content.strip() and self._emitted(one)) for one in messages]
+    def _with_emitted(self, messages: Sequence[Message]) -> list[Message]:
+        """Only answers that go back as the tokens that they were emitted as have tokens, and no end among them."""
+        return [replace(one, tokens=self._emitted(one)) for one in messages]
 
-    def _marked(self, messages: Sequence[Message], known: Sequence[bool], marks: marking.Marks) -> list[Message]:
-        pairs = zip(messages, known, strict=True)
-        return [marking.marked(one, self._places, marks, known=is_known) for one, is_known in pairs]
+    def _emitted(self, answer: Message) -> tuple[int, ...]:
+        tokens = tuple(token for token in answer.tokens if not self._model.is_end(token))
+        data = b"".join(map(self._model.piece, tokens))
+        return tokens if answer.content.strip() and data.decode("utf-8", "replace") == answer.content else ()
 
-    def _ids(self, segments: Sequence[str | Message], marks: marking.Marks) -> list[int]:
-        """The tokens of a prompt."""
+    def _ids(self, text: str, messages: Sequence[Message], marks: Marks) -> list[int]:
+        """The tokens of a marked prompt."""
         ids: list[int] = []
-        texts: list[str | list[int]] = []
-        for one in segments:
-            if isinstance(one, str):
-                texts += one.split(marks.cut)
-            else:
-                texts.append(self._emitted(one))
-        for text in texts:
-            ids += self._cut(text, begun=bool(ids)) if isinstance(text, str) else text
+        for one in marks.segments(text, [message for message in messages if message.tokens]):
+            if isinstance(one, Message):
+                ids += one.tokens
+                continue
+            for part in one.split(marks.cut):
+                ids += self._cut(part, begun=bool(ids))
         first = self._model.first_token
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
-    def _emitted(self, answer: Message) -> list[int]:
-        """The tokens that an answer was emitted as, without its end; none where they are not its text."""
-        tokens = [token for token in answer.tokens if not self._model.is_end(token)]
-        data = b"".join(map(self._model.piece, tokens))
-        return tokens if data.decode("utf-8", "replace") == answer.content else []
-
-    def _places(self, text: str) -> list[int]:
-        """Where texts of special tokens begin in a text."""
-        return [found.start() for found in self._special.finditer(text)] if self._special else []
-
-    def _special_in(self, text: str) -> str:
-        """The first special token's text in ``text``; empty if there is none."""
-        found = self._special.search(text) if self._special else None
-        return found[1] if found else ""
-
     def _cut(self, text: str, *, begun: bool) -> list[int]:
-        """Token ids of a text; where another goes before it, without the space that some tokenizers begin with."""
+        """Token ids of a text; if another goes before it, without the space that some tokenizers begin with."""
         tokenize, piece = self._model.tokenize, self._model.piece
         if not (begun and self._spaced):
             return tokenize(text, special=True, start=False)
@@ -187,15 +164,6 @@ class Prompter:
             return tokenize(text[1:], special=True, start=False)
         ids = tokenize(text, special=True, start=False)
         return ids[1:] if ids and piece(ids[0]) == b" " else ids
-
-
-def _messages(conversation: Conversation) -> list[Message]:
-    """The conversation's messages, in order."""
-    tokens = (turn.tokens for turn in conversation.answered)
-    return [
-        Message(role, content, next(tokens) if role == "assistant" else ())
-        for role, content in map(dict.values, conversation.messages())
-    ]
 
 
 def _check(messages: Sequence[Message]) -> None:

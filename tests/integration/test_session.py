@@ -265,7 +265,7 @@ def test_a_user_cannot_end_the_turn(chat_pair: Pair) -> None:
         (start,), (end,) = (model.tokenize(text, special=True) for text in (START, END))
         assert (ids.count(start), ids.count(end)) == (5, 4)
         honest = Conversation("Be brief.").ask("def f(")
-        text = ChatTemplate(CHATML, datetime(2026, 11, 21)).render(honest.messages())
+        text = ChatTemplate(CHATML, datetime(2026, 11, 21)).render([one.plain() for one in honest.messages()])
         assert prompter.tokens(honest) == model.tokenize(text, special=True)
 
 
