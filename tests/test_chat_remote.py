@@ -393,7 +393,7 @@ def test_an_answer_that_breaks_off(endpoint, remote):
 
 def test_a_server_that_does_not_stream(endpoint, remote):
     endpoint.app.router.routes.insert(0, Route("/v1/chat/completions", page, methods=["POST"]))
-    with pytest.raises(GgufspecError, match="no stream of events"):
+    with pytest.raises(GgufspecError, match="not a stream of events"):
         remote.ask(question(), on_event=ignore)
 
 

@@ -44,10 +44,10 @@ class _StopReading(KeyboardInterrupt):
 
 
 def base_url(url: str) -> str:
-    """The base URL that a user may shorten: ``host:port`` is ``http://host:port/v1``. Pure.
+    """The base URL that a user may shorten: ``host:port`` is ``http://host:port/v1``.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a URL.
     """
     full = url if "://" in url else f"http://{url}"
     try:
@@ -69,7 +69,7 @@ class Remote:
     Args:
         url: its base URL, as :func:`base_url` gives it.
         key: its API key; empty for none.
-        model: which of its models; empty where it has one.
+        model: which of its models; empty if it has one.
 
     Attributes:
         model: the one that answers, from :meth:`open` on.
@@ -84,7 +84,6 @@ class Remote:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server has been reached."""
         return self._client is not None
 
     def open(self, *_: object) -> session.Ready:
@@ -92,7 +91,7 @@ class Remote:
 
         Raises:
             UsageError: it has several models.
-            GgufspecError: nothing answers there, it is no such server, or it wants another key.
+            GgufspecError: nothing answers there, it is not such a server, or it wants another key.
         """
         import httpx2
 
@@ -174,7 +173,7 @@ class Remote:
                 if self._stopping:
                     raise _StopReading
         if not answer.began:
-            raise GgufspecError(f"{self.url} answers with something that is no stream of events", _BASE_HINT)
+            raise GgufspecError(f"{self.url} answers with something that is not a stream of events", _BASE_HINT)
         if not answer.is_whole:
             raise GgufspecError("the answer broke off: the connection was closed", "look at its log; /retry asks again")
 
@@ -186,7 +185,6 @@ class Remote:
             raise _StopReading
 
     def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             self._client.close()
         self._client = None
@@ -194,7 +192,6 @@ class Remote:
     # ---- what the server says --------------------------------------------------------------------------------------
 
     def _names(self, text: str) -> list[str]:
-        """Its models."""
         try:
             body = untrusted.parse_json(text, self.url)
             return [str(one["id"]) for one in body["data"]]
@@ -213,11 +210,7 @@ class Remote:
         return names[0]
 
     def _check(self, response: httpx2.Response) -> None:
-        """Turn a status into an error.
-
-        Raises:
-            GgufspecError: it is none of success.
-        """
+        """Raise a GgufspecError unless the status is one of success."""
         status = response.status_code
         if status == 200:
             return
@@ -236,13 +229,12 @@ class Remote:
             raise GgufspecError(f"{self.url} moves to {to}", "give that as --url, if it is yours")
         kind = _RefusedError if status in (400, 422) else GgufspecError
         line = text.strip().partition("\n")[0]
-        if kind is _RefusedError and not said and not line.startswith(("<", "{", "[")):
-            said = visible(line[:300])
+        if kind is _RefusedError and not line.startswith(("<", "{", "[")):
+            said = said or visible(line[:300])
         raise kind(said or f"{self.url} answers with status {status}", hint or _HINTS.get(status, ""))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn failures of the connection into errors with a hint."""
         import httpx2
 
         try:
@@ -258,7 +250,6 @@ class Remote:
             raise GgufspecError(f"{self.url} cannot be asked: {error}", _BASE_HINT) from None
 
 
-_DONE: Mapping[str, Any] = {}  # the end of a stream
 _NEWER = "max_completion_tokens"  # OpenAI's newer name
 _SETTINGS = "/settings shows what was asked for"
 _HINTS = {400: _SETTINGS, 422: _SETTINGS, 500: "look at the server's log"}
@@ -274,21 +265,19 @@ def _list(names: list[str]) -> str:
 def _said(text: str) -> tuple[str, str]:
     """(message, hint) of an error as servers write it: OpenAI's, vLLM's and FastAPI's forms; empty for none."""
     try:
-        body = _mapping(untrusted.parse_json(text, "the error"))
+        body = untrusted.parse_json(text, "the error")
     except GgufspecError:
         return "", ""
-    error = body.get("error", body)
+    error = _at(body, "error") or body
     if isinstance(error, str):
         return error, ""
-    error = _mapping(error)
-    hint = error.get("hint") or ""
-    if error.get("code") == "context_length_exceeded":
+    hint = _at(error, "hint") or ""
+    if _at(error, "code") == "context_length_exceeded":
         hint = hint or "/undo and /clear make the conversation shorter"
-    said = error.get("message") or error.get("detail") or ""
-    said = _mapping(said).get("detail", said)  # Mistral's
+    said = _at(error, "message") or _at(error, "detail") or ""
+    said = _at(said, "detail") or said  # Mistral's
     if isinstance(said, list):
-        faults = [_mapping(one) for one in said]
-        said = "; ".join(f"{_path(one.get('loc'))}: {one.get('msg', '')}" for one in faults)
+        said = "; ".join(f"{_path(_at(one, 'loc'))}: {_at(one, 'msg') or ''}" for one in said)
     return visible(str(said)), str(hint)
 
 
@@ -302,8 +291,8 @@ def _whole(response: httpx2.Response) -> str:
     return taken.decode("utf-8", "replace")
 
 
-def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any]]:
-    """What the server sends, event by event, up to ``[DONE]``.
+def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any] | None]:
+    """What the server sends, event by event, up to ``[DONE]``, which is None.
 
     Source: HTML Living Standard, 9.2.6, of which these servers use one field: ``data:``, one line an event.
     """
@@ -317,7 +306,7 @@ def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any]]:
                 continue
             data = line[5:].strip()
             if data == b"[DONE]":
-                yield _DONE
+                yield None
                 return
             value = untrusted.parse_json(data.decode("utf-8", "replace"), "an event of the server")
             if isinstance(value, Mapping):
@@ -327,8 +316,8 @@ def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any]]:
 def _body(request: session.Request, model: str) -> tuple[str, dict[str, Any]]:
     """The path and the JSON of a question.
 
-    What OpenAI's API knows is always in it; what servers of llama.cpp know besides only where it differs from their
-    default, because others refuse it.
+    What OpenAI's API knows is always in it; what only servers of llama.cpp know, if it differs from their default,
+    because others refuse it.
     """
     sampling, usual = request.sampling, Sampling()
     body: dict[str, Any] = {
@@ -349,109 +338,101 @@ def _body(request: session.Request, model: str) -> tuple[str, dict[str, Any]]:
 
 
 class _Answer:
-    """An answer as it comes.
+    """An answer as it comes, asked for at ``start_s``."""
 
-    Args:
-        start: when it was asked for.
-    """
-
-    def __init__(self, start: float) -> None:
+    def __init__(self, start_s: float) -> None:
         self.began = False  # whether anything has come
         self.is_whole = False  # whether its end has
         self.notes: tuple[str, ...] = ()
-        self._start = start
-        self._first: float | None = None  # when its first text came
+        self._start_s = start_s
+        self._first_s: float | None = None  # when its first text came
         self._text: list[str] = []
         self._finish = ""
-        self._usage: Mapping[str, Any] = {}
-        self._timings: Mapping[str, Any] = {}
+        self._counts: dict[str, Mapping[str, Any]] = {}  # OpenAI's "usage", and "timings" of llama-server
 
-    def take(self, value: Mapping[str, Any]) -> Iterator[Event]:
-        """The events that a chunk is.
+    def take(self, value: Mapping[str, Any] | None) -> Iterator[Event]:
+        """The events that a chunk is, or None, the end.
 
         Raises:
             GgufspecError: it is an error.
         """
         self.began = True
-        if value is _DONE:
+        if value is None:
             self.is_whole = True
             return
         if "error" in value:
             said = value["error"]
             message = said.get("message") if isinstance(said, Mapping) else said
             raise GgufspecError(f"the answer broke off: {message}", "look at the server's log; /retry asks again")
-        self._usage = _mapping(value.get("usage")) or self._usage
-        self._timings = _mapping(value.get("timings")) or self._timings
+        self._counts |= {name: value[name] for name in ("usage", "timings") if _at(value, name)}
         choices = value.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            choice = _mapping(choice)
-            delta = _mapping(choice.get("delta"))
-            thought = delta.get("reasoning_content") or delta.get("reasoning")
-            text = delta.get("content") or choice.get("text")
-            if self._first is None and (thought or text):
-                self._first = time.perf_counter()
+            thought = _at(choice, "delta", "reasoning_content") or _at(choice, "delta", "reasoning")
+            text = _at(choice, "delta", "content") or _at(choice, "text")
+            if self._first_s is None and (thought or text):
+                self._first_s = time.perf_counter()
             if isinstance(thought, str) and thought:
                 yield {"event": "reasoning", "text": thought}
             if isinstance(text, str) and text:
                 self._text.append(text)
                 yield {"event": "token", "text": text, "source": "target"}
-            self._finish = str(choice.get("finish_reason") or "") or self._finish
+            self._finish = str(_at(choice, "finish_reason") or self._finish)
             self.is_whole = self.is_whole or bool(self._finish)
 
     def reply(self, *, stopped: bool) -> session.Reply:
         """All of it, and what is known of it."""
-        finish = _STOPS.get(self._finish, self._finish)
         return session.Reply(
             text="".join(self._text),
-            statistics=self._statistics(finish),
+            statistics=self._statistics(),
             notes=self.notes,
             stopped=stopped and not self._finish,
         )
 
-    def _statistics(self, finish: str) -> Statistics | None:
-        """Of the server's own figures, or else of when what came here; None where it counts no tokens."""
-        usage, timings = self._usage, self._timings
-        tokens = _count(usage, "completion_tokens")
-        if not usage or (not tokens and self._first is not None):
+    def _statistics(self) -> Statistics | None:
+        """Of the server's own figures, or else of when what came here; None if it counts no tokens."""
+        tokens = self._count("usage", "completion_tokens")
+        if "usage" not in self._counts or (not tokens and self._first_s is not None):
             return None
-        prompt = _count(usage, "prompt_tokens")
-        details = _mapping(usage.get("completion_tokens_details"))
-        accepted = _count(details, "accepted_prediction_tokens") or _count(timings, "draft_n_accepted")
-        rejected = _count(details, "rejected_prediction_tokens")
-        drafted = accepted + rejected if details else _count(timings, "draft_n")
-        first = None if self._first is None else self._first - self._start
-        own_s = 0.0 if self._first is None else time.perf_counter() - self._first
+        prompt = self._count("usage", "prompt_tokens")
+        details = ("usage", "completion_tokens_details")
+        accepted = self._count(*details, "accepted_prediction_tokens") or self._count("timings", "draft_n_accepted")
+        drafted = self._count("timings", "draft_n")
+        if _at(self._counts, *details):
+            drafted = accepted + self._count(*details, "rejected_prediction_tokens")
+        first_s, own_s = None, 0.0
+        if self._first_s is not None:
+            first_s, own_s = self._first_s - self._start_s, time.perf_counter() - self._first_s
         return Statistics(
             prompt_tokens=prompt,
-            prompt_s=_seconds(timings, "prompt_ms"),
-            prompt_read=prompt - min(prompt, _count(_mapping(usage.get("prompt_tokens_details")), "cached_tokens")),
+            prompt_s=self._number("timings", "prompt_ms") / 1000,
+            prompt_read=max(0, prompt - self._count("usage", "prompt_tokens_details", "cached_tokens")),
             tokens=tokens,
-            decode_s=_seconds(timings, "predicted_ms") or own_s,
-            rounds=_count(_mapping(usage.get("speculation")), "rounds"),  # of ours
+            decode_s=self._number("timings", "predicted_ms") / 1000 or own_s,
+            rounds=self._count("usage", "speculation", "rounds"),  # of ours
             drafted=drafted,
             accepted=accepted,
             drafted_by_position=(),
             accepted_by_position=(),
             draft_s=0.0,
             verify_s=0.0,
-            stop_reason=finish,
-            time_to_first_token_s=first,
+            stop_reason=_STOPS.get(self._finish, self._finish),
+            time_to_first_token_s=first_s,
         )
+
+    def _number(self, *path: str) -> float:
+        value = _at(self._counts, *path)
+        return value if isinstance(value, int | float) and value >= 0 else 0
+
+    def _count(self, *path: str) -> int:
+        return int(self._number(*path))
 
 
 def _path(parts: object) -> str:
     return ".".join(map(str, parts)) if isinstance(parts, list) else ""
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _count(body: Mapping[str, Any], name: str) -> int:
-    value = body.get(name)
-    return value if isinstance(value, int) and value >= 0 else 0
-
-
-def _seconds(body: Mapping[str, Any], name: str) -> float:
-    value = body.get(name)
-    return value / 1000 if isinstance(value, int | float) and value >= 0 else 0.0
+def _at(value: Any, *path: str) -> Any:
+    """What is at a path in the JSON of others; None if there is nothing."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
