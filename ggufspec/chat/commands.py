@@ -38,7 +38,7 @@ class Switches:
     """Everything that can be switched while a pair is loaded; options have their own names."""
 
     has_draft: bool  # whether a draft is loaded
-    head: str = ""  # its kind, if it is a head: that cannot answer alone
+    head: str = ""  # its kind, if it is a head: which cannot answer alone
     draft_most: int = DRAFT_MAX  # the draft length that the pair was loaded for
     alone: str = ""  # the model that answers alone, of ``MODES``
     drafter: str = "both"
@@ -63,7 +63,7 @@ class Switches:
 
     @property
     def renders(self) -> bool:
-        """Whether answers are rendered as Markdown: a text that goes on without the template is none, most likely."""
+        """Whether answers are rendered: a text that goes on without the template is hardly Markdown."""
         return self.chat if self.markdown is None else self.markdown
 
     @property
@@ -86,15 +86,13 @@ class About:
     form: str  # how its argument is written; empty if it has none
     does: str  # in a few words
     more: str = ""  # what ``/help COMMAND`` adds
-    named: tuple[str, ...] = ()  # words that its argument may be, where the form does not have them
+    named: tuple[str, ...] = ()  # words that its argument may be, if the form does not have them
 
     def typed(self, name: str) -> str:
-        """How the command of that name is typed."""
         return f"/{name} {self.form}".strip()
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words that its argument may be."""
         return self.named or tuple(word for word in self.form.split("|") if word.islower())
 
 
@@ -141,7 +139,7 @@ COMMANDS: dict[str, About] = {
 _ACTIONS = ("compare", "save", "load", "undo", "retry", "clear", "settings", "help", "quit")
 SHOWN = tuple(name for name, about in COMMANDS.items() if about.form and name not in _ACTIONS)  # what /settings lists
 
-# Other words, of older versions most of them, and the commands that they stand for
+# Words of older versions, most of them, and the commands that they stand for
 ALIASES = {
     "exit": "quit",
     "q": "quit",
@@ -220,16 +218,11 @@ def shortened(text: str, most: int = 40) -> str:
 
 
 def is_switch(name: str) -> bool:
-    """Whether a command changes settings, and does nothing else."""
     return name not in _ACTIONS
 
 
 def change(settings: Switches, command: Command) -> Switches:
-    """The settings after a switch that was given an argument, or that needs none.
-
-    Raises:
-        UsageError: the argument is not possible; the hint says what is.
-    """
+    """The settings after a switch that has its argument; UsageError if that is not possible."""
     name, argument = command
     if name in ROWS:
         return _with_option(settings, ROWS[name], argument)
@@ -272,7 +265,6 @@ def _with_option(settings: Switches, row: Option, argument: str) -> Switches:
 
 
 def shown(settings: Switches, name: str) -> str:
-    """The present value of a switch, in words."""
     value = _value(settings, name)
     match name:
         case "speculative" | "target" | "draft":
@@ -319,11 +311,7 @@ def sampled(settings: Switches) -> str:
 
 
 def candidates(before: str) -> list[tuple[str, str]]:
-    """What may be typed in place of the last word of a line: (the word, what it does).
-
-    Args:
-        before: the line up to the cursor.
-    """
+    """What may be typed in place of the last word of the line before the cursor: (the word, what it does)."""
     if not before.startswith("/") or before.startswith("//") or "\n" in before:
         return []
     word, space, argument = before[1:].lower().partition(" ")

@@ -38,8 +38,7 @@ class Typing:
     Args:
         history: the file that keeps what was typed; None keeps nothing.
         toolbar: the words of the line below, the important ones first, and whether each is a warning.
-        input: a terminal; the program's own by default.
-        output: the same.
+        input: a terminal, as ``output``; the program's own by default.
     """
 
     def __init__(
@@ -125,8 +124,6 @@ def _continuation(width: int, line: int, wraps: int) -> StyleAndTextTuples:  # n
 
 
 class _Completions(Completer):
-    """Of commands, their arguments, and files."""
-
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)
 
@@ -142,7 +139,7 @@ class _Completions(Completer):
 
 
 class _History(FileHistory):
-    """In a file; one that cannot be written any more is no reason to fail."""
+    """In a file; if that cannot be written any more, the chat goes on."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError):
@@ -150,12 +147,12 @@ class _History(FileHistory):
 
 
 def _text(typed: str) -> str:
-    """Without the half characters that bytes which are no UTF-8 come as."""
+    """Without the half characters that bytes come as which are not UTF-8."""
     return typed.encode("utf-8", "replace").decode("utf-8")
 
 
 def _history(path: Path) -> History:
-    """What was typed before, in a file of mode 600; in memory where it cannot be written."""
+    """What was typed before, in a file of mode 600; in memory if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)

@@ -1,7 +1,7 @@
-"""Markdown for a terminal, rendered by rich, but without what it would leave out.
+"""Markdown for a terminal, rendered by rich, with all that it would leave out.
 
 HTML, entities, images and definitions of links stay as they were typed. A text of which the rendering would still lose
-a letter or a digit, a table in a narrow terminal say, is shown as its source. Texts must be harmless already:
+a letter or a digit, such as a table in a narrow terminal, is shown as its source. Texts must be harmless already:
 :func:`ggufspec.schema.text.visible`.
 """
 
@@ -91,8 +91,6 @@ class _Code(CodeBlock):
 
 
 class _Heading(Heading):
-    """A heading at the left, as all text is."""
-
     LEVEL_ALIGN: ClassVar[dict[str, JustifyMethod]] = {f"h{level}": "default" for level in range(1, 7)}
 
 

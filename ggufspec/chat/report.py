@@ -35,13 +35,7 @@ def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None
 
 
 def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
-    """The line under an answer.
-
-    Args:
-        figures: of the answer.
-        turn: with the answer.
-        rule: that was lossy; empty if none was.
-    """
+    """The line under an answer; ``rule`` is the lossy one, empty if none was."""
     parts = [counted(figures.tokens, "token")]
     if figures.tokens_per_s:
         parts.append(f"{number(figures.tokens_per_s)} tokens/s")
@@ -98,11 +92,8 @@ def legend(styles: Mapping[str, str], drafters: Sequence[str]) -> Text:
     from rich.text import Text
 
     text = Text("written by: ", style="dim")
-    for source, word in (
-        *((name, DRAFTERS[name].label) for name in drafters),
-        ("target", "target"),
-        ("bonus", "bonus"),
-    ):
+    for source in (*drafters, "target", "bonus"):
+        word = DRAFTERS[source].label if source in DRAFTERS else source
         text.append(word, style=styles.get(source, "none")).append("  ")
     return text
 

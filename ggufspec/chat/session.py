@@ -1,16 +1,8 @@
-"""A pair that stays loaded and answers one question after another; the child's side of :class:`worker.Session`.
+"""A pair that stays loaded and answers one question after another; the child's side of :class:`ggufspec.child.Session`.
 
-The parent's side::
-
-    with worker.Session() as child:
-        ready = child.open(session.__name__, Spec(…), Ready)
-        reply = child.ask(Request(conversation.ask("…")), Reply, on_event=…)
-        conversation = conversation.ask("…").reply(reply.text, reply.tokens, stopped=reply.stopped)
-
-Events of a request, in this order: ``dropped`` {turns} where the conversation is longer than
-the context; ``prompt`` {tokens}; then for every round, when the request wants them, ``round`` {round: a TracedRound},
-and for every token ``token`` {text, source}. ``text`` may be empty, ``source`` is ``draft``, ``lookup``, ``target`` or
-``bonus``.
+Events of a request, in this order: ``dropped`` {turns} if the conversation is longer than the context; ``prompt``
+{tokens}; then for every round, if the request wants them, ``round`` {round: a TracedRound}, and for every token
+``token`` {text, source}. ``text`` may be empty, ``source`` is a drafter's name, ``target`` or ``bonus``.
 
 :class:`LoadedPair` is what this job and that of :mod:`ggufspec.serve.session` have in common.
 """
@@ -40,8 +32,8 @@ from ggufspec.prompting.prompt import Prompter
 class Spec:
     """What to load."""
 
-    target: Path  # path of the target's GGUF file
-    draft: Path | None  # path of the draft's, or None
+    target: Path
+    draft: Path | None
     options: DecoderOptions  # ``draft_max`` is the most that a request can ask for; ``parallel`` caches are kept
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers
     chat_template: str = ""  # Jinja; empty: the target's own
@@ -53,11 +45,11 @@ class Ready:
 
     target: LoadedModel
     draft: LoadedModel | None
-    drafters: tuple[str, ...]  # who drafts; none where speculation is off
+    drafters: tuple[str, ...]  # none if speculation is off
     notes: tuple[str, ...]  # what a user should know of how it runs
     ctx_size: int  # tokens of context of each conversation
     parallel: int  # conversations that are kept
-    chat_template: str  # Jinja; empty where there is none
+    chat_template: str  # Jinja; empty if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,8 @@ class Request:
     chat: bool = True  # use the chat template; without, the turns are continued as plain text
     alone: str = ""  # ``target`` or ``draft`` lets one model answer; empty: the pair
     options: DecoderOptions | None = None  # its AnswerOptions; None: as the pair was loaded
-    sampling: Sampling = field(default_factory=Sampling)  # temperature, truncation, seed and penalties
-    max_tokens: int = 512  # tokens of the answer at most
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 512  # of the answer
     cache: bool = True  # keep what the context holds of the conversation
     trace: bool = False  # emit every round
 
@@ -80,7 +72,7 @@ class Reply:
 
     text: str  # all of it
     tokens: tuple[int, ...] = ()  # ids as they were emitted, the end token included, for the conversation's turn
-    statistics: Statistics | None = None  # of this answer; None where the child was ended over it
+    statistics: Statistics | None = None  # of this answer; None if the child was ended over it
     dropped: int = 0  # oldest turns that did not fit the context and were left out
     notes: tuple[str, ...] = ()  # each once in a session
     stopped: bool = False  # the user ended it
@@ -92,12 +84,7 @@ class Reply:
 
 
 class LoadedPair:
-    """A pair that answers requests; ``ready`` is what was loaded.
-
-    Args:
-        decoder: the pair.
-        chat_template: Jinja in place of the target's own; empty for that.
-    """
+    """A pair that answers requests; ``ready`` is what was loaded."""
 
     of_template: ClassVar[dict[str, str]] = {}  # further arguments of :meth:`ChatTemplate.of`
 
@@ -121,11 +108,7 @@ class LoadedPair:
     @classmethod
     @contextmanager
     def opened(cls, spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Self]:  # noqa: ARG003
-        """Load the pair in this process, and free it in the end.
-
-        Raises:
-            GgufspecError: what the user can mend.
-        """
+        """Load the pair in this process, and free it in the end."""
         for endpoint in spec.rpc:
             devices.add_rpc_worker(endpoint)
         with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
@@ -142,7 +125,6 @@ class LoadedPair:
         return []
 
     def _new_notes(self, *more: str) -> tuple[str, ...]:
-        """Those that are new in this session."""
         found = dict.fromkeys([*self._prompter.notes, *self._decoder.notes, *more])
         new = tuple(note for note in found if note not in self._noted)
         self._noted.update(new)
@@ -166,8 +148,7 @@ class Loaded(LoadedPair):
         """Answer one question, with the events that the module names.
 
         Raises:
-            UsageError: a setting that the pair was not loaded for; a message that does not fit the context.
-            ModelError: the chat template fails.
+            GgufspecError: a setting that the pair was not loaded for; a message does not fit; the template fails.
         """
         decoder, options = self._decoder, request.options or self._options
         decoder.configure(**{name: getattr(options, name) for name in AnswerOptions.__annotations__})
@@ -182,7 +163,7 @@ class Loaded(LoadedPair):
             emit({"event": "dropped", "turns": dropped})
         prompt, applied = self._prompter.applied(fitted, chat=request.chat)
         emit({"event": "prompt", "tokens": len(prompt)})
-        text, tokens = [], []
+        pieces = []
         for emitted in decoder.generate(
             prompt,
             max_tokens=request.max_tokens,
@@ -193,15 +174,14 @@ class Loaded(LoadedPair):
             trace=recorder(decoder, emit) if request.trace else None,
             stopping=stopping.is_set,
         ):
-            text.append(emitted.text)
-            tokens.append(emitted.token)
+            pieces.append(emitted)
             emit({"event": "token", "text": emitted.text, "source": emitted.source})
             if stopping.is_set():
                 break
         assert decoder.statistics is not None
         return Reply(
-            text="".join(text),
-            tokens=tuple(tokens),
+            text="".join(piece.text for piece in pieces),
+            tokens=tuple(piece.token for piece in pieces),
             statistics=decoder.statistics,
             dropped=dropped,
             notes=self._new_notes(),

@@ -27,7 +27,7 @@ def source_styles(console: Console) -> dict[str, str]:
 
 
 class Plain:
-    """As it comes; harmless where a terminal shows it, byte for byte where none does."""
+    """As it comes; harmless if a terminal shows it, otherwise byte for byte."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -40,7 +40,6 @@ class Plain:
             self._ended = text.endswith("\n")
 
     def finish(self) -> None:
-        """End the line: the answer is over."""
         if not self._ended:
             self.push("\n", "target")
 
@@ -77,14 +76,12 @@ class Rendered(Live):
             self._print(*markdown.split(self._block))
 
     def finish(self) -> None:
-        """Print what is left."""
         try:
             self._print(self._block, "")
         finally:
             self.stop()
 
     def get_renderable(self) -> Rendered:
-        """What is shown below the printed blocks."""
         return self
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -101,19 +98,16 @@ class Rendered(Live):
                 self.console.print(SegmentLines(lines, new_lines=True))
 
     def _lines(self, source: str, options: ConsoleOptions) -> list[list[Segment]]:
-        """With an empty line before them, where something was printed."""
+        """With an empty line before them, if something was printed."""
         width = max(1, self.console.width - 1)
         lines = markdown.rendered(source, self.console, options.update(width=width))
         return [[], *lines] if self._printed and lines else lines
 
 
 def stream(console: Console, *, as_markdown: bool, tint: bool) -> Plain | Rendered:
-    """Where an answer goes.
+    """Where an answer goes: coloured before rendered, and plain if the terminal is not able to.
 
-    Args:
-        console: standard output's, with :data:`ggufspec.chat.markdown.THEME`.
-        as_markdown: whether to render it, where the terminal can move its cursor and is wide enough.
-        tint: whether to colour it by who wrote it; that comes first.
+    ``console`` is standard output's, with :data:`ggufspec.chat.markdown.THEME`.
     """
     if console.is_terminal and not console.is_dumb_terminal:
         if tint:
