@@ -14,13 +14,11 @@ from ggufspec.chat.commands import (
     SHOWN,
     Command,
     Switches,
-    candidates,
     change,
     is_switch,
     read,
     sampled,
     shown,
-    takes_path,
 )
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
@@ -328,39 +326,6 @@ def test_every_switch_shows_its_value() -> None:
     assert shown(ALONE, "speculative") == "target-only: speculation is off"
     assert all(is_switch(name) for name in SHOWN)
     assert not any(is_switch(name) for name in ("help", "quit", "save", "compare"))
-
-
-@pytest.mark.parametrize(
-    ("before", "words"),
-    [
-        ("/draft-m", ["/draft-max"]),
-        ("/s", ["/speculative", "/seed", "/system", "/save", "/settings"]),
-        ("/draft-max ", ["max"]),
-        ("/draft-max x", []),
-        ("/markdown o", ["on", "off"]),
-        ("/draft-policy ", ["adaptive", "fixed"]),
-        ("/drafter l", ["lookup"]),
-        ("/drafter lookup ", []),
-        ("/drafter lookup x", []),
-        ("/accept t", ["top-k:", "typical:"]),
-        ("/help draft-m", ["draft-max"]),
-        ("/help /draft-m", ["draft-max"]),
-        ("hello /dr", []),
-        ("//dr", []),
-        ("/nothing ", []),
-        ("", []),
-    ],
-)
-def test_completion(before: str, words: list[str]) -> None:
-    assert [word for word, _ in candidates(before)] == words
-
-
-def test_all_commands_are_offered_and_files_where_they_are_wanted() -> None:
-    assert [word for word, _ in candidates("/")] == [f"/{name}" for name in COMMANDS]
-    assert takes_path("/save fo")
-    assert not takes_path("/save")
-    assert not takes_path("/top-k fo")
-    assert not takes_path("save fo")
 
 
 @given(st.text())

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.completion import CompleteEvent, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from ggufspec.chat.commands import COMMANDS
 from ggufspec.chat.console import Typing, _Completions, _history
 
 CTRL_C, CTRL_D, ENTER, ALT_ENTER = "\x03", "\x04", "\r", "\x1b\r"
@@ -85,6 +86,46 @@ def test_bytes_that_are_no_text(keys: PipeInput, tmp_path: Path) -> None:
     assert file.read_text(encoding="utf-8")
 
 
+def completions(before: str) -> list[Completion]:
+    return list(_Completions().get_completions(Document(before), CompleteEvent(text_inserted=True)))
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ("/draft-m", ["/draft-max"]),
+        ("/s", ["/speculative", "/seed", "/system", "/save", "/settings"]),
+        ("/draft-max ", ["max"]),
+        ("/draft-max x", []),
+        ("/markdown o", ["on", "off"]),
+        ("/draft-policy ", ["adaptive", "fixed"]),
+        ("/drafter l", ["lookup"]),
+        ("/drafter lookup ", []),
+        ("/drafter lookup x", []),
+        ("/accept t", ["top-k:", "typical:"]),
+        ("/help draft-m", ["draft-max"]),
+        ("/help /draft-m", ["draft-max"]),
+        ("hello /dr", []),
+        ("//dr", []),
+        ("/nothing ", []),
+        ("/draft\n", []),
+        ("", []),
+    ],
+)
+def test_commands_and_their_arguments_are_offered(before: str, words: list[str]) -> None:
+    assert [one.text for one in completions(before)] == words
+
+
+def test_all_commands_are_offered_and_files_if_they_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "found.json").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert [one.text for one in completions("/")] == [f"/{name}" for name in COMMANDS]
+    assert completions("/")[0].display_meta_text == "draft and target together"
+    assert [one.text for one in completions("/save fo")] == ["und.json"]
+    for before in ("/save", "/top-k fo", "save fo"):
+        assert "und.json" not in [one.text for one in completions(before)]
+
+
 @pytest.mark.parametrize(
     ("before", "whole"),
     [
@@ -97,7 +138,7 @@ def test_bytes_that_are_no_text(keys: PipeInput, tmp_path: Path) -> None:
 def test_completion(before: str, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "said.json").write_text("")
     monkeypatch.chdir(tmp_path)
-    found = next(iter(_Completions().get_completions(Document(before), CompleteEvent(text_inserted=True))))
+    found = completions(before)[0]
     assert before[: len(before) + found.start_position] + found.text == whole
 
 

@@ -308,25 +308,3 @@ def sampled(settings: Switches) -> str:
     if settings.sampling.temperature == 0:
         return "greedy"
     return ", ".join(f"{name} {shown(settings, name)}" for name in off if _value(settings, name) != off[name])
-
-
-def candidates(before: str) -> list[tuple[str, str]]:
-    """What may be typed in place of the last word of the line before the cursor: (the word, what it does)."""
-    if not before.startswith("/") or before.startswith("//") or "\n" in before:
-        return []
-    word, space, argument = before[1:].lower().partition(" ")
-    if not space:
-        return [(f"/{name}", about.does) for name, about in COMMANDS.items() if name.startswith(word)]
-    begun = argument.lstrip()
-    if word not in COMMANDS or " " in begun:
-        return []
-    if word == "help":
-        return [(name, about.does) for name, about in COMMANDS.items() if name.startswith(begun.removeprefix("/"))]
-    words = (re.sub(":.*", ":", one) for one in COMMANDS[word].words)  # a number follows
-    return [(one, "") for one in words if one.startswith(begun)]
-
-
-def takes_path(before: str) -> bool:
-    """Whether the argument of the line before the cursor is a file."""
-    word, space, _ = before[1:].partition(" ")
-    return before.startswith("/") and bool(space) and word in COMMANDS and COMMANDS[word].form == "FILE"

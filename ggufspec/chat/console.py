@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import StyleAndTextTuples
@@ -18,7 +19,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
 
-from ggufspec.chat import commands as chat_commands
+from ggufspec.chat.commands import COMMANDS
 from ggufspec.schema.text import visible
 
 _STYLE = Style.from_dict(
@@ -123,19 +124,28 @@ def _continuation(width: int, line: int, wraps: int) -> StyleAndTextTuples:  # n
     return [("class:continuation", "  " if wraps else "· ")]
 
 
-class _Completions(Completer):
-    def __init__(self) -> None:
-        self._paths = PathCompleter(expanduser=True)
+def _words(does: Mapping[str, str]) -> Completer:
+    return WordCompleter([*does], ignore_case=True, sentence=True, meta_dict=does)
 
+
+_NAMES = _words({f"/{name}": about.does for name, about in COMMANDS.items()})
+_ARGUMENTS: dict[str, Completer] = {
+    f"/{name}": PathCompleter(expanduser=True)
+    if about.form == "FILE"
+    else _words({re.sub(":.*", ":", word): "" for word in about.words})  # a number follows
+    for name, about in COMMANDS.items()
+}
+_ARGUMENTS["/help"] = _words({name: about.does for name, about in COMMANDS.items()})
+
+
+class _Completions(Completer):
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        before = document.text_before_cursor
-        if chat_commands.takes_path(before):
-            argument = before.partition(" ")[2]
-            yield from self._paths.get_completions(Document(argument, len(argument)), complete_event)
-            return
-        last = before.rpartition(" ")[2]
-        for word, does in chat_commands.candidates(before):
-            yield Completion(word, start_position=-len(last), display_meta=does)
+        name, space, argument = document.text_before_cursor.partition(" ")
+        completer, begun = (_ARGUMENTS.get(name.lower()), argument.lstrip()) if space else (_NAMES, name)
+        if name == "/help":
+            begun = begun.removeprefix("/")
+        if name and completer:
+            yield from completer.get_completions(Document(begun), complete_event)
 
 
 class _History(FileHistory):
