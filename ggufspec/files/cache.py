@@ -32,17 +32,17 @@ _warnings: list[str] = []
 
 
 def cache_folder() -> Path:
-    """This user's headers and measurements; everything in it can be computed again."""
+    """Headers and measurements: everything in it can be computed again."""
     return user_cache_path("ggufspec")
 
 
 def config_folder() -> Path:
-    """What this user configured: profiles."""
+    """Profiles."""
     return user_config_path("ggufspec")
 
 
 def results_folder() -> Path:
-    """This user's results: documents, and the run logs from which a command resumes."""
+    """Documents, and the run logs from which a command resumes."""
     return user_data_path("ggufspec") / "results"
 
 
@@ -103,23 +103,15 @@ def write(path: Path, value: object) -> None:
 
 
 class Table(Generic[Value]):
-    """Values by key in one JSON file, the latest last.
-
-    Args:
-        path: the file; it need not exist.
-        kind: type of the values.
-        limit: number of values at which the oldest is dropped.
-    """
+    """Values of type ``kind`` by key in one JSON file, the latest last; above ``limit`` the oldest is dropped."""
 
     def __init__(self, path: Path, kind: type[Value], limit: int | None = None) -> None:
         self._path, self._kind, self._limit = path, kind, limit
 
     def get(self, key: str) -> Value | None:
-        """The value of ``key``; None if it is absent or damaged."""
         return _load(self._kind, self._entries().get(key))
 
     def put(self, key: str, value: Value) -> None:
-        """Write a value; it replaces the one of the same key."""
         self.update(key, lambda _: value)
 
     def update(self, key: str, change: Callable[[Value | None], Value]) -> None:
@@ -153,7 +145,7 @@ def _load(kind: type[Value], data: Any) -> Value | None:
 
 def _write(path: Path, data: Any) -> None:
     with contextlib.suppress(OSError, ValueError):
-        text = json.dumps(data, allow_nan=False)  # foreign.read_json takes no NaN
+        text = json.dumps(data, allow_nan=False)  # read_json refuses NaN
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as new:
             new.write_text(text, encoding="utf-8")

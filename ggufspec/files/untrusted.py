@@ -1,6 +1,6 @@
-"""Reads files and JSON of others within bounds on size, nesting and waiting, before a parser sees them.
+"""Reads files and JSON of others within bounds on size and nesting, before a parser sees them.
 
-Parsers answer hostile files with gigabytes, a full stack or no end. JSON's numbers must fit a double or 64 bits.
+Parsers answer hostile files with gigabytes or a full stack. JSON's numbers must fit a double or 64 bits.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import itertools
 import json
 import math
 import os
-import select
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from ggufspec.errors import GgufspecError
 
 MOST_JSON_BYTES = 8 << 20  # Python takes up to 50 times as much for it; a comparison of hundreds of cells has 1 MB
 MOST_JSON_DEPTH = 64  # ours have 8
-PATIENCE_S = 5.0  # for a silent pipe or terminal
 
 _DIGITS = 20  # of 64 bits, with the sign
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -27,7 +24,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a regular file; False for a path that no file can have, of 5,000 characters for example."""
+    """Whether a path is a regular file; False for a path that no file can have, with 5,000 characters say."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -42,22 +39,17 @@ def real(path: Path) -> Path:
 def read_bytes(
     path: Path, most_bytes: int, *, hint: str = "", failure: type[GgufspecError] = GgufspecError, cut: bool = False
 ) -> bytes:
-    """The content of a file, or of a pipe or device that ends soon.
+    """The content of a file, pipe or device; with ``cut`` the beginning of a larger one.
 
-    Args:
-        path: the file.
-        most_bytes: the limit on its size.
-        hint: of the errors; by default the command that lists the folder.
-        failure: the exception to raise.
-        cut: read the beginning of a larger file.
+    ``hint`` is the error's: by default the command that lists the folder.
 
     Raises:
-        GgufspecError: it cannot be read, is larger, or sends nothing.
+        GgufspecError: or ``failure``: it cannot be read, or is larger.
     """
     hint = hint or f"ls {path.parent}"
     try:
-        with open(path, "rb", buffering=0, opener=_at_once) as file:  # which takes no opener
-            data = _take(file.fileno(), most_bytes + 1)
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:  # a name with a null character is a ValueError
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise failure(f"{path} cannot be read: {why}", hint) from None
@@ -76,24 +68,15 @@ def read_text(path: Path, most_bytes: int, *, hint: str = "", failure: type[Gguf
 
 
 def read_json(path: Path, *, hint: str = "", most_bytes: int = MOST_JSON_BYTES) -> Any:
-    """The JSON value in a file.
-
-    Raises:
-        GgufspecError: it cannot be read, or :func:`parse_json` refuses it.
-    """
+    """The JSON value in a file; its errors are those of :func:`read_text` and :func:`parse_json`."""
     return parse_json(read_text(path, most_bytes, hint=hint), str(path), hint=hint)
 
 
 def parse_json(text: str, name: str, *, hint: str = "") -> Any:
-    """Parse JSON; NaN and numbers beyond 64 bits are errors.
-
-    Args:
-        text: the JSON.
-        name: its name in messages.
-        hint: of the errors.
+    """Parse JSON, which messages call ``name``; NaN and numbers beyond 64 bits are errors.
 
     Raises:
-        GgufspecError: it is no JSON, or nested too deeply.
+        GgufspecError: it is not JSON, or is nested too deeply.
     """
     if _depth(text) > MOST_JSON_DEPTH:
         raise GgufspecError(f"{name} is nested more than {MOST_JSON_DEPTH} deep", hint)
@@ -104,24 +87,6 @@ def parse_json(text: str, name: str, *, hint: str = "") -> Any:
         raise GgufspecError(f"{name} {where}: was its writing cut short?", hint) from None
     except ValueError as error:
         raise GgufspecError(f"{name} cannot be read as JSON: {error}", hint) from None
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open without waiting for the writer of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _take(descriptor: int, most_bytes: int) -> bytes:
-    waits = os.name == "posix" and not stat.S_ISREG(os.fstat(descriptor).st_mode)
-    data = bytearray()
-    while len(data) < most_bytes:
-        if waits and not select.select([descriptor], [], [], PATIENCE_S)[0]:
-            raise TimeoutError(0, f"nothing comes through it for {PATIENCE_S:.0f} s")
-        some = os.read(descriptor, min(1 << 20, most_bytes - len(data)))
-        if not some:
-            break
-        data += some
-    return bytes(data)
 
 
 def _depth(text: str) -> int:

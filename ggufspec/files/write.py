@@ -19,7 +19,7 @@ _SCRATCH = "ggufspec-scratch-"
 
 
 def file_name(text: str) -> str:
-    """Turn a pair's or a model's name into part of a file name: letters, digits and ``_ - . +``, no leading dot."""
+    """Part of a file name for a pair or a model: letters, digits and ``_ - . +``, no leading dot."""
     safe = re.sub(r"[^\w.+-]+", "-", text).lstrip("-.").encode("utf-8", "ignore")
     return safe[:_MAX_NAME_BYTES].decode("utf-8", "ignore") or "unnamed"
 
@@ -81,12 +81,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """Create a folder that is removed with its content at the end of the block.
+    """Create a folder in ``parent``, or among temporary files, that is removed at the end of the block.
 
-    What killed processes left behind in ``parent`` is removed as well.
-
-    Args:
-        parent: an existing folder; by default the system's folder for temporary files.
+    What killed processes left behind there is removed, too.
 
     Raises:
         OSError: ``parent`` cannot be written.
