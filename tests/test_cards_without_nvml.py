@@ -9,13 +9,15 @@ import pytest
 
 from ggufspec.bench import history as bench_history
 from ggufspec.bench.summary import unwatched_notes
+from ggufspec.hardware.backends import backend_of
 from ggufspec.hardware.gpus import Survey, is_software
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.devices import Device
 from ggufspec.planning import machine
-from ggufspec.planning.history import VULKAN_OVERHEAD_BYTES, known_overhead
+from ggufspec.planning.history import known_overhead
 
 GIB, MIB = 2**30, 2**20
+VULKAN_BYTES = backend_of("Vulkan0").overhead_bytes
 RADEON = Device("Vulkan0", "AMD Radeon RX 7900 XTX", "gpu", 23 * GIB, 24 * GIB)
 INTEGRATED = Device("Vulkan1", "Intel UHD", "igpu", 7 * GIB, 8 * GIB)
 SOFTWARE = Device("Vulkan2", "llvmpipe (LLVM 15.0.6, 256 bits)", "gpu", 2 * GIB, 2 * GIB)
@@ -63,12 +65,12 @@ def test_nvml_is_asked_where_it_knows_a_card(monkeypatch) -> None:
 
 
 def test_a_card_of_software_is_none_to_a_plan(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine.installed, "inspect", lambda _: SimpleNamespace(devices=(SOFTWARE, CPU)))
+    monkeypatch.setattr(machine.probe, "inspect", lambda _: SimpleNamespace(devices=(SOFTWARE, CPU)))
     monkeypatch.setattr(machine.gpus, "gpus", list)
     assert machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards == ()
-    monkeypatch.setattr(machine.installed, "inspect", lambda _: SimpleNamespace(devices=(RADEON, INTEGRATED, CPU)))
+    monkeypatch.setattr(machine.probe, "inspect", lambda _: SimpleNamespace(devices=(RADEON, INTEGRATED, CPU)))
     (card,) = machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards
-    assert (card.name, card.free_bytes, card.overhead_bytes) == ("Vulkan0", 23 * GIB, VULKAN_OVERHEAD_BYTES)
+    assert (card.name, card.free_bytes, card.overhead_bytes) == ("Vulkan0", 23 * GIB, VULKAN_BYTES)
     assert not is_software("NVIDIA GeForce RTX 4090")
 
 
@@ -79,7 +81,7 @@ def measured(rise: int, gpu_layers: int = 33) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("rise", "learned"),
-    [(630 * MIB, 130 * MIB), (0, VULKAN_OVERHEAD_BYTES), (499 * MIB, VULKAN_OVERHEAD_BYTES)],
+    [(630 * MIB, 130 * MIB), (0, VULKAN_BYTES), (499 * MIB, VULKAN_BYTES)],
     ids=["counted", "not counted", "less than llama.cpp's own bytes"],
 )
 def test_a_bench_teaches_what_the_driver_takes(monkeypatch, tmp_path: Path, rise: int, learned: int) -> None:
@@ -92,7 +94,7 @@ def test_a_bench_teaches_what_the_driver_takes(monkeypatch, tmp_path: Path, rise
     )
     resolved = SimpleNamespace(plan=plan, cards=("Vulkan0",))
     bench_history.record_overhead(resolved, [measured(rise, gpu_layers=9)])  # not as it was planned
-    assert known_overhead(tmp_path, RADEON.description, "Vulkan0") == VULKAN_OVERHEAD_BYTES
+    assert known_overhead(tmp_path, RADEON.description, "Vulkan0") == VULKAN_BYTES
     bench_history.record_overhead(resolved, [measured(rise)])
     assert known_overhead(tmp_path, RADEON.description, "Vulkan0") == learned
 

@@ -24,6 +24,7 @@ from ggufspec import child
 from ggufspec.child import Interrupted, Session, call, job
 from ggufspec.child.death import died as _died
 from ggufspec.errors import ChildError, UsageError
+from ggufspec.hardware.backends import backend_of
 
 ENDLESS = 1_000_000_000
 
@@ -448,9 +449,9 @@ def no_orphan(how: signal.Signals, count: int, task: str, thread: str) -> None:
     ],
 )
 def test_a_driver_that_dies_is_told_with_what_was_loaded_and_what_to_try(device: str, what: str) -> None:
-    loaded = [("target.gguf", device, "a card"), ("draft.gguf", device, "a card")]
+    loaded = [(model, f"{device} (a card)", backend_of(device).driver_hint) for model in ("target.gguf", "draft.gguf")]
     error = _died(-signal.SIGSEGV, "", on_cards=loaded)
-    assert f"the driver of {device}, a card, most likely crashed" in error.message
+    assert f"the driver of {device} (a card) most likely crashed" in error.message
     assert "with target.gguf and draft.gguf loaded: SIGSEGV" in error.message
     assert what in error.hint
     assert "-ngl 0 -ngld 0" in error.hint

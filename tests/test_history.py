@@ -2,10 +2,9 @@
 
 import pytest
 
+from ggufspec.hardware.backends import backend_of
 from ggufspec.planning.history import (
-    CUDA_OVERHEAD_BYTES,
     PRIOR_ACCEPTANCE,
-    VULKAN_OVERHEAD_BYTES,
     Experience,
     add_experience,
     expected_acceptance,
@@ -13,6 +12,8 @@ from ggufspec.planning.history import (
     known_overhead,
     record_overhead,
 )
+
+CUDA_BYTES, VULKAN_BYTES = (backend_of(device).overhead_bytes for device in ("CUDA0", "Vulkan0"))
 
 
 def record(folder, target, drafter, accepted, reached):
@@ -93,7 +94,7 @@ def test_a_damaged_file_is_as_none(tmp_path, text):
 
 
 def test_overheads_are_kept_by_card(tmp_path):
-    assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == CUDA_OVERHEAD_BYTES
+    assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == CUDA_BYTES
     record_overhead(tmp_path, "RTX 4090", 300)
     record_overhead(tmp_path, "RTX 3090", -5)
     assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == 300
@@ -101,16 +102,10 @@ def test_overheads_are_kept_by_card(tmp_path):
     record_overhead(tmp_path, "RTX 4090", 350)
     assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == 350  # the last that was recorded
     (tmp_path / "overheads.json").write_text('{"RTX 4090": [1], "RTX 3090": {"580; 0.3.36": 400}}')
-    assert (
-        known_overhead(tmp_path, "RTX 4090", "CUDA0")
-        == known_overhead(tmp_path, "RTX 3090", "CUDA1")
-        == CUDA_OVERHEAD_BYTES
-    )
+    assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == known_overhead(tmp_path, "RTX 3090", "CUDA1") == CUDA_BYTES
 
 
-@pytest.mark.parametrize(
-    ("device", "size_bytes"), [("Vulkan0", VULKAN_OVERHEAD_BYTES), ("RPC12", 0), ("new", CUDA_OVERHEAD_BYTES)]
-)
+@pytest.mark.parametrize(("device", "size_bytes"), [("Vulkan0", VULKAN_BYTES), ("RPC12", 0), ("new", CUDA_BYTES)])
 def test_each_backend_has_its_guess(tmp_path, device, size_bytes):
     assert known_overhead(tmp_path, "a card", device) == size_bytes
     assert is_guessed(size_bytes) == (size_bytes > 0)

@@ -10,13 +10,7 @@ from ggufspec.errors import BlamedError, ChildError
 
 CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check mends it"
 
-# By backend, what avoids that a card's driver crashes: variables of ggml/src
-_DRIVER_HINTS = {
-    "CUDA": "update NVIDIA's driver, or set GGML_CUDA_DISABLE_FUSION=1 or GGML_CUDA_DISABLE_GRAPHS=1",
-    "Vulkan": "update the card's driver, or set GGML_VK_DISABLE_FUSION=1 or GGML_VK_DISABLE_F16=1",
-    "MTL": "update macOS, or set GGML_METAL_FUSION_DISABLE=1",
-    "SYCL": "update the card's driver, or set GGML_SYCL_ENABLE_FUSION=0",
-}
+OnCard = tuple[str, str, str]  # a model, the card that has layers of it, and what avoids that its driver crashes
 _OF_RPC = re.compile(r"ggml-rpc|\bRPC\b")
 # What to do about a death, by its signal (on Windows its status) and the last line of stderr, with names of llama.cpp
 _HINTS = (
@@ -42,16 +36,11 @@ def died(
     stderr: str,
     peers: Sequence[str] = (),
     blame: tuple[str, str] | None = None,
-    on_cards: Sequence[tuple[str, str, str]] = (),
+    on_cards: Sequence[OnCard] = (),
 ) -> ChildError:
     """The error for a child that ended without an outcome: the last line of its stderr that tells why.
 
-    Args:
-        code: its exit code.
-        stderr: what it printed.
-        peers: its RPC workers.
-        blame: what ran within a limit, and a hint.
-        on_cards: models that were loaded, each with the device that has layers of it and that device's description.
+    ``peers`` are its RPC workers; ``blame`` is what ran within a limit, and a hint.
     """
     lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
@@ -64,10 +53,9 @@ def died(
     hint = next(hint for pattern, hint in _HINTS if pattern.search(f"{name} {reason}"))
     if on_cards and hint == CHECK_HINT:
         models = " and ".join(dict.fromkeys(model for model, *_ in on_cards))
-        device, description = on_cards[-1][1:]
-        text = f"the driver of {device}, {description}, most likely crashed with {models} loaded: {name}"
-        driver = _DRIVER_HINTS.get(device.rstrip("0123456789"), "update the card's driver")
-        hint = f"{driver}; ggufspec doctor checks the card; -ngl 0 -ngld 0 does without it"
+        card, driver_hint = on_cards[-1][1:]
+        text = f"the driver of {card} most likely crashed with {models} loaded: {name}"
+        hint = f"{driver_hint}; ggufspec doctor checks the card; -ngl 0 -ngld 0 does without it"
         return ChildError(text + (f", {lines[-1]}" if lines else ""), hint, name)
     hint = hint.format(peers=f" at {', '.join(peers)}" if peers else "")
     if name:

@@ -16,11 +16,11 @@ Emit = Callable[[Event], None]
 GRACE_S = 5.0  # for the end of a child that was asked to end
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
 _say: Callable[..., None] | None = None  # to the parent, if there is one
-_parent = 0  # its number
+_parent = 0  # its process id
 
 
 def begin(parent: int, say: Callable[..., None]) -> None:
-    """In a child: its parent's number, and what sends it a message."""
+    """In a child: its parent's process id, and what sends it a message."""
     global _parent, _say
     _parent, _say = parent, say
 
@@ -66,10 +66,10 @@ def within(seconds: float, what: str, hint: str) -> Iterator[None]:
         _say("within", None)
 
 
-def note_on_card(model: str, device: str, description: str) -> None:
-    """In a child: tell the parent that ``device`` has layers of ``model``, for what it says if a driver crashes."""
+def note_on_card(model: str, card: str, hint: str) -> None:
+    """In a child: tell the parent that ``card`` has layers of ``model``, and what to do if its driver crashes."""
     if _say is not None:
-        _say("on_card", model, device, description)
+        _say("on_card", model, card, hint)
 
 
 def _end_with_parent(number: int) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ggufspec.child.death import died
+from ggufspec.child.death import OnCard, died
 from ggufspec.child.job import GRACE_S, Emit
 from ggufspec.errors import BlamedError, ChildError, GgufspecError, ModelError, UsageError
 from ggufspec.schema import codec, interrupts
@@ -44,14 +44,9 @@ def call(
     on_event: Emit | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Run ``module``'s job in a child process and return its result.
+    """Run the job of ``module``, a dotted name, in a child process: a ``Spec`` of it in, its ``Result`` out.
 
-    Args:
-        module: dotted name of the job's module.
-        spec: the job's ``Spec``.
-        result_type: the job's ``Result``.
-        on_event: called with each event as it comes.
-        verbose: let llama.cpp's log through to stderr.
+    Events reach ``on_event`` as they come; ``verbose`` lets llama.cpp's log through to stderr.
 
     Raises:
         GgufspecError: as the job raised it.
@@ -67,9 +62,6 @@ class Session:
 
     ``open(module, Spec(…), Ready)`` starts it, ``ask(Request(…), Reply)`` sends a request. All methods but :meth:`stop`
     and :meth:`kill` belong to one thread. A session can be opened again at any time, also after its child has died.
-
-    Args:
-        verbose: let llama.cpp's log through to stderr.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -78,17 +70,10 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether the child is alive."""
         return self._child is not None and self._child.lives
 
     def open(self, module: str, spec: object, ready_type: type[Result], *, on_event: Emit | None = None) -> Result:
-        """Start the child and send its spec; a previous child is ended.
-
-        Args:
-            module: dotted name of the job's module.
-            spec: its ``Spec``.
-            ready_type: its ``Ready``; of a call its ``Result``.
-            on_event: called with each event as it comes; what it raises ends the child.
+        """Start the child and send its spec; a previous child is ended. What ``on_event`` raises ends it, too.
 
         Raises:
             GgufspecError: as the job raised it; the child has ended.
@@ -111,14 +96,9 @@ class Session:
         return result
 
     def ask(self, request: object, reply_type: type[Result], *, on_event: Emit | None = None) -> Result:
-        """Send a request and wait for the reply.
+        """Send a request and wait for the reply. What ``on_event`` raises ends the child.
 
         Ctrl-C asks the child to stop and waits for its unfinished reply; a second Ctrl-C kills the child.
-
-        Args:
-            request: the module's ``Request``.
-            reply_type: its ``Reply``.
-            on_event: called with each event as it comes; what it raises ends the child.
 
         Raises:
             GgufspecError: as the job raised it; the session continues.
@@ -180,11 +160,6 @@ class Session:
 
 
 def _result(outcome: Outcome, kind: type[Result]) -> Result:
-    """The result of a request.
-
-    Raises:
-        GgufspecError: as the job raised it.
-    """
     if outcome[0] == "error":
         _, _, message, hint, exit_code = outcome
         raise {2: UsageError, 1: ModelError}.get(exit_code, GgufspecError)(message, hint)
@@ -192,7 +167,6 @@ def _result(outcome: Outcome, kind: type[Result]) -> Result:
 
 
 def _partial(outcome: Outcome | None, kind: type[Result]) -> Result | None:
-    """The result of an interrupted request, if there is one."""
     return None if outcome is None or outcome[0] == "error" else codec.load(kind, outcome[2])
 
 
@@ -201,19 +175,16 @@ class _Child:
 
     A thread reads them, since an interrupted read would lose part of a line. The newest outcome stays, so that whoever
     was interrupted can wait for it again.
-
-    Attributes:
-        works: whether a request is unanswered.
     """
 
     def __init__(self, module: str, *, verbose: bool) -> None:
-        self.works = False
+        self.works = False  # whether a request is unanswered
         self._number = -1  # of the newest request
         self._stopped = -1  # the request that is to stop
         self._writing = threading.Lock()
         self._outcome: Outcome | None = None  # the newest
         self._ended = False
-        self._on_cards: list[tuple[str, str, str]] = []
+        self._on_cards: list[OnCard] = []
         self._limit: tuple[float, float, str, str] | None = None  # until when, and what ``within`` was called with
         self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # None at the end; [] is no message
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -241,11 +212,9 @@ class _Child:
 
     @property
     def stops(self) -> bool:
-        """Whether the newest request was asked to stop."""
         return self._stopped == self._number
 
     def send(self, request: object) -> None:
-        """Send a request, whose :meth:`outcome` is to be waited for."""
         self._number += 1
         self.works = True
         self._peers = getattr(request, "rpc", self._peers)
@@ -281,10 +250,9 @@ class _Child:
                 if self._ended:
                     raise self._death()
                 moment = min(until, self._limit[0] if self._limit else math.inf)
+                left = None if moment == math.inf else max(moment - time.monotonic(), 0)
                 try:
-                    message = self._arrived.get(
-                        timeout=None if moment == math.inf else max(moment - time.monotonic(), 0)
-                    )
+                    message = self._arrived.get(timeout=left)
                 except queue.Empty:
                     if self._limit is None or self._limit[0] > moment:
                         raise TimeoutError from None
@@ -302,8 +270,8 @@ class _Child:
             case ["event", event]:
                 if on_event is not None:
                     on_event(event)
-            case ["on_card", model, device, description]:
-                self._on_cards.append((model, device, description))
+            case ["on_card", model, card, hint]:
+                self._on_cards.append((model, card, hint))
             case ["within", None]:
                 self._limit = None
             case ["within", seconds, what, hint]:
@@ -320,7 +288,6 @@ class _Child:
         return None
 
     def kill(self) -> None:
-        """Kill it; it is not waited for."""
         self._process.kill()
 
     def end(self, patience_s: float) -> None:
@@ -349,7 +316,6 @@ class _Child:
         self._arrived.put(None)
 
     def _death(self) -> ChildError:
-        """The error for a child that has ended without an outcome, from the end of its stderr."""
         code = self._process.wait()
         self._log.seek(0)
         log = self._log.read()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ggufspec import child
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.files import untrusted
+from ggufspec.hardware.backends import backend_of
 from ggufspec.hardware.host import obtainable_memory_bytes
 from ggufspec.llamacpp.devices import devices, offloading
 from ggufspec.llamacpp.hidden import HiddenRows, hidden_rows
@@ -78,7 +79,8 @@ class Model:
         cards = offloading(devices()) if placement.gpu_layers else []
         for device in cards:
             if not device.is_remote:  # its driver ends the worker, not this process
-                child.note_on_card(path.name, device.name, device.description)
+                hint = backend_of(device.name).driver_hint
+                child.note_on_card(path.name, f"{device.name} ({device.description})", hint)
         forget_complaints()
         self._handle = load_model(lib, path, params)
         if not self._handle:

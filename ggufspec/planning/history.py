@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 
 from ggufspec.files.cache import Table
+from ggufspec.hardware.backends import BACKENDS, backend_of
 
 PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
 _PRIOR_TOKENS = 16  # drafted tokens that the prior counts as many as
@@ -105,25 +106,6 @@ def _key(target: str, drafter: str) -> str:
     return f"{target} + {drafter}"
 
 
-# What a backend takes of a card beside what llama.cpp counts: CUDA's context, cuBLAS, graphs and pools. Guesses until
-# they are measured. Of CUDA 113 to 301 MiB were seen (docs/predictions.md), of the others nothing: their users reserve
-# 250 to 500 MiB. Without NVML free memory is asked of the backend itself, which has its context by then, so that there
-# the overhead is without it.
-CUDA_OVERHEAD_BYTES = 240 * 2**20
-ROCM_OVERHEAD_BYTES = 450 * 2**20
-VULKAN_OVERHEAD_BYTES = 450 * 2**20
-METAL_OVERHEAD_BYTES = 450 * 2**20
-SYCL_OVERHEAD_BYTES = 450 * 2**20
-_DEFAULT_OVERHEADS = {
-    "CUDA": CUDA_OVERHEAD_BYTES,
-    "ROCm": ROCM_OVERHEAD_BYTES,
-    "Vulkan": VULKAN_OVERHEAD_BYTES,
-    "MTL": METAL_OVERHEAD_BYTES,
-    "SYCL": SYCL_OVERHEAD_BYTES,
-    "RPC": 0,  # the worker's own, which has it before anything is loaded
-}
-
-
 def record_overhead(folder: Path, card: str, size_bytes: int) -> None:
     """Keep what a process took of a card, by its driver's name, beyond llama.cpp's own breakdown."""
     _overheads(folder).put(card, max(0, size_bytes))
@@ -132,17 +114,12 @@ def record_overhead(folder: Path, card: str, size_bytes: int) -> None:
 def known_overhead(folder: Path, card: str, device: str) -> int:
     """Bytes that were recorded for a card, or its backend's guess; ``device`` is what ggml calls it, CUDA0 say."""
     known = _overheads(folder).get(card)
-    return default_overhead(device) if known is None else known
-
-
-def default_overhead(device: str) -> int:
-    """The guess for a device as ggml calls it: the backend's name and a number."""
-    return _DEFAULT_OVERHEADS.get(device.rstrip("0123456789"), CUDA_OVERHEAD_BYTES)
+    return backend_of(device).overhead_bytes if known is None else known
 
 
 def is_guessed(overhead_bytes: int) -> bool:
     """Whether an overhead is a backend's guess."""
-    return overhead_bytes > 0 and overhead_bytes in _DEFAULT_OVERHEADS.values()
+    return overhead_bytes > 0 and any(overhead_bytes == one.overhead_bytes for one in BACKENDS)
 
 
 def _overheads(folder: Path) -> Table[int]:

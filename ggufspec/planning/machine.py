@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ggufspec.errors import UsageError
 from ggufspec.hardware import cards, gpus, host
+from ggufspec.hardware.backends import usual_backend
 from ggufspec.llamacpp import probe
 from ggufspec.llamacpp.devices import Device, offloading
 from ggufspec.planning import machine_profile
@@ -16,8 +17,6 @@ from ggufspec.planning.plan import Card, Machine
 from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
-# What cards that are not NVIDIA's are usually run with, by architecture
-_BACKENDS = {"RDNA2": "ROCm", "RDNA3": "ROCm", "RDNA4": "ROCm", "Arc": "SYCL", "Apple": "MTL"}
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -50,7 +49,7 @@ def simulated_cards(
     for index in range(count):
         size = vram[index] if index < len(vram) else known[index].vram_bytes
         name = known[index].name if known else "any card"
-        backend = _BACKENDS.get(known[index].architecture, "CUDA") if known else "CUDA"
+        backend = usual_backend(known[index].architecture if known else "")
         made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name, backend)))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads)

@@ -30,12 +30,13 @@ from scipy.optimize import least_squares
 from ggufspec import api
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
+from ggufspec.hardware.backends import backend_of
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning import catalogue, plan, search, speed
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.history import PRIOR_ACCEPTANCE, default_overhead
+from ggufspec.planning.history import PRIOR_ACCEPTANCE
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, MeasuredToken, corrected, expected_tokens, pass_s
 from ggufspec.settings.table import OPTIONS, Settings
@@ -342,7 +343,7 @@ def memory(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
             request = Request(row.header, row.file, row.placement, options)
             answer = dry_runs([request])[0]
             assert not isinstance(answer, str), answer
-            used = answer[CARD] + Bytes(overhead=default_overhead(row.backend))
+            used = answer[CARD] + Bytes(overhead=backend_of(row.backend).overhead_bytes)
             predicted = used.total / 2**20
             found.append(
                 {**row.described(), "measured": row.vram_mib, "predicted": predicted, "error": predicted - row.vram_mib}
@@ -374,7 +375,7 @@ def verdicts(folder: Path) -> list[dict[str, Any]]:
         request = api.plan_request(target, draft, options, chance, wanted)
         size = int(float(line["vram_gib"]) * 2**30)
         machine = plan.Machine(
-            (plan.Card(CARD, line["card"], size, size, default_overhead(line["backend"])),),
+            (plan.Card(CARD, line["card"], size, size, backend_of(line["backend"]).overhead_bytes),),
             64 * 2**30,
             0,
             machine_of(line["card"], line["host"]),

@@ -34,8 +34,8 @@ CHECK = """
 import json, sys
 from dataclasses import asdict
 from ggufspec.verify import selfcheck
-from ggufspec.llamacpp import installed
-print(json.dumps({"system": installed.inspect().system, **asdict(selfcheck.check())}))
+from ggufspec.llamacpp import probe
+print(json.dumps({"system": probe.inspect().system, **asdict(selfcheck.check())}))
 """
 
 
