@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 from ggufspec.child.session import COMMAND
 from ggufspec.errors import ChildError, GgufspecError, UsageError
-from ggufspec.hardware import gpus, host, installation
+from ggufspec.hardware import gpus, host, install
 from ggufspec.llamacpp import probe, rpc
 from ggufspec.llamacpp.devices import Device
 from ggufspec.schema import codec
@@ -159,7 +159,7 @@ def _missing(wanted: str, here: probe.Result, survey: gpus.Survey) -> GgufspecEr
         return GgufspecError(f"NVIDIA's driver {survey.driver} finds no card", "lspci | grep -i nvidia; or " + without)
     names = ", ".join(card.name for card in survey.cards)
     if "CUDA" not in here.backends:
-        return GgufspecError(f"llama.cpp was built without CUDA and leaves {names} idle", installation.mend("cuda"))
+        return GgufspecError(f"llama.cpp was built without CUDA and leaves {names} idle", install.mend("cuda"))
     return GgufspecError(
         f"llama.cpp has CUDA and sees no card, NVIDIA's driver {survey.driver} sees {names}: the driver is older than "
         "the build's CUDA, or CUDA_VISIBLE_DEVICES hides the card",

@@ -12,7 +12,7 @@ import pytest
 from processes import Cli, Finished, plain, rest
 
 from ggufspec.hardware.gpus import Survey
-from ggufspec.hardware.installation import pip_line
+from ggufspec.hardware.install import pip_line
 from ggufspec.reports.doctor import examine, features, unused
 from ggufspec.schema.doctor import (
     Build,

@@ -97,7 +97,7 @@ READERS = {
     "child/job.py",  # the system's
     "verify/selfcheck.py",  # its own package
     "hardware/host.py",  # the system's
-    "hardware/prebuilt.py",  # the same
+    "hardware/install.py",  # the same
     "models/expanded.py",  # a model
     "models/profile.py",  # TOML of a bounded file
     "models/headers.py",  # the system's

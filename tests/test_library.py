@@ -16,7 +16,7 @@ from libraries import compiled, without_rpc
 from processes import Cli
 
 from ggufspec.errors import GgufspecError
-from ggufspec.hardware import installation
+from ggufspec.hardware import install
 from ggufspec.llamacpp import library
 from ggufspec.llamacpp.library import MissingFunctionError
 
@@ -153,7 +153,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: version if name == "llama-cpp-python" else real(name)
     )
-    monkeypatch.setattr(installation, "requirement", lambda: "llama-cpp-python<0.4,>=0.3.36")
+    monkeypatch.setattr(install, "requirement", lambda: "llama-cpp-python<0.4,>=0.3.36")
 
 
 # without CUDA's runtime

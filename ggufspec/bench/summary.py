@@ -16,7 +16,7 @@ from ggufspec import __version__
 from ggufspec.bench import trial
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.decoding.decoder import Statistics
-from ggufspec.hardware import gpus, host, installation
+from ggufspec.hardware import gpus, host, install
 from ggufspec.llamacpp import probe
 from ggufspec.schema.base import Portion, Run, SpeculativeRun
 from ggufspec.settings.registry import is_lossy
@@ -209,7 +209,7 @@ def machine_and_build(system_info: str | None = None) -> dict[str, object]:
         GgufspecError: llama-cpp-python cannot be loaded.
     """
     build = {"system_info": _installed() if system_info is None else system_info}
-    if stamp := installation.built():
+    if stamp := install.built():
         build |= {"cpu": stamp.cpu, "cmake_args": without_folders(stamp.cmake_args)}
     return machine() | {"processor": asdict(host.processor()), "build": build}
 

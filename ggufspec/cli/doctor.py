@@ -15,7 +15,7 @@ from ggufspec import __version__
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command
 from ggufspec.errors import ChildError, GgufspecError
-from ggufspec.hardware import gpus, host, installation, prebuilt
+from ggufspec.hardware import gpus, host, install
 from ggufspec.hardware.gpus import Survey
 from ggufspec.llamacpp import chat_build, probe
 from ggufspec.reports import doctor as report
@@ -40,7 +40,7 @@ def doctor(
     """Show what is installed and what is wrong with it. The exit code is 1 if something is an error."""
     if chat_library:
         return _compile_chat_library()
-    llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), installation.built()
+    llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), install.built()
     self_check = None if quick or llama.error is not None else _self_check()
     document = DoctorDocument(
         ggufspec=__version__,
@@ -73,7 +73,7 @@ def _llama_cpp() -> LlamaCpp:
     try:
         found = probe.inspect()
     except ChildError as error:
-        return LlamaCpp(number, error=error.message, fix=installation.mend())
+        return LlamaCpp(number, error=error.message, fix=install.mend())
     except GgufspecError as error:
         return LlamaCpp(number, error=error.message, fix=error.hint)
     devices = tuple(LlamaDevice(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in found.devices)
@@ -94,10 +94,10 @@ def _self_check() -> SelfCheck:
 
 
 def _prebuilt(survey: Survey) -> Prebuilt | None:
-    wheels = prebuilt.choose(prebuilt.facts(survey))
+    wheels = install.choose_wheels(install.machine_facts(survey))
     if wheels is None:
         return None
-    return Prebuilt(wheels.backend, wheels.index, installation.prebuilt_line(wheels), wheels.lacks)
+    return Prebuilt(wheels.backend, wheels.index, install.prebuilt_line(wheels), wheels.lacks)
 
 
 def _machine() -> Machine:

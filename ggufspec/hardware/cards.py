@@ -214,7 +214,7 @@ def find_card(name: str) -> Card:
     if found:
         raise UsageError(f"there is more than one {name.strip()}", f"say which: {_listed(card.name for card in found)}")
     near = difflib.get_close_matches(key, [alias for card in CARDS for alias in _names(card)], n=3, cutoff=0.7)
-    names = dict.fromkeys(card.name for alias in near for card in CARDS if alias in _names(card))
+    names = dict.fromkeys(card.name for alias in near for card in _called(alias))
     nearest = f"the nearest: {_listed(names)}; or " if names else ""
     raise UsageError(f"no card called {name!r} is known", f"{nearest}give its memory instead: --vram 24GiB")
 
@@ -238,6 +238,6 @@ def _key(name: str) -> str:
 
 
 def _names(card: Card) -> set[str]:
-    """Everything that a card may be called: with and without its series, with and without its variant."""
+    """Everything that a card may be called, with and without its series and its variant."""
     names = {card.name, _VARIANT.sub("", card.name)}
     return {_key(name) for name in (*names, *(_SERIES.sub("", name) for name in names))}

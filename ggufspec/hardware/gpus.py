@@ -30,15 +30,12 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The cards that answer, what NVML said of those that do not, and the driver's version; None without a driver.
+    """What NVML says of this machine."""
 
-    ``cuda`` is the newest CUDA that the driver runs; None where it does not tell.
-    """
-
-    cards: tuple[Gpu, ...]
-    problems: tuple[str, ...]
-    driver: str | None
-    cuda: tuple[int, int] | None = None
+    cards: tuple[Gpu, ...]  # those that answer
+    problems: tuple[str, ...]  # of the others
+    driver: str | None  # its version; None without a driver
+    cuda: tuple[int, int] | None = None  # the newest that the driver runs
 
 
 def is_software(description: str) -> bool:
@@ -86,7 +83,7 @@ def survey() -> Survey:
 
 
 def _with_nvml(ask: Callable[[Any], Answer], without: Answer, broken: Callable[[Exception], Answer]) -> Answer:
-    """What ``ask`` learns of NVML; ``without`` where there is none, and ``broken`` where it does not start."""
+    """What ``ask`` learns of NVML; ``without`` if there is none, and ``broken`` if it does not start."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -170,7 +167,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _ask(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``call`` answers; None where it is not supported, not permitted or not to be read.
+    """What ``call`` answers; None if it is not supported, not permitted or not to be read.
 
     Raises:
         NVMLError: the card or the driver is gone.

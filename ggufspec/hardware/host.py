@@ -36,18 +36,11 @@ def physical_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Seconds since some moment in the past; only differences mean something.
-
-    Args:
-        clock_s: that went by.
-        all_s: of CPU time that every program took on the CPUs which this process may use, and what a hypervisor gave
-            to others.
-        own_s: of CPU time that this process took.
-    """
+    """Seconds since some moment in the past; only differences mean something."""
 
     clock_s: float
-    all_s: float
-    own_s: float
+    all_s: float  # CPU time of every program on the CPUs which this process may use, and what a hypervisor took
+    own_s: float  # CPU time of this process
 
     def others_since(self, before: CpuUse) -> float:
         """CPUs that other programs kept busy since ``before``, on average."""
@@ -71,12 +64,9 @@ def cpu_use() -> CpuUse:
 
 
 def threads_left(cores: int, cpus: int, others: float) -> int:
-    """Threads that each get a CPU of their own.
+    """Threads that each get a CPU of their own, ``cores`` of them on an idle machine.
 
-    Args:
-        cores: threads on an idle machine.
-        cpus: logical CPUs; where cores have two each, others fit beside ``cores`` threads.
-        others: CPUs that other programs keep busy.
+    ``others`` of the logical CPUs are kept busy; if cores have two CPUs each, they fit next to ``cores`` threads.
     """
     return max(1, min(cores, ceil(cpus - others - TOLERATED_CPUS)))
 
@@ -89,7 +79,7 @@ def others_cpus(look_s: float = 0.3) -> float:
 
 
 def _affinity() -> set[int]:
-    """The CPUs that this process is bound to; empty where the system does not tell."""
+    """The CPUs that this process is bound to; empty if the system does not tell."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
@@ -115,7 +105,6 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 def total_memory_bytes() -> int:
-    """RAM of the machine."""
     return psutil.virtual_memory().total
 
 
@@ -144,20 +133,14 @@ def free_disk_bytes(path: Path) -> int:
 
 
 def last_cache_bytes() -> int:
-    """The largest cache of the first CPU; 0 where the system does not tell (Linux does)."""
+    """The largest cache of the first CPU; 0 if the system does not tell (Linux does)."""
     sizes = [_text(path) for path in (_ROOT / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size[:-1].isdecimal() and size.endswith("K")), default=0)
 
 
 def cpu_name() -> str:
     """The processor's name as its maker writes it."""
-    try:
-        for line in (_ROOT / "proc/cpuinfo").read_text("utf-8", "replace").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return _cpu_facts().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> tuple[str, ...]:
@@ -165,10 +148,17 @@ def cpu_flags() -> tuple[str, ...]:
 
     Source: arch/x86/include/asm/cpufeatures.h and arch/arm64/kernel/cpuinfo.c of Linux.
     """
+    facts = _cpu_facts()
+    return tuple(sorted(facts.get("flags", facts.get("Features", "")).split()))
+
+
+def _cpu_facts() -> dict[str, str]:
+    """The first processor's, as arch/x86/kernel/cpu/proc.c and arch/arm64/kernel/cpuinfo.c of Linux tell them."""
+    facts: dict[str, str] = {}
     for line in _text(_ROOT / "proc/cpuinfo").splitlines():
-        if line.startswith(("flags", "Features")):
-            return tuple(sorted(line.partition(":")[2].split()))
-    return ()
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
+    return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +176,8 @@ class Processor:
 
 
 def processor() -> Processor:
-    """This machine's, as arch/x86/kernel/cpu/proc.c and arch/arm64/kernel/cpuinfo.c of Linux tell it."""
-    facts: dict[str, str] = {}
-    for line in _text(_ROOT / "proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        facts.setdefault(name.strip(), value.strip())  # the first processor's
+    """This machine's."""
+    facts = _cpu_facts()
     names = (
         ("vendor_id", "CPU implementer"),
         ("cpu family", "CPU architecture"),
@@ -244,7 +231,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str:
-    """The file's text, stripped; empty where there is none."""
+    """The file's text, stripped; empty without one."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError:

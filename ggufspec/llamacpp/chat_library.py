@@ -21,7 +21,7 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError
 from ggufspec.files import untrusted
-from ggufspec.hardware import installation
+from ggufspec.hardware import install
 from ggufspec.llamacpp.library import imported
 
 SOURCE = Path(__file__).with_name("chat_library.cpp")
@@ -88,18 +88,14 @@ def load() -> ctypes.CDLL:
     try:
         path = library_path()
         if not path.is_file():
-            raise GgufspecError(
-                "llama.cpp's chat library is not there, or is of another version", installation.chat_library()
-            )
+            raise GgufspecError("llama.cpp's chat library is not there, or is of another version", install.CHAT_LIBRARY)
         ctypes.CDLL(str(common_library(llama)))  # finds libllama by its name: a second copy of it must not be loaded
         library = ctypes.CDLL(str(path))
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError, importlib.metadata.PackageNotFoundError) as error:
-        raise GgufspecError(
-            f"llama.cpp's chat library cannot be opened: {error}", installation.chat_library()
-        ) from None
+        raise GgufspecError(f"llama.cpp's chat library cannot be opened: {error}", install.CHAT_LIBRARY) from None
     return library
 
 
@@ -113,7 +109,7 @@ def common_library(llama: Any) -> Path:
     for name in ("libllama-common.so.0", "libllama-common.so", "libllama-common.dylib"):
         if (folder / name).exists():
             return folder / name
-    raise GgufspecError("this llama-cpp-python comes without llama.cpp's chat library", installation.mend(source=True))
+    raise GgufspecError("this llama-cpp-python comes without llama.cpp's chat library", install.mend(source=True))
 
 
 def missing() -> GgufspecError | None:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from ggufspec import child
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files import untrusted
-from ggufspec.hardware import installation
+from ggufspec.hardware import install
 from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_library import Applied, Templates
 from ggufspec.llamacpp.grammar import plain_patterns
@@ -161,7 +161,7 @@ class ChatTemplate:
 
     def _sandboxed(self, messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> str:
         if wishes.needs_library:
-            raise UsageError(chat_library.WITHOUT, installation.chat_library())
+            raise UsageError(chat_library.WITHOUT, install.CHAT_LIBRARY)
         more = {key: value for key, value in wishes.options.items() if key not in _OWN}
         own = [_parsed(message) for message in messages]
         if not self._knows_developer:

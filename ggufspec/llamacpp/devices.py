@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.hardware import gpus, installation
+from ggufspec.hardware import gpus, install
 from ggufspec.llamacpp.library import load
 from ggufspec.llamacpp.options import is_remote
 
@@ -230,7 +230,7 @@ def _rpc() -> Any:
     try:
         start, add = lib.ggml_backend_rpc_start_server, lib.ggml_backend_rpc_add_server
     except AttributeError as error:
-        raise GgufspecError("this llama.cpp was built without RPC", installation.mend(source=True)) from error
+        raise GgufspecError("this llama.cpp was built without RPC", install.mend(source=True)) from error
     start.argtypes = [
         ctypes.c_char_p,
         ctypes.c_char_p,

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from ggufspec.errors import GgufspecError
-from ggufspec.hardware import installation
+from ggufspec.hardware import install
 from ggufspec.schema.text import visible
 
 logger = logging.getLogger("ggufspec.llamacpp")
@@ -62,7 +62,7 @@ class MissingFunctionError(GgufspecError, AttributeError):
 
     def __init__(self, name: str) -> None:
         what = f"the installed llama.cpp has no {name}: ggufspec needs another version"
-        super().__init__(what, installation.mend())
+        super().__init__(what, install.mend())
 
 
 class _Complete(ModuleType):
@@ -95,10 +95,10 @@ def imported() -> ModuleType:
     try:
         return _Complete(_import())
     except AttributeError as error:  # a library older than the module: an override, or a broken installation
-        raise GgufspecError(f"llama-cpp-python and its libraries do not match: {error}", installation.mend()) from error
+        raise GgufspecError(f"llama-cpp-python and its libraries do not match: {error}", install.mend()) from error
     except (ImportError, OSError, RuntimeError) as error:
         said = f"llama-cpp-python cannot be loaded: {error}"
-        raise GgufspecError(said, installation.remedy(str(error))) from error
+        raise GgufspecError(said, install.remedy(str(error))) from error
 
 
 @functools.cache
@@ -190,13 +190,11 @@ def _check_version() -> None:
         version = importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:
         return  # the import reports it better, and a module without metadata may work
-    needed = installation.requirement()
+    needed = install.requirement()
     limits = {sign: _numbers(number) for sign, number in re.findall(r"(>=|<)([\d.]+)", needed)}
     has = _numbers(version)
     if has < limits.get(">=", has) or ("<" in limits and has >= limits["<"]):
-        raise GgufspecError(
-            f"llama-cpp-python {version} is installed, and ggufspec needs {needed}", installation.mend()
-        )
+        raise GgufspecError(f"llama-cpp-python {version} is installed, and ggufspec needs {needed}", install.mend())
 
 
 def _numbers(version: str) -> tuple[int, ...]:

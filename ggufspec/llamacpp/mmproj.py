@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from ggufspec.errors import ModelError
-from ggufspec.hardware import installation
+from ggufspec.hardware import install
 from ggufspec.llamacpp.devices import handle_of, name_of
 from ggufspec.llamacpp.dryrun import Map, map_nodes
 from ggufspec.llamacpp.library import load
@@ -33,7 +33,7 @@ def memory(path: Path, device: str = "") -> dict[str, int]:
 
         usage = mtmd._libmtmd[_USAGE]
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise ModelError(f"this llama.cpp does not tell what an mmproj takes: {error}", installation.mend()) from None
+        raise ModelError(f"this llama.cpp does not tell what an mmproj takes: {error}", install.mend()) from None
     params = mtmd.mtmd_context_params_default()
     params.use_gpu, params.print_timings = bool(device), False
     if device:

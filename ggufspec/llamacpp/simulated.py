@@ -19,7 +19,7 @@ import time
 from typing import Any, ClassVar
 
 from ggufspec.errors import GgufspecError
-from ggufspec.hardware import installation
+from ggufspec.hardware import install
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import load
 from ggufspec.llamacpp.options import STREAM_WIDTH
@@ -106,7 +106,7 @@ def _act_as_a_card(name: str) -> None:
     known = device.reg == _registry_of(handle) and device.get_buffer_type(handle) == devices.buffer_type(name)
     if not known or device.get_host_buffer_type or device.offload_op:
         raise GgufspecError(
-            "this llama.cpp's devices have another layout, so that no card can be simulated", installation.mend()
+            "this llama.cpp's devices have another layout, so that no card can be simulated", install.mend()
         )
     host = load()._lib.ggml_backend_cpu_buffer_type
     host.restype, host.argtypes = ctypes.c_void_p, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
-from ggufspec.hardware import installation
+from ggufspec.hardware import install
 from ggufspec.hardware.gpus import Survey, is_software
 from ggufspec.hardware.host import TOLERATED_CPUS
 from ggufspec.reports import table
@@ -37,7 +37,7 @@ def examine(
     survey: Survey,
     build: Build | None = None,
     self_check: SelfCheck | None = None,
-    mend: Callable[..., str] = installation.mend,
+    mend: Callable[..., str] = install.mend,
 ) -> tuple[Finding, ...]:
     """Everything that was looked at, errors first; ``mend`` says how this installation is mended."""
     found = [*_llama_cpp(llama, survey, mend), *_cards(survey), *_machine(machine)]
@@ -56,7 +56,7 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
         yield Finding("warning", f"llama.cpp has no {absent}: --drafter {drafter} is not possible", mend())
     if llama.without_chat:
         text = f"{llama.without_chat}: no tools, no --json-schema, no response_format"
-        yield Finding("warning", text, installation.chat_library())
+        yield Finding("warning", text, install.CHAT_LIBRARY)
     if "RPC" not in llama.backends:
         text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` estimates compute buffers"
         yield Finding("warning", text, mend(source=True))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.hardware import installation, prebuilt
+from ggufspec.hardware import install
 from ggufspec.hardware.gpus import Survey
-from ggufspec.hardware.installation import pip_line, prebuilt_line
-from ggufspec.hardware.prebuilt import Facts, choose
+from ggufspec.hardware.install import Facts, choose_wheels, pip_line, prebuilt_line
 
 LINUX = Facts("Linux", "x86_64", (3, 12))
 WINDOWS = Facts("Windows", "AMD64", (3, 12))
@@ -51,7 +50,7 @@ RTX_4090, GTX_1080, RTX_5090 = (8, 9), (6, 1), (12, 0)
     ],
 )
 def test_the_index(facts: Facts, index: str) -> None:
-    wheels = choose(facts)
+    wheels = choose_wheels(facts)
     assert wheels is not None
     assert wheels.index == f"https://abetlen.github.io/llama-cpp-python/whl/{index}"
     assert "RPC" in wheels.lacks[0]
@@ -62,12 +61,12 @@ def test_the_index(facts: Facts, index: str) -> None:
     "facts", [replace(MAC, arch="x86_64"), replace(LINUX, arch="s390x"), Facts("SunOS", "", (3, 12))]
 )
 def test_machines_that_nobody_builds_for(facts: Facts) -> None:
-    assert choose(facts) is None
+    assert choose_wheels(facts) is None
 
 
 def test_what_the_wheels_lack() -> None:
     def lacks(facts: Facts) -> str:
-        wheels = choose(facts)
+        wheels = choose_wheels(facts)
         assert wheels is not None
         return "; ".join(wheels.lacks)
 
@@ -82,13 +81,13 @@ def test_what_the_wheels_lack() -> None:
 
 
 def test_the_lines_that_install() -> None:
-    wheels = choose(replace(LINUX, cuda=(12, 4), capability=RTX_4090))
+    wheels = choose_wheels(replace(LINUX, cuda=(12, 4), capability=RTX_4090))
     assert wheels is not None
     assert prebuilt_line(wheels) == (
         "uv tool install . --index https://abetlen.github.io/llama-cpp-python/whl/cu124 "
         "--no-build-package llama-cpp-python --with nvidia-cuda-runtime-cu12 --with nvidia-cublas-cu12"
     )
-    newest = choose(replace(LINUX, python=(3, 14), cuda=(13, 0), capability=RTX_4090))
+    newest = choose_wheels(replace(LINUX, python=(3, 14), cuda=(13, 0), capability=RTX_4090))
     assert newest is not None
     uv = prebuilt_line(newest)
     assert uv.startswith("uv tool install . --python 3.12 --index ")
@@ -96,7 +95,7 @@ def test_the_lines_that_install() -> None:
 
 
 def test_python_of_its_own_choice_where_any_will_do() -> None:
-    wheels = choose(replace(LINUX, python=(3, 14)))
+    wheels = choose_wheels(replace(LINUX, python=(3, 14)))
     assert wheels is not None
     assert "--python" not in prebuilt_line(wheels)
 
@@ -109,33 +108,33 @@ def test_python_of_its_own_choice_where_any_will_do() -> None:
 )
 def test_an_environment_is_mended_by_its_pip_or_by_uv(monkeypatch: pytest.MonkeyPatch, pip: bool, start: str) -> None:
     """Those that pipx makes have pip, those of uv have none; uv knows pip's options."""
-    monkeypatch.setattr(installation, "IN_CHECKOUT", False)
-    monkeypatch.setattr(installation.sys, "executable", "/an environment/bin/python")
-    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: name if pip else None)
-    wheels = choose(LINUX)
+    monkeypatch.setattr(install, "IN_CHECKOUT", False)
+    monkeypatch.setattr(install.sys, "executable", "/an environment/bin/python")
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: name if pip else None)
+    wheels = choose_wheels(LINUX)
     assert wheels is not None
     line = prebuilt_line(wheels)
     assert line == pip_line(wheels)
     assert line.startswith(
         start.format(python="'/an environment/bin/python'") + " --force-reinstall --extra-index-url "
     )
-    assert shlex.split(line)[-1] == installation.requirement()
+    assert shlex.split(line)[-1] == install.requirement()
     assert shlex.split(line)[-3:-1] == ["--only-binary", "llama-cpp-python"]
-    source = installation.mend("cuda", source=True)  # with RPC, or where there are no wheels
+    source = install.mend("cuda", source=True)  # with RPC, or where there are no wheels
     assert "--no-binary llama-cpp-python" in source
     assert 'cmake.args=-DGGML_RPC=on;-DGGML_CUDA=on"' in source
 
 
 def test_a_checkout_is_mended_by_its_script() -> None:
-    assert installation.IN_CHECKOUT  # of the tests' own
-    assert installation.mend() == "scripts/bootstrap"
-    assert installation.mend("vulkan", source=True) == "scripts/bootstrap --backend vulkan"
+    assert install.IN_CHECKOUT  # of the tests' own
+    assert install.mend() == "scripts/bootstrap"
+    assert install.mend("vulkan", source=True) == "scripts/bootstrap --backend vulkan"
 
 
 def test_the_requirement_is_the_project_s() -> None:
-    assert installation.requirement().startswith("llama-cpp-python")
-    assert ">=0.3." in installation.requirement()
-    assert installation.requirement("no-such-package") == "no-such-package"
+    assert install.requirement().startswith("llama-cpp-python")
+    assert ">=0.3." in install.requirement()
+    assert install.requirement("no-such-package") == "no-such-package"
 
 
 @pytest.mark.parametrize(
@@ -156,15 +155,15 @@ def test_the_requirement_is_the_project_s() -> None:
     ],
 )
 def test_what_is_missing_is_named(complaint: str, line: str) -> None:
-    assert line in installation.remedy(complaint)
+    assert line in install.remedy(complaint)
 
 
 # this machine
 
 
 def test_what_a_machine_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prebuilt.platform, "system", lambda: "Linux")
-    bare = prebuilt.facts(Survey((), (), None), tmp_path)
+    monkeypatch.setattr(install.platform, "system", lambda: "Linux")
+    bare = install.machine_facts(Survey((), (), None), tmp_path)
     assert (bare.cuda, bare.capability, bare.amd, bare.rocm, bare.vulkan) == (None, None, False, False, False)
     vendor = tmp_path / "sys/class/drm/card0/device/vendor"
     vendor.parent.mkdir(parents=True)
@@ -173,8 +172,8 @@ def test_what_a_machine_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "opt/rocm-7.2.1/lib/libamdhip64.so.7.2").touch()
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "dev/dri/renderD128").touch()
-    monkeypatch.setattr(prebuilt, "_loads", lambda *names: names == ("libvulkan.so.1",))
-    found = prebuilt.facts(Survey((), (), "575", (12, 9)), tmp_path)
+    monkeypatch.setattr(install, "_loads", lambda *names: names == ("libvulkan.so.1",))
+    found = install.machine_facts(Survey((), (), "575", (12, 9)), tmp_path)
     assert (found.amd, found.rocm, found.vulkan) == (True, True, True)
     assert found.cuda is None  # a driver without a card
 
