@@ -102,7 +102,6 @@ READERS = {
     "models/profile.py",  # TOML of a bounded file
     "models/headers.py",  # the system's
     "llamacpp/chat_template.py",  # the same
-    "llamacpp/model.py",  # the same
 }
 
 

@@ -86,7 +86,7 @@ def _llama(spec: Spec) -> Any:
             verbose=False,
         )
     except ValueError as error:
-        reason = complaints() or str(error)
+        reason = complaints(str(error))
         raise ModelError(f"Llama cannot load {spec.target}: {reason}", context_hint(reason)) from None
 
 

@@ -26,22 +26,26 @@ def begin(parent: int, say: Callable[..., None]) -> None:
 
 
 @contextlib.contextmanager
-def limited_memory(more: int) -> Iterator[None]:
-    """Let this process allocate ``more`` bytes of address space in the block, where the platform can limit it."""
+def limited_memory(more: int, *, only_data: bool = False) -> Iterator[None]:
+    """Let this process allocate ``more`` bytes of address space in the block, if the platform can limit it.
+
+    ``only_data``: of what it writes, not of files that it maps.
+    """
     if sys.platform != "linux":
         yield
         return
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    kind, column = (resource.RLIMIT_DATA, 5) if only_data else (resource.RLIMIT_AS, 0)  # of statm: proc(5)
+    soft, hard = resource.getrlimit(kind)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[column])
     wanted = pages * resource.getpagesize() + more
     known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
+    resource.setrlimit(kind, (min([wanted, *known]), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(kind, (soft, hard))
 
 
 @contextlib.contextmanager

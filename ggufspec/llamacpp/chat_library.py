@@ -22,7 +22,7 @@ from typing import Any
 from ggufspec.errors import GgufspecError
 from ggufspec.files import untrusted
 from ggufspec.hardware import install
-from ggufspec.llamacpp.library import imported
+from ggufspec.llamacpp.library import bound, imported
 
 SOURCE = Path(__file__).with_name("chat_library.cpp")
 WITHOUT = "tools, --json-schema and response_format need llama.cpp's chat library"
@@ -78,7 +78,7 @@ def library_path() -> Path:
 
 
 @functools.cache
-def load() -> ctypes.CDLL:
+def load() -> Any:
     """The library.
 
     Raises:
@@ -90,13 +90,9 @@ def load() -> ctypes.CDLL:
         if not path.is_file():
             raise GgufspecError("llama.cpp's chat library is not there, or is of another version", install.CHAT_LIBRARY)
         ctypes.CDLL(str(common_library(llama)))  # finds libllama by its name: a second copy of it must not be loaded
-        library = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        return bound(ctypes.CDLL(str(path)), _FUNCTIONS)
     except (OSError, AttributeError, importlib.metadata.PackageNotFoundError) as error:
         raise GgufspecError(f"llama.cpp's chat library cannot be opened: {error}", install.CHAT_LIBRARY) from None
-    return library
 
 
 def common_library(llama: Any) -> Path:

@@ -7,15 +7,38 @@ looking them up through libllama's handle finds the very copy that it uses.
 from __future__ import annotations
 
 import ctypes
+import functools
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import gpus, install
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import bound, load
 from ggufspec.llamacpp.options import is_remote
 
+_HANDLE, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+_SIZE_P = ctypes.POINTER(_SIZE)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_backend_dev_count": (_SIZE, []),
+    "ggml_backend_dev_get": (_HANDLE, [_SIZE]),
+    "ggml_backend_dev_by_name": (_HANDLE, [_TEXT]),
+    "ggml_backend_dev_name": (_TEXT, [_HANDLE]),
+    "ggml_backend_dev_description": (_TEXT, [_HANDLE]),
+    "ggml_backend_dev_type": (ctypes.c_int, [_HANDLE]),
+    "ggml_backend_dev_memory": (None, [_HANDLE, _SIZE_P, _SIZE_P]),
+    "ggml_backend_dev_buffer_type": (_HANDLE, [_HANDLE]),
+    "ggml_backend_dev_backend_reg": (_HANDLE, [_HANDLE]),
+    "ggml_backend_reg_count": (_SIZE, []),
+    "ggml_backend_reg_get": (_HANDLE, [_SIZE]),
+    "ggml_backend_reg_name": (_TEXT, [_HANDLE]),
+    "ggml_backend_register": (None, [_HANDLE]),
+}
+_RPC_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "ggml_backend_rpc_start_server": (None, [_TEXT, _TEXT, _SIZE, _SIZE, ctypes.POINTER(_HANDLE)]),
+    "ggml_backend_rpc_add_server": (_HANDLE, [_TEXT]),
+}
 # enum ggml_backend_dev_type
 _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accelerator", 4: "meta"}
 
@@ -32,18 +55,16 @@ class Device:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is an RPC worker's."""
         return is_remote(self.name)
 
     @property
     def is_software(self) -> bool:
-        """Whether it is none of the hardware: :func:`ggufspec.hardware.gpus.is_software`."""
         return gpus.is_software(self.description)
 
 
 def devices() -> list[Device]:
     """All devices in ggml's order, those of added RPC workers too."""
-    lib = _ggml()
+    lib = ggml()
     found = []
     for index in range(lib.ggml_backend_dev_count()):
         device = lib.ggml_backend_dev_get(index)
@@ -67,7 +88,7 @@ def handle_of(name: str) -> int:
     Raises:
         UsageError: no device is called so.
     """
-    handle: int | None = _ggml().ggml_backend_dev_by_name(name.encode())
+    handle: int | None = ggml().ggml_backend_dev_by_name(name.encode())
     if not handle:
         raise UsageError(f"there is no device {name}", f"the devices here: {', '.join(d.name for d in devices())}")
     return handle
@@ -75,14 +96,14 @@ def handle_of(name: str) -> int:
 
 def name_of(handle: int) -> str:
     """What ggml calls a device; of the CPU it is CPU."""
-    name: bytes = _ggml().ggml_backend_dev_name(handle)
+    name: bytes = ggml().ggml_backend_dev_name(handle)
     return name.decode()
 
 
 def offloading(found: Sequence[Device]) -> list[Device]:
     """Those of ``found`` that layers are offloaded to, in llama.cpp's order: RPC workers, then this machine's cards.
 
-    Integrated cards count only where there is no other, and a program that acts as a card where there is nothing else.
+    Integrated cards count only if there is no other, and a program that acts as a card if there is nothing else.
     Source: ``llama_prepare_model_devices`` in src/llama.cpp.
     """
     cards = [device for device in found if device.kind in ("gpu", "igpu")]
@@ -93,7 +114,7 @@ def offloading(found: Sequence[Device]) -> list[Device]:
 
 
 def chosen_over_others() -> tuple[str, ...]:
-    """The names of :func:`offloading` where llama.cpp by itself would take more; else none, for its own choice."""
+    """The names of :func:`offloading` if llama.cpp by itself would take more; else none, for its own choice."""
     found = devices()
     chosen = offloading(found)
     software = any(device.is_software and device not in chosen for device in found)
@@ -106,10 +127,10 @@ def local_cards() -> list[Device]:
 
 
 def used_bytes() -> int:
-    """Memory in use on this machine's cards: NVML's count, or each backend's own where NVML knows no card.
+    """Memory in use on this machine's cards: NVML's count, or each backend's own if NVML knows no card.
 
-    A backend counts what it can see. Some see only their own process, and some always tell the same, as Vulkan without
-    VK_EXT_memory_budget does: only a rise says something, and none may mean that nothing was counted.
+    Some backends see only their own process; some drivers report a constant, as Vulkan without VK_EXT_memory_budget
+    does: only an increase is meaningful.
     """
     if gpus.gpus():
         return gpus.used_bytes()
@@ -117,28 +138,21 @@ def used_bytes() -> int:
 
 
 def buffer_type(device: str) -> int:
-    """The handle of where a device's weights are. Source: parse_tensor_buffer_overrides in common/arg.cpp.
+    """The handle of where a device's weights are; raises as :func:`handle_of` does.
 
-    Raises:
-        UsageError: there is no such device.
+    Source: parse_tensor_buffer_overrides in common/arg.cpp.
     """
-    lib = _ggml()
-    found = lib.ggml_backend_dev_by_name(device.encode())
-    if not found:
-        raise UsageError(f"there is no device {device!r} for tensors", "ggufspec doctor lists the devices")
-    lib.ggml_backend_dev_buffer_type.argtypes = [ctypes.c_void_p]
-    lib.ggml_backend_dev_buffer_type.restype = ctypes.c_void_p
-    return int(lib.ggml_backend_dev_buffer_type(found))
+    return int(ggml().ggml_backend_dev_buffer_type(handle_of(device)))
 
 
 def has_gpu() -> bool:
-    """Whether layers can be offloaded: a GPU or an RPC worker is there."""
+    """Whether layers can be offloaded, to a GPU or an RPC worker."""
     return any(device.kind in ("gpu", "igpu") for device in devices())
 
 
 def backends() -> list[str]:
     """The backends that are compiled in, in ggml's order: CPU, RPC, CUDA."""
-    lib = _ggml()
+    lib = ggml()
     handles = [lib.ggml_backend_reg_get(index) for index in range(lib.ggml_backend_reg_count())]
     return [lib.ggml_backend_reg_name(handle).decode() for handle in handles]
 
@@ -167,8 +181,6 @@ def add_rpc_worker(endpoint: str) -> None:
         UsageError: ``endpoint`` is not host:port.
         GgufspecError: no worker answers there, or this llama.cpp was built without RPC.
     """
-    import socket
-
     address = parse_endpoint(endpoint)
     try:  # ggml aborts the process when nobody answers, so knock first
         socket.create_connection(address, timeout=5).close()
@@ -180,64 +192,32 @@ def add_rpc_worker(endpoint: str) -> None:
     registry = _rpc().ggml_backend_rpc_add_server(endpoint.encode())
     if not registry:
         raise GgufspecError(f"the RPC worker at {endpoint} has no device", "see the worker's output")
-    _ggml().ggml_backend_register(registry)
+    ggml().ggml_backend_register(registry)
 
 
 def serve_rpc(endpoint: str, threads: int, names: Sequence[str] = ("CPU",)) -> None:
     """Serve the devices called ``names`` at ``endpoint`` until the process ends. The protocol has no authentication.
 
-    It returns when ggml cannot serve there: the port is taken, a device does not start.
-
-    Args:
-        endpoint: an IPv4 address of this machine and a port; ggml does not resolve names here.
-        threads: of the CPU device.
-        names: as :func:`devices` gives them.
+    It returns when ggml cannot serve there: the port is taken, a device does not start. ``endpoint`` is an IPv4 address
+    of this machine and a port, as ggml does not resolve names here; ``threads`` are the CPU device's.
 
     Raises:
-        UsageError: the endpoint is none, or no device is called so.
+        UsageError: ``endpoint`` is not one, or no device is called so.
         GgufspecError: this llama.cpp was built without RPC.
     """
     parse_endpoint(endpoint)
-    lib, rpc = _ggml(), _rpc()
-    handles = [lib.ggml_backend_dev_by_name(name.encode()) for name in names]
-    missing = [name for name, handle in zip(names, handles, strict=True) if not handle]
-    if missing or not handles:
-        known = ", ".join(device.name for device in devices())
-        raise UsageError(f"there is no device {', '.join(missing) or 'to serve'}", f"the devices here: {known}")
-    array = (ctypes.c_void_p * len(handles))(*handles)
-    rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, threads, len(handles), array)
+    rpc, handles = _rpc(), (_HANDLE * len(names))(*map(handle_of, names))
+    rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, threads, len(handles), handles)
 
 
-def _ggml() -> Any:
-    lib = load()._lib
-    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
-    lib.ggml_backend_dev_get.argtypes, lib.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    lib.ggml_backend_dev_by_name.argtypes, lib.ggml_backend_dev_by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
-    lib.ggml_backend_reg_count.restype = ctypes.c_size_t
-    lib.ggml_backend_reg_get.argtypes, lib.ggml_backend_reg_get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
-        function = getattr(lib, name)
-        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_char_p
-    lib.ggml_backend_dev_type.argtypes, lib.ggml_backend_dev_type.restype = [ctypes.c_void_p], ctypes.c_int
-    size_p = ctypes.POINTER(ctypes.c_size_t)
-    lib.ggml_backend_dev_memory.argtypes, lib.ggml_backend_dev_memory.restype = [ctypes.c_void_p, size_p, size_p], None
-    lib.ggml_backend_register.argtypes, lib.ggml_backend_register.restype = [ctypes.c_void_p], None
-    return lib
+@functools.cache
+def ggml() -> Any:
+    """The C library, with the types of the functions of devices."""
+    return bound(load()._lib, _FUNCTIONS)
 
 
 def _rpc() -> Any:
-    lib = load()._lib
     try:
-        start, add = lib.ggml_backend_rpc_start_server, lib.ggml_backend_rpc_add_server
+        return bound(load()._lib, _RPC_FUNCTIONS)
     except AttributeError as error:
         raise GgufspecError("this llama.cpp was built without RPC", install.mend(source=True)) from error
-    start.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_char_p,
-        ctypes.c_size_t,
-        ctypes.c_size_t,
-        ctypes.POINTER(ctypes.c_void_p),
-    ]
-    start.restype = None
-    add.argtypes, add.restype = [ctypes.c_char_p], ctypes.c_void_p
-    return lib

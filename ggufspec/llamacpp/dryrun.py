@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ggufspec import child
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices, library, simulated
-from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load
 from ggufspec.llamacpp.options import HOST, ContextOptions, Placement, parse_override
 from ggufspec.llamacpp.params import context_params, head_params, load_model, model_params
 
@@ -220,7 +220,7 @@ class _Serving:
         forget_complaints()
         model = load_model(lib, path, params)
         if not model:
-            raise ModelError(f"{CANNOT_LOAD}: {complaints() or 'it gave no reason'}")
+            raise ModelError(f"{CANNOT_LOAD}: {complaints()}")
         try:
             yield model
         finally:
@@ -245,7 +245,7 @@ class _Serving:
         with contextlib.nullcontext(model) if own else self._model(on.path, on.placement) as target:
             context = lib.llama_init_from_model(target, context_params(lib, on.context, target))
             if not context:
-                return Answer({}, error=f"llama.cpp makes no context: {complaints() or 'it gave no reason'}")
+                return Answer({}, error=f"llama.cpp makes no context: {complaints()}")
             if self._logged:
                 self._logged.take()
             try:
@@ -262,7 +262,7 @@ class _Serving:
         forget_complaints()
         context = lib.llama_init_from_model(model, params)
         if not context:
-            return Answer({}, error=f"llama.cpp makes no context: {complaints() or 'it gave no reason'}")
+            return Answer({}, error=f"llama.cpp makes no context: {complaints()}")
         try:
             vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
             found = self._logged.take() if self._logged else _breakdown(context)
@@ -318,27 +318,21 @@ _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"  # as GCC and Cla
 
 
 def _breakdown(context: Any) -> dict[str, Allocated]:
-    lib = load()._lib
-    function = getattr(lib, _BREAKDOWN)
-    function.restype, function.argtypes = Map, [ctypes.c_void_p]
-    nodes = map_nodes(function(context), 4)
+    functions: dict[str, tuple[Any, list[Any]]] = {
+        _BREAKDOWN: (Map, [ctypes.c_void_p]),
+        "ggml_backend_buft_is_host": (ctypes.c_bool, [ctypes.c_void_p]),
+        "ggml_backend_buft_get_device": (ctypes.c_void_p, [ctypes.c_void_p]),
+    }
+    lib = bound(load()._lib, functions)
+    nodes = map_nodes(getattr(lib, _BREAKDOWN)(context), 4)
     found: dict[str, Allocated] = {}
     for buffer_type, *sizes in nodes:
-        name = _device_of(buffer_type)
+        # Pinned and repacked weights are in host memory, too
+        owner = None if lib.ggml_backend_buft_is_host(buffer_type) else lib.ggml_backend_buft_get_device(buffer_type)
+        name = devices.name_of(owner) if owner else HOST
         before = found.get(name, Allocated(0, 0, 0))
         found[name] = Allocated(before.weights + sizes[0], before.kv + sizes[1], before.compute + sizes[2])
     return found
-
-
-def _device_of(buffer_type: int) -> str:
-    """The device of a buffer type; ``HOST`` for anything in host memory, pinned and repacked weights too."""
-    lib = load()._lib
-    lib.ggml_backend_buft_is_host.restype, lib.ggml_backend_buft_is_host.argtypes = ctypes.c_bool, [ctypes.c_void_p]
-    device = lib.ggml_backend_buft_get_device
-    device.restype, device.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    if lib.ggml_backend_buft_is_host(buffer_type) or not (owner := device(buffer_type)):
-        return HOST
-    return devices.name_of(owner)
 
 
 def map_nodes(found: Map, count: int) -> list[tuple[int, ...]]:

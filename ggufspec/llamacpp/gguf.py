@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ggufspec.errors import ModelError
-from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load
 
 Value = str | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
 
@@ -62,17 +62,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """A parsed header.
+    """A parsed header."""
 
-    ``metadata`` has scalars and short arrays; ``lengths`` the length of every array; ``tokens_digest`` the SHA-256 of
-    the vocabulary's texts, each with its length, or empty without one. Weights begin at ``data_offset``.
-    """
-
-    metadata: dict[str, Value]
-    lengths: dict[str, int]
-    tokens_digest: str
+    metadata: dict[str, Value]  # scalars and short arrays
+    lengths: dict[str, int]  # of every array
+    tokens_digest: str  # SHA-256 of the vocabulary's texts, each with its length; empty without one
     tensors: tuple[Tensor, ...]
-    data_offset: int
+    data_offset: int  # where the weights begin
 
 
 class _Params(ctypes.Structure):
@@ -83,18 +79,14 @@ class _Params(ctypes.Structure):
 
 @contextmanager
 def _parsed(data: bytes) -> Iterator[int]:
-    """The gguf_context of a buffer.
-
-    Raises:
-        ModelError: llama.cpp refuses it, with the reason.
-    """
+    """The gguf_context of a buffer; a ModelError has the reason why llama.cpp refuses it."""
     lib = _ggml()
     if len(data) >= _COUNTS.size and max(_COUNTS.unpack_from(data)) > _MOST_ENTRIES:
         raise ModelError(f"the header claims more than {_MOST_ENTRIES:,} keys or tensors", "download it again")
     with _lock:  # complaints are the process's
         forget_complaints()
         handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, None))
-        reason = "" if handle else complaints() or "it gave no reason"
+        reason = complaints()
     if not handle:
         raise ModelError(f"llama.cpp refuses the header: {reason}", "download it again")
     try:
@@ -104,10 +96,7 @@ def _parsed(data: bytes) -> Iterator[int]:
 
 
 def parse(data: bytes) -> Gguf:
-    """Read a header.
-
-    Args:
-        data: the file's first bytes, at least as many as the header has.
+    """Read a header from a file's first bytes.
 
     Raises:
         ModelError: the header is incomplete, or llama.cpp refuses it.
@@ -204,14 +193,7 @@ def _after_value(data: bytes, at: int, kind: int) -> int:
 
 
 def tokens(data: bytes) -> list[bytes]:
-    """The texts of the vocabulary in a header, by id; none without one.
-
-    Args:
-        data: the file's first bytes, at least as many as the header has.
-
-    Raises:
-        ModelError: the header is incomplete, or llama.cpp refuses it.
-    """
+    """The texts of the vocabulary in a header, by id; none without one. Raises as :func:`parse` does."""
     with _parsed(data) as handle:
         return _tokens(handle)
 
@@ -238,15 +220,9 @@ def _text(data: bytes | None) -> str:
 
 @functools.cache
 def _ggml() -> Any:
-    lib = load()._lib
-    pointer, text, size, integer, count = (
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int64,
-    )
-    signatures: dict[str, tuple[Any, list[Any]]] = {
+    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    integer, count = ctypes.c_int, ctypes.c_int64
+    functions: dict[str, tuple[Any, list[Any]]] = {
         "gguf_init_from_buffer": (pointer, [text, size, _Params]),
         "gguf_free": (None, [pointer]),
         "gguf_get_n_kv": (count, [pointer]),
@@ -286,10 +262,7 @@ def _ggml() -> Any:
         "ggml_new_tensor": (pointer, [pointer, integer, integer, ctypes.POINTER(count)]),
         "ggml_set_name": (pointer, [pointer, text]),
     }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-    return lib
+    return bound(load()._lib, functions)
 
 
 # ---- writing models ---------------------------------------------------------------------------------------------

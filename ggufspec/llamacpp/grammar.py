@@ -335,7 +335,7 @@ def _init(lib: Any, vocabulary: Any, text: str, root: str) -> Any:
         printed.seek(0)
         reason = _reason(printed.read().decode("utf-8", "replace"), text)
     if not handle:
-        raise UsageError(f"llama.cpp refuses the grammar: {reason or complaints() or 'it gives no reason'}", _HINT)
+        raise UsageError(f"llama.cpp refuses the grammar: {reason or complaints()}", _HINT)
     return handle
 
 

@@ -82,7 +82,7 @@ class Head:
         forget_complaints()
         self._handle = lib.llama_init_from_model(model._handle, params)
         if not self._handle:
-            reason = complaints() or "llama.cpp gave no reason"
+            reason = complaints()
             raise ModelError(f"no context for the head {model.path.name}: {reason}", context_hint(reason))
         self._lib = lib
         self._size: int = lib.llama_model_n_embd_out(model._handle)  # floats of a row that it gives, and reads

@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,11 +104,7 @@ def imported() -> ModuleType:
 
 @functools.cache
 def load() -> ModuleType:
-    """:func:`imported`, its log routed and its backends initialised.
-
-    Raises:
-        GgufspecError: as there.
-    """
+    """:func:`imported`, its log routed and its backends initialised; raises as that does."""
     library: Any = imported()
     callback = library.llama_log_callback(_Log())
     library.llama_log_set(callback, ctypes.c_void_p(0))
@@ -117,12 +114,16 @@ def load() -> ModuleType:
     return module
 
 
-def system_info() -> str:
-    """What llama.cpp was built with, in a line of its own.
+def bound(library: Any, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> Any:
+    """``library`` with the types of C functions: by name what each returns, and what it takes."""
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
-    Raises:
-        GgufspecError: as :func:`imported`.
-    """
+
+def system_info() -> str:
+    """What llama.cpp was built with, in a line of its own; raises as :func:`imported` does."""
     return str(load().llama_print_system_info().decode("utf-8", "replace").strip(" |"))
 
 
@@ -148,25 +149,17 @@ def _import() -> ModuleType:
 def _load_cuda_runtime(major: str) -> bool:
     """Load the libraries of the packages ``nvidia-cuda-runtime-…`` and ``nvidia-cublas-…``; whether there are any.
 
-    The dynamic linker uses a loaded library of the right SONAME. Each needs the ones before it.
-
-    Args:
-        major: CUDA's major version; several may be installed.
+    The dynamic linker uses a loaded library of the right SONAME. Each needs the ones before it. ``major`` is CUDA's
+    version: several may be installed.
     """
-    found = [
-        path
-        for name in ("libcudart", "libnvrtc", "libcublasLt", "libcublas")
-        for folder in _runtime_folders("lib")
-        for path in sorted(folder.glob(f"{name}.so.{major}*"))
-    ]
     loaded = False
-    for path in found:
-        try:
-            ctypes.CDLL(str(path))
-        except OSError as error:
-            logger.debug("%s cannot be loaded: %s", path, error)
-        else:
-            loaded = True
+    for name in ("libcudart", "libnvrtc", "libcublasLt", "libcublas"):
+        for path in (path for folder in _runtime_folders("lib") for path in sorted(folder.glob(f"{name}.so.{major}*"))):
+            try:
+                ctypes.CDLL(str(path))
+                loaded = True
+            except OSError as error:
+                logger.debug("%s cannot be loaded: %s", path, error)
     return loaded
 
 
@@ -181,11 +174,7 @@ def _runtime_folders(name: str) -> list[Path]:
 
 
 def _check_version() -> None:
-    """Check the version of llama-cpp-python, which pip does not enforce later.
-
-    Raises:
-        GgufspecError: it is not supported.
-    """
+    """Refuse a version of llama-cpp-python that is not supported: pip does not enforce it later."""
     try:
         version = importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:
@@ -203,10 +192,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def forget_complaints() -> None:
-    """Clear the stored warnings and errors; call it before a call that may fail."""
+    """Clear the stored warnings and errors: before a call that may fail."""
     _complaints.clear()
 
 
-def complaints() -> str:
-    """llama.cpp's warnings since :func:`forget_complaints`, the root cause first."""
-    return "; ".join(dict.fromkeys(line for line in _complaints if line and line not in _EMPTY_WORDS))
+def complaints(otherwise: str = "llama.cpp gave no reason") -> str:
+    """Why a call failed: llama.cpp's warnings since :func:`forget_complaints`, the root cause first."""
+    found = dict.fromkeys(line for line in _complaints if line and line not in _EMPTY_WORDS)
+    return "; ".join(found) or otherwise

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -84,7 +83,7 @@ class Model:
         forget_complaints()
         self._handle = load_model(lib, path, params)
         if not self._handle:
-            reason = complaints() or "llama.cpp gave no reason"
+            reason = complaints()
             raise ModelError(f"{path} cannot be loaded: {reason}", load_hint(reason))
         self._lib = lib
         self._vocab = lib.llama_model_get_vocab(self._handle)
@@ -221,28 +220,6 @@ class Model:
         self.close()
 
 
-@contextmanager
-def _within_memory(*, on_host: bool) -> Iterator[None]:
-    """Let llama.cpp take the memory that is free and no more, where the platform can: it writes to all that it takes.
-
-    A driver's own reservations count as memory, and so this holds for a model without a layer on a card.
-    """
-    if sys.platform != "linux" or not on_host:
-        yield
-        return
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
-    most = used + obtainable_memory_bytes()
-    most = min([most, *(limit for limit in before if limit != resource.RLIM_INFINITY)])
-    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
 @dataclass(slots=True)
 class _Sequence:
     """One text in a context."""
@@ -285,10 +262,12 @@ class Context:
         self.length = 0
         params = context_params(lib, options, model._handle)
         forget_complaints()
-        with _within_memory(on_host=not model.gpu_layers):
+        # No more memory than is free, as llama.cpp writes to all that it takes. A driver's reservations count, too.
+        limit = nullcontext() if model.gpu_layers else child.limited_memory(obtainable_memory_bytes(), only_data=True)
+        with limit:
             self._handle = lib.llama_init_from_model(model._handle, params)
         if not self._handle:
-            reason = complaints() or "llama.cpp gave no reason"
+            reason = complaints()
             raise ModelError(
                 f"no context of {options.ctx_size} tokens for {model.path.name}: {reason}", context_hint(reason)
             )

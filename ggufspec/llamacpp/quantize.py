@@ -28,7 +28,7 @@ from ggufspec import child
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.files.write import replacing
 from ggufspec.llamacpp.gguf import type_number
-from ggufspec.llamacpp.library import complaints, forget_complaints, load, logger
+from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load, logger
 
 Floats = npt.NDArray[np.float32]
 
@@ -117,7 +117,7 @@ def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bo
 
 
 def _refused(source: Path, name: str) -> ModelError:
-    reason = complaints() or "llama.cpp gave no reason"
+    reason = complaints()
     hint = "start from the model's F16 file" if "requantizing" in reason else "look for free disk space"
     return ModelError(f"{source} cannot be quantised to {name}: {reason}", hint)
 
@@ -125,13 +125,7 @@ def _refused(source: Path, name: str) -> ModelError:
 def tensor_types(source: Path, type_name: str) -> dict[str, str]:
     """The type that llama.cpp would give each tensor, as ggml spells it, by its dry run, which reads no weights.
 
-    Args:
-        source: a GGUF file in F16 whose weights may be a hole.
-        type_name: one of ``FILE_TYPES``.
-
-    Raises:
-        UsageError: the file type is unknown.
-        ModelError: llama.cpp refuses the model.
+    ``source`` is a file in F16 whose weights may be a hole. Raises as :func:`quantize` does.
     """
     name = check_type(type_name)
     types: dict[str, str] = {}
@@ -205,7 +199,6 @@ class _Reader(logging.Handler):
         self._read = read
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass a line of llama.cpp's log on."""
         self._read(record.getMessage())
 
 
@@ -276,13 +269,11 @@ def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
 
 
 def row_bytes(kind: str, numbers: int) -> int:
-    """Bytes of a row of numbers."""
     size: int = _quantizer().ggml_row_size(type_number(kind), numbers)
     return size
 
 
 def block_numbers(kind: str) -> int:
-    """Numbers per block."""
     count: int = _quantizer().ggml_blck_size(type_number(kind))
     return count
 
@@ -302,14 +293,14 @@ class _Traits(ctypes.Structure):
 
 @functools.cache
 def _quantizer() -> Any:
-    lib = load()._lib
-    lib.ggml_row_size.restype, lib.ggml_row_size.argtypes = ctypes.c_size_t, [ctypes.c_int, ctypes.c_int64]
-    lib.ggml_blck_size.restype, lib.ggml_blck_size.argtypes = ctypes.c_int64, [ctypes.c_int]
-    lib.ggml_get_type_traits.restype, lib.ggml_get_type_traits.argtypes = ctypes.POINTER(_Traits), [ctypes.c_int]
-    chunk = lib.ggml_quantize_chunk
-    chunk.restype = ctypes.c_size_t
-    chunk.argtypes = [
-        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
-        ctypes.c_void_p,
-    ]
-    return lib
+    kind, count, pointer = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+    functions: dict[str, tuple[Any, list[Any]]] = {
+        "ggml_row_size": (ctypes.c_size_t, [kind, count]),
+        "ggml_blck_size": (count, [kind]),
+        "ggml_get_type_traits": (ctypes.POINTER(_Traits), [kind]),
+        "ggml_quantize_chunk": (
+            ctypes.c_size_t,
+            [kind, pointer, ctypes.c_char_p, count, count, count, pointer],
+        ),
+    }
+    return bound(load()._lib, functions)

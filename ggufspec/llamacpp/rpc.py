@@ -53,13 +53,7 @@ def ipv4_address(host: str) -> str:
 
 
 def serve(spec: Spec, *, on_event: Callable[[dict[str, Any]], None], verbose: bool = False) -> Result:
-    """Serve in a child process until Ctrl-C; the event ``serving`` says that it answers.
-
-    Raises:
-        GgufspecError: it cannot be served there.
-        ChildError: ggml ended the child.
-        Interrupted: Ctrl-C.
-    """
+    """Serve in a child process until Ctrl-C, which raises Interrupted; the event ``serving`` says that it answers."""
     return child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
 
 
@@ -67,9 +61,6 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Serve in this process until ``stopping``; ggml's thread ends with the process."""
     here = {device.name: device for device in devices.devices()}
     names = spec.names or _best(list(here.values()))
-    unknown = [name for name in names if name not in here]
-    if unknown:
-        raise UsageError(f"there is no device {', '.join(unknown)}", f"the devices here: {', '.join(here)}")
     port = _free_port(spec.address, spec.port)
     endpoint = f"{spec.address}:{port}"
     failures: list[GgufspecError] = []
@@ -85,9 +76,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     announced = False
     while not stopping.wait(_LOOK_S):
         if not server.is_alive():
-            raise (
-                failures[0] if failures else GgufspecError(f"ggml cannot serve at {endpoint}", "-v shows its output")
-            )
+            raise next(iter(failures), GgufspecError(f"ggml cannot serve at {endpoint}", "-v shows its output"))
         if not announced and _answers(spec.address, port):
             served = [asdict(here[name]) for name in names]
             emit({"event": "serving", "endpoint": endpoint, "devices": served})
@@ -102,11 +91,7 @@ def _best(here: list[devices.Device]) -> tuple[str, ...]:
 
 
 def _free_port(address: str, port: int) -> int:
-    """``port``, or a free one for 0; ggml would only say that it failed.
-
-    Raises:
-        GgufspecError: the port is taken or may not be used.
-    """
+    """``port``, or a free one for 0; an error says why it cannot be used, where ggml would only say that it failed."""
     with closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ggml: ggml/src/ggml-rpc/transport.cpp
         try:

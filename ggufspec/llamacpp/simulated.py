@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import install
 from ggufspec.llamacpp import devices
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import bound, load
 from ggufspec.llamacpp.options import STREAM_WIDTH
 
 # Of the operations with weights, the dimension that counts tokens where it is not all but the first
@@ -96,20 +96,17 @@ def add(count: int) -> list[str]:
 
 
 def _act_as_a_card(name: str) -> None:
-    """Complete the interface of an RPC device.
-
-    Raises:
-        GgufspecError: its fields are not where they are expected.
-    """
+    """Complete the interface of an RPC device; an error if its fields are not where they are expected."""
     handle = devices.handle_of(name)
     device = _Device.from_address(handle)
-    known = device.reg == _registry_of(handle) and device.get_buffer_type(handle) == devices.buffer_type(name)
+    known = device.reg == devices.ggml().ggml_backend_dev_backend_reg(handle) and device.get_buffer_type(
+        handle
+    ) == devices.buffer_type(name)
     if not known or device.get_host_buffer_type or device.offload_op:
         raise GgufspecError(
             "this llama.cpp's devices have another layout, so that no card can be simulated", install.mend()
         )
-    host = load()._lib.ggml_backend_cpu_buffer_type
-    host.restype, host.argtypes = ctypes.c_void_p, []
+    host = _ggml().ggml_backend_cpu_buffer_type
     dimensions = _dimensions()
 
     def offloads(_device: int, tensor: Any) -> bool:
@@ -124,18 +121,15 @@ def _act_as_a_card(name: str) -> None:
     _alive.extend((keep, offload))
 
 
-def _registry_of(handle: int) -> int:
-    function = load()._lib.ggml_backend_dev_backend_reg
-    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    return int(function(handle))
-
-
 def _dimensions() -> dict[int, int]:
     """_TOKENS_IN by ggml's numbers of the operations."""
-    name = load()._lib.ggml_op_name
-    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
-    found: dict[int, int] = {}
-    for number in range(_FIRST_OPERATIONS):
-        if len(found) < len(_TOKENS_IN) and (text := name(number).decode()) in _TOKENS_IN:
-            found[number] = _TOKENS_IN[text]
-    return found
+    names = {number: _ggml().ggml_op_name(number).decode() for number in range(_FIRST_OPERATIONS)}
+    return {number: _TOKENS_IN[name] for number, name in names.items() if name in _TOKENS_IN}
+
+
+def _ggml() -> Any:
+    functions: dict[str, tuple[Any, list[Any]]] = {
+        "ggml_backend_cpu_buffer_type": (ctypes.c_void_p, []),
+        "ggml_op_name": (ctypes.c_char_p, [ctypes.c_int]),
+    }
+    return bound(load()._lib, functions)
