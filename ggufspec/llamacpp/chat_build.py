@@ -25,14 +25,10 @@ _INCLUDED = ("common", "include", "ggml/include")  # of llama.cpp
 
 
 def build(compiler: str = "", headers: Path | None = None) -> Path:
-    """Compile it into this environment.
+    """Compile it into this environment, and return the library's file.
 
-    Args:
-        compiler: the command, ``clang++ -m64`` say; empty: the one that is found.
-        headers: llama.cpp's source of the version that is installed; None: it is fetched.
-
-    Returns:
-        the library's file.
+    ``compiler`` is a command, ``clang++ -m64`` say, by default one that is found; ``headers`` is llama.cpp's source of
+    the version that is installed, which is fetched otherwise.
 
     Raises:
         GgufspecError: there is no compiler, the source cannot be had, or it does not compile.

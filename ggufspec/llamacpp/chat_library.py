@@ -96,11 +96,7 @@ def load() -> Any:
 
 
 def common_library(llama: Any) -> Path:
-    """``libllama-common`` of the llama-cpp-python that is installed.
-
-    Raises:
-        GgufspecError: it has none.
-    """
+    """``libllama-common`` of the llama-cpp-python that is installed; a GgufspecError if it has none."""
     folder = Path(llama.__file__).parent.parent / "lib"
     for name in ("libllama-common.so.0", "libllama-common.so", "libllama-common.dylib"):
         if (folder / name).exists():
@@ -109,7 +105,7 @@ def common_library(llama: Any) -> Path:
 
 
 def missing() -> GgufspecError | None:
-    """Why the library cannot be used; None where it can."""
+    """Why the library cannot be used; None if it can."""
     try:
         load()
     except GgufspecError as error:
@@ -118,15 +114,10 @@ def missing() -> GgufspecError | None:
 
 
 class Templates:
-    """A chat template, compiled.
-
-    Args:
-        source: Jinja.
-        bos: text of the token that begins a text; what the template writes for ``bos_token``.
-        eos: text of the token that ends one.
+    """A chat template in Jinja, compiled; it writes ``bos`` and ``eos`` for ``bos_token`` and ``eos_token``.
 
     Raises:
-        ChatError: it is no template.
+        ChatError: it is not a template.
     """
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
@@ -136,9 +127,8 @@ class Templates:
     def apply(self, request: Mapping[str, Any]) -> Applied:
         """The prompt of a request.
 
-        Args:
-            request: ``messages``, ``tools``, ``tool_choice``, ``parallel_tool_calls`` as OpenAI's API has them;
-                ``json_schema`` and ``grammar`` as text; ``options`` of the template; ``now`` in seconds.
+        It has ``messages``, ``tools``, ``tool_choice``, ``parallel_tool_calls`` as OpenAI's API has them;
+        ``json_schema`` and ``grammar`` as text; ``options`` of the template; ``now`` in seconds.
 
         Raises:
             ChatError: the template fails, or refuses the conversation.
@@ -173,17 +163,13 @@ class Delta:
     arguments: str = ""
 
     def plain(self) -> dict[str, Any]:
-        """What there is of it."""
         found: dict[str, Any] = {"call": self.call} if self.call >= 0 else {}
         texts = ("content", "reasoning", "id", "name", "arguments")
         return found | {name: text for name in texts if (text := getattr(self, name))}
 
 
 class Reader:
-    """Reads one answer as it comes.
-
-    Args:
-        reading: of what was applied; more: ``tools``, whether calls are looked for.
+    """Reads one answer as it comes, by ``Applied.reading``; with ``tools`` in that, calls are looked for.
 
     Raises:
         ChatError: it cannot be read.
@@ -194,11 +180,7 @@ class Reader:
         self._handle = _made(self._library, "chat_reader", _encoded(reading))
 
     def read(self, piece: str, *, final: bool = False) -> list[Delta]:
-        """What a piece adds.
-
-        Raises:
-            ChatError: the answer does not have the form that the template's answers have.
-        """
+        """What a piece adds; a ChatError says that the answer does not have the form of the template's answers."""
         found = _answer(self._library, self._library.chat_read(self._handle, piece.encode(), int(final)))
         return [Delta(**one) for one in found["deltas"]]
 
@@ -211,7 +193,7 @@ def schema_grammar(schema: str) -> str:
     """The GBNF grammar of a JSON schema.
 
     Raises:
-        ChatError: it is none, or cannot be converted.
+        ChatError: it is not a schema, or cannot be converted.
         GgufspecError: the library is missing.
     """
     library = load()

@@ -58,15 +58,10 @@ class Wishes:
 
 
 class ChatTemplate:
-    """A template. It is compiled when it is first used: a trap shall not be the end of loading.
+    """A template in Jinja, ``tool_use`` in its place if there are tools; ``hint`` is its errors'.
 
-    Args:
-        source: Jinja, the file's ``tokenizer.chat_template``.
-        now: what the template is told if it asks for the date. It stays, as a new one would void the cache.
-        bos: text of the token that begins a text.
-        eos: text of the token that ends one.
-        tool_use: Jinja in its place where there are tools; empty for none.
-        hint: of the errors.
+    It is compiled when it is first used: a trap shall not be the end of loading. ``now`` is what it gets if it asks for
+    the date: one for all, as a new one would void the cache.
     """
 
     def __init__(
@@ -80,20 +75,13 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, model: Model, source: str = "", *, hint: str = _HINT) -> ChatTemplate:
-        """A model's, as of now.
-
-        Args:
-            model: whose tokens' texts it writes.
-            source: Jinja in place of the model's own; empty for that.
-            hint: of the errors.
-        """
+        """A model's, as of now, or ``source`` in its place."""
         own = not source or source == model.chat_template
         bos, eos = model.token_texts
         tool_use = model.tool_template if own else ""
         return cls(source or model.chat_template, datetime.now(), bos=bos, eos=eos, tool_use=tool_use, hint=hint)
 
     def _templates(self, bos: str, eos: str, *, tools: bool) -> Templates:
-        """Compiled, with these texts of the tokens that begin and end a text."""
         key = self._sources[tools], bos, eos
         if key not in self._compiled:
             self._compiled[key] = _bounded(lambda: Templates(*key), self._hint)
@@ -106,16 +94,12 @@ class ChatTemplate:
         return self.apply(messages, Wishes(tuple(map(dict, tools)), options=options)).prompt
 
     def apply(self, messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> Applied:
-        """The prompt for the next answer, and how that is constrained and read.
-
-        Args:
-            messages: each with ``role`` and ``content``, and what else OpenAI's API has in them.
-            wishes: what else is asked.
+        """The prompt for the next answer to messages of OpenAI's API, and how that is constrained and read.
 
         Raises:
             UsageError: something is asked for that needs llama.cpp's chat library, which is missing; a tool must be
                 called, and the template's models cannot be made to.
-            ModelError: it is no template, fails, refuses these messages, or its text is too long.
+            ModelError: it is not a template, fails, refuses these messages, or its text is too long.
         """
         found = self._applied(messages, wishes) if self._library else Applied(self._sandboxed(messages, wishes))
         longest = _MAX_CHARACTERS + 4 * len(json.dumps([list(messages), list(wishes.tools)], default=str))

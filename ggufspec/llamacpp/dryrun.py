@@ -115,12 +115,7 @@ class Reply:
 
 
 class Session:
-    """A child process for dry runs. It is started with the first of them; ``ready`` is known from then on.
-
-    Args:
-        spec: the devices.
-        verbose: let llama.cpp's log through.
-    """
+    """A child process for dry runs. It is started with the first of them; ``ready`` is known from then on."""
 
     def __init__(self, spec: Spec, *, verbose: bool = False) -> None:
         self.ready = Ready(())
@@ -138,16 +133,11 @@ class Session:
         return self._session.ask(Request(tuple(runs)), Reply).answers
 
     def close(self) -> None:
-        """End the child, if there is one."""
         self._session.close()
 
 
 def ask(spec: Spec, runs: Sequence[Run]) -> tuple[Answer, ...]:
-    """An answer for each run, of a child process for them alone.
-
-    Raises:
-        GgufspecError: as :meth:`Session.ask`.
-    """
+    """An answer for each run, of a child process for them alone; raises as :meth:`Session.ask` does."""
     with contextlib.closing(Session(spec)) as session:
         return session.ask(runs)
 
@@ -165,7 +155,6 @@ def build() -> str:
 
 @contextlib.contextmanager
 def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[_Serving]:
-    """Make the devices available, and serve."""
     del emit, stopping
     limits = ""
     if not hasattr(load()._lib, _BREAKDOWN):
@@ -196,17 +185,20 @@ class _Serving:
         """Make the runs; a model that several in a row have is loaded once."""
         del emit, stopping
         answers: list[Answer] = []
-        for (path, placement, on), group in groupby(request.runs, lambda run: (run.path, run.placement, run.target)):
+        for (path, placement), group in groupby(request.runs, lambda run: (run.path, run.placement)):
             runs = list(group)
             try:
                 with self._model(path, placement) as model:
-                    if on is None:
-                        answers += [self._answer(model, run.context) for run in runs]
-                    else:
-                        answers += [self._head(model, run, on) for run in runs]
+                    answers += [self._answer(model, run) for run in runs]
             except ModelError as error:
                 answers += [Answer({}, error=error.message) for _ in runs]
         return Reply(tuple(answers))
+
+    def _answer(self, model: Any, run: Run) -> Answer:
+        try:
+            return self._context(model, run.context) if run.target is None else self._head(model, run, run.target)
+        except ModelError as error:
+            return Answer({}, error=error.message)
 
     @contextlib.contextmanager
     def _model(self, path: Path, placement: Placement) -> Iterator[Any]:
@@ -232,43 +224,47 @@ class _Serving:
         here = tuple(f"{pattern}={self._named.get(device, device)}" for pattern, device in pairs)
         return replace(placement, override_tensor=here)
 
-    def _answer(self, model: Any, options: ContextOptions) -> Answer:
+    def _context(self, model: Any, options: ContextOptions) -> Answer:
         lib = load()
         if self._on_host and options.flash_attn == "auto" and lib.llama_model_is_hybrid(model):
             options = replace(options, flash_attn="off")  # a hybrid in part on a card may lose it
         return self._allocated(model, context_params(lib, options, model), options.width)
 
     def _head(self, model: Any, run: Run, on: Run) -> Answer:
-        """A head's context beside its target's, which is made for it."""
+        """A head's context next to its target's, which is made for it."""
         lib = load()
         own = (run.path, run.placement) == (on.path, on.placement)
-        with contextlib.nullcontext(model) if own else self._model(on.path, on.placement) as target:
-            context = lib.llama_init_from_model(target, context_params(lib, on.context, target))
-            if not context:
-                return Answer({}, error=f"llama.cpp makes no context: {complaints()}")
+        with (
+            contextlib.nullcontext(model) if own else self._model(on.path, on.placement) as target,
+            _made(target, context_params(lib, on.context, target)) as context,
+        ):
             if self._logged:
                 self._logged.take()
-            try:
-                params = head_params(lib, run.context, context, mtp=run.placement.mtp)
-                answer = self._allocated(model, params, run.context.width)
-            finally:
-                lib.llama_free(context)
+            params = head_params(lib, run.context, context, mtp=run.placement.mtp)
+            answer = self._allocated(model, params, run.context.width)
         if own:
             answer = replace(answer, devices={n: replace(one, weights=0) for n, one in answer.devices.items()})
         return answer
 
     def _allocated(self, model: Any, params: Any, width: int) -> Answer:
         lib = load()
-        forget_complaints()
-        context = lib.llama_init_from_model(model, params)
-        if not context:
-            return Answer({}, error=f"llama.cpp makes no context: {complaints()}")
-        try:
+        with _made(model, params) as context:
             vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
             found = self._logged.take() if self._logged else _breakdown(context)
             return Answer(found, output=4 * vocabulary * width)
-        finally:
-            lib.llama_free(context)
+
+
+@contextlib.contextmanager
+def _made(model: Any, params: Any) -> Iterator[Any]:
+    lib = load()
+    forget_complaints()
+    context = lib.llama_init_from_model(model, params)
+    if not context:
+        raise ModelError(f"llama.cpp makes no context: {complaints()}")
+    try:
+        yield context
+    finally:
+        lib.llama_free(context)
 
 
 class _ComputeBuffers(logging.Handler):
@@ -282,14 +278,13 @@ class _ComputeBuffers(logging.Handler):
         library.logger.setLevel(logging.INFO)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Look for a buffer's size in a line."""
         if found := re.search(r"(\S+) +compute buffer size = +([\d.]+) MiB", record.getMessage()):
             device = found[1].partition("[")[0]
             name = device if device in self._offload else HOST
             self._found[name] = self._found.get(name, 0) + math.ceil((float(found[2]) + 0.005) * 2**20)
 
     def take(self) -> dict[str, Allocated]:
-        """The buffers of the context that was just made."""
+        """Those of the context that was just made."""
         found, self._found = self._found, {}
         return {name: Allocated(0, 0, size) for name, size in found.items()}
 

@@ -116,9 +116,8 @@ def parse(data: bytes) -> Gguf:
                 item = _SCALARS.get(lib.gguf_get_arr_type(handle, index))
                 if item is not None and count <= min(_LONGEST_ARRAY, left):
                     left -= count
-                    metadata[key] = (
-                        tuple((item * count).from_address(lib.gguf_get_arr_data(handle, index))) if count else ()
-                    )
+                    data = lib.gguf_get_arr_data(handle, index)
+                    metadata[key] = tuple((item * count).from_address(data)) if count else ()
             elif kind == _STRING:
                 metadata[key] = _text(lib.gguf_get_val_str(handle, index))[:_LONGEST_TEXT]
             else:
@@ -281,11 +280,7 @@ def _type_numbers() -> dict[str, int]:
 
 
 def type_number(name: str) -> int:
-    """Ggml's number of a tensor type.
-
-    Raises:
-        ValueError: there is no such type.
-    """
+    """Ggml's number of a tensor type; a ValueError if there is no such type."""
     if name not in _type_numbers():
         raise ValueError(f"ggml has no type {name}")
     return _type_numbers()[name]
@@ -356,9 +351,7 @@ def write_model(
 def write_metadata_only(parts: Sequence[bytes], path: Path) -> None:
     """Write a metadata-only file for dry runs: the model's shape, and of its vocabulary only the size.
 
-    Args:
-        parts: the first bytes of the file, or of each part of a split file in order, which become one.
-        path: the file to write.
+    ``parts`` are the first bytes of the file, or of each part of a split file in order, which become one.
 
     Raises:
         ModelError: llama.cpp refuses a part, or the file cannot be written.

@@ -72,11 +72,8 @@ class State:
 class Grammar:
     """A grammar over one model's vocabulary; a draft with the same vocabulary can use it too.
 
-    Special tokens are matched by their names, ``<|tool|>`` for example, though they add nothing to the text.
-
-    Args:
-        model: the vocabulary; it must not be closed while the grammar is in use.
-        text: GBNF, with a rule ``root``.
+    Special tokens are matched by their names, ``<|tool|>`` for example, though they add nothing to the text. The model
+    must not be closed while the grammar is in use; ``text`` is GBNF, with a rule ``root``.
 
     Raises:
         UsageError: the text is not a grammar, exceeds a limit, or llama.cpp refuses it.
@@ -96,11 +93,7 @@ class Grammar:
         return self._start
 
     def begin_behind(self, text: str) -> None:
-        """Begin behind a text, control tokens and all, which the grammar begins with.
-
-        Raises:
-            UsageError: it does not.
-        """
+        """Begin after a text, control tokens included; a UsageError says that the grammar does not begin with it."""
         state: State | None = self._start
         for index, token in enumerate(self._model.tokenize(text, special=True, start=False)):
             piece = self._model.piece(token, special=True)
@@ -112,11 +105,11 @@ class Grammar:
         self._start = state
 
     def is_free(self, state: State) -> bool:  # noqa: ARG002
-        """Whether every token may follow, so that nothing need be looked at: before a lazy grammar begins."""
+        """Whether every token may follow, as before a lazy grammar begins."""
         return False
 
     def permits(self, state: State, token: int) -> bool:
-        """Whether a text may go on with ``token``; a token that ends it, where the grammar may end."""
+        """Whether a text may go on with ``token``; one that ends it, if the grammar may end."""
         if not state.handle or not 0 <= token < self._model.vocab_size:
             return False
         self._one.id = token
@@ -157,13 +150,10 @@ class Grammar:
 
 
 class _Free(State):
-    """A text before a lazy grammar begins, or behind one that the text has left: every token may follow.
+    """A text before a lazy grammar begins, or after one that the text has left: every token may follow.
 
-    Args:
-        text: as far as a trigger may be in it.
-        tokens: that it was made of.
-        thinking: whether it is within a reasoning, where nothing triggers.
-        over: whether nothing triggers any more.
+    It is kept as far as a trigger may be in it, with its tokens. Within a reasoning (``thinking``) nothing triggers,
+    and after a call that was none (``over``) nothing any more.
     """
 
     __slots__ = ("over", "text", "thinking", "tokens")
@@ -176,15 +166,8 @@ class _Free(State):
 class LazyGrammar(Grammar):
     """A grammar that begins at a trigger: where a tool's call does, say. Before it every token may follow.
 
-    Where a text goes on behind a trigger in a way that the grammar does not permit, within one token say, every token
-    may follow again: the text is no call.
-
-    Args:
-        model: the vocabulary.
-        applied: the grammar, its triggers, and the marks of a reasoning, in which nothing triggers.
-
-    Raises:
-        UsageError: as :class:`Grammar`.
+    If a text goes on after a trigger in a way that the grammar does not permit, within one token say, every token
+    may follow again: the text is not a call. Raises as :class:`Grammar` does.
     """
 
     def __init__(self, model: Model, applied: Applied) -> None:
@@ -192,12 +175,9 @@ class LazyGrammar(Grammar):
         patterns = [_PATTERNS[one.type](one.value) for one in applied.triggers]
         self._trigger = re.compile("|".join(f"(?:{one})" for one in patterns).encode())
         texts = (ctypes.c_char_p * len(patterns))(*(one.encode() for one in patterns))
-        self._begin = State(
-            self._lib,
-            self._lib.llama_sampler_init_grammar_lazy_patterns(
-                model._vocab, applied.grammar.encode(), b"root", texts, len(patterns), None, 0
-            ),
-        )
+        made = self._lib.llama_sampler_init_grammar_lazy_patterns
+        grammar = applied.grammar.encode()
+        self._begin = State(self._lib, made(model._vocab, grammar, b"root", texts, len(patterns), None, 0))
         opens, closes = applied.thinking
         self._opens = opens.strip().encode()
         self._closes = [one.strip().encode() for one in closes if one.strip()]
@@ -314,11 +294,6 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # n
 
 
 def _parse(lib: Any, vocabulary: Any, text: str) -> State:
-    """The first state of a grammar.
-
-    Raises:
-        UsageError: as :class:`Grammar`.
-    """
     names = _check_limits(text)
     hint = "simplify it: fewer alternatives, and no rule that begins with itself"
     with child.within(_MAX_SECONDS, "the grammar", hint), child.limited_memory(_MAX_MEMORY):
@@ -340,14 +315,7 @@ def _init(lib: Any, vocabulary: Any, text: str, root: str) -> Any:
 
 
 def _check_limits(text: str) -> list[str]:
-    """Check what llama.cpp's parser does not: sizes, and syntax that aborts it.
-
-    Returns:
-        The names of the rules.
-
-    Raises:
-        UsageError: names what is wrong.
-    """
+    """The names of the rules. Checks what llama.cpp's parser does not: sizes, and syntax that aborts it."""
     if len(text) > MAX_BYTES:
         raise UsageError(f"the grammar has more than {MAX_BYTES:,} characters", "fewer or shorter rules")
     if "\0" in text or (not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text)):
@@ -383,12 +351,9 @@ def _reason(printed: str, text: str) -> str:
 
 
 def compile_grammar(model: Model, wanted: str | Applied) -> Grammar:
-    """The constraint that a GBNF grammar is on a model's tokens.
+    """The constraint that a GBNF grammar, or that of a chat template, is on a model's tokens.
 
-    Args:
-        model: whose tokens.
-        wanted: the grammar; or that of a chat template, which may be lazy, and otherwise begins with the generation
-            prompt: what the prompt ends with already.
+    A template's may be lazy, and otherwise begins with the generation prompt: what the prompt ends with already.
 
     Raises:
         UsageError: as :class:`Grammar`, or it does not begin with the generation prompt.
@@ -425,9 +390,8 @@ def schema_to_grammar(text: str) -> str:
         try:
             grammar = chat_library.schema_grammar(plain_patterns(text))
         except ChatError as error:
-            raise UsageError(
-                f"the schema cannot be converted to a grammar: {error}", "write a grammar instead"
-            ) from None
+            what = f"the schema cannot be converted to a grammar: {error}"
+            raise UsageError(what, "write a grammar instead") from None
         printed.seek(0)
         warned = printed.read().decode("utf-8", "replace").partition("incomplete: ")[2].strip()
     if warned:

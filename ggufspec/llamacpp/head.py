@@ -45,16 +45,13 @@ def head_sources(model: Model) -> tuple[int, ...]:
 
 
 class Head:
-    """A head on its target: one sequence, or as many as its target has, of which one is in use.
+    """A head on its target, which must outlive it: one sequence, or as many as its target has, of which one is in use.
 
-    Args:
-        model: the head's file, or the target's where the blocks are in it, loaded with its MTP blocks.
-        target: whose rows it reads; it must outlive the head.
-        options: threads, context size and ``width``, the most rows of logits at once.
+    ``model`` is the head's file, or the target's if the blocks are in it, loaded with its MTP blocks.
 
     Attributes:
-        vocab_size: logits in a row; -inf where the head has no such token.
-        chained: blocks that draft one token each; 1 where one block drafts them all.
+        vocab_size: logits in a row; -inf if the head has no such token.
+        chained: blocks that draft one token each; 1 if one block drafts them all.
         shares_cache: whether it reads the target's cache and has none.
         shift: by how many positions a pair stands before its token.
 
@@ -85,10 +82,10 @@ class Head:
             reason = complaints()
             raise ModelError(f"no context for the head {model.path.name}: {reason}", context_hint(reason))
         self._lib = lib
-        self._size: int = lib.llama_model_n_embd_out(model._handle)  # floats of a row that it gives, and reads
-        if not self.is_eagle3 and self._size != target.model.hidden_size:
+        self.row_size: int = lib.llama_model_n_embd_out(model._handle)  # floats, of what :meth:`read` takes and gives
+        if not self.is_eagle3 and self.row_size != target.model.hidden_size:
             raise ModelError(
-                f"{model.path.name} reads rows of {self._size} numbers, and {target.model.path.name} has rows of "
+                f"{model.path.name} reads rows of {self.row_size} numbers, and {target.model.path.name} has rows of "
                 f"{target.model.hidden_size}",
                 "choose a head that was made for this target",
             )
@@ -99,7 +96,7 @@ class Head:
         self.chained = 1 if self.is_eagle3 or self.shares_cache else max(1, model.head_blocks)
         self._memory = lib.llama_get_memory(self._handle)
         self._most: int = params.n_batch
-        self._input: Rows = np.zeros((self._most, self._size), np.float32)
+        self._input: Rows = np.zeros((self._most, self.row_size), np.float32)
         self._batch = lib.llama_batch_init(self._most, 0, 1)
         self._batch.embd = self._input.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self._encoded = target.model.hidden_size * len(head_sources(model))
@@ -111,7 +108,7 @@ class Head:
 
     @property
     def length(self) -> int:
-        """The position behind the last pair that is in the cache."""
+        """The position after the last pair that is in the cache."""
         return self._target.length if self.shares_cache else self._lengths[self._sequence]
 
     def use(self, sequence: int) -> None:
@@ -122,19 +119,10 @@ class Head:
                 for i in range(self._most):
                     batch.seq_id[i][0] = sequence
 
-    @property
-    def row_size(self) -> int:
-        """Floats of a row that :meth:`read` takes and gives."""
-        return self._size
-
     def encode(self, hidden: Rows) -> Rows:
         """The target's rows as :meth:`read` takes them: by the ``fc`` of an EAGLE-3 head, else as they are.
 
-        Args:
-            hidden: (tokens, sources × size) of :meth:`Context.hidden`.
-
-        Raises:
-            ModelError: llama.cpp failed.
+        They are (tokens, sources × size), of :meth:`Context.hidden`. A ModelError says that llama.cpp failed.
         """
         if self._features is None or not len(hidden):
             return hidden
@@ -143,9 +131,8 @@ class Head:
             part = np.ascontiguousarray(hidden[start : start + self._most], np.float32)
             ctypes.memmove(batch.embd, part.ctypes.data, part.nbytes)
             batch.n_tokens = len(part)
-            free = (
-                self._lib.llama_memory_seq_pos_max(self._memory, self._sequence) + 1
-            )  # checked, though the encoder reads none
+            # checked, though the encoder reads none
+            free = self._lib.llama_memory_seq_pos_max(self._memory, self._sequence) + 1
             for i in range(len(part)):
                 batch.pos[i] = free + i
                 batch.logits[i] = 1
@@ -161,7 +148,7 @@ class Head:
         Args:
             tokens: (n,) ids; n is at most ``width`` with outputs. Those that only the target has are read as token 0.
             rows: (n, row_size): each the row before its token, encoded.
-            position: of the first pair, behind the last one in the cache.
+            position: of the first pair, after the last one in the cache.
             outputs: whether logits and rows are wanted; they are of all pairs then.
             block: which of chained blocks.
 
@@ -191,15 +178,13 @@ class Head:
         return np.ctypeslib.as_array(logits, shape=(len(tokens), self.vocab_size)), self._own_rows(len(tokens))
 
     def rewind(self, position: int) -> None:
-        """Forget the pairs at ``position`` and behind it; 0 forgets all."""
+        """Forget the pairs from ``position`` on."""
         self._lengths[self._sequence] = min(self._lengths[self._sequence], position)
         if not self.shares_cache:
             self._lib.llama_memory_seq_rm(self._memory, self._sequence, position, -1)
 
     def decode(self, tokens: Sequence[int], outputs: int) -> Rows:
-        """Read pairs of these tokens and empty rows behind the last pair, for measurements: it takes what reading of
-        text takes.
-        """
+        """Read pairs of these tokens and empty rows after the last pair: for measurements, as text takes as long."""
         rows = self.encode(np.zeros((len(tokens), self._encoded), np.float32))
         return self.read(tokens, rows, self.length, outputs=outputs > 0)[0][-outputs:]
 
@@ -207,22 +192,17 @@ class Head:
         """All that follows may be taken back to here, as :meth:`Context.mark`; a head always can."""
 
     def use_threads(self, count: int) -> None:
-        """Decode with so many CPU threads from now on."""
         self._lib.llama_set_n_threads(self._handle, count, count)
 
     def _own_rows(self, count: int) -> Rows:
-        return rows_at(staging.function("llama_get_embeddings_nextn")(self._handle), count, self._size).copy()
+        return rows_at(staging.function("llama_get_embeddings_nextn")(self._handle), count, self.row_size).copy()
 
     def _check(self, status: int, count: int) -> None:
         if status != 0:
-            raise ModelError(
-                f"llama.cpp could not decode {count} tokens in {self.model.path.name} (status {status}): "
-                f"{complaints()}",
-                "-v shows llama.cpp's log",
-            )
+            what = f"{count} tokens in {self.model.path.name} (status {status}): {complaints()}"
+            raise ModelError(f"llama.cpp could not decode {what}", "-v shows llama.cpp's log")
 
     def close(self) -> None:
-        """Free the cache and the buffers."""
         if self._handle:
             self._batch.embd = None  # NumPy's
             for batch in filter(None, (self._batch, self._features)):

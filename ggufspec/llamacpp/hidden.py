@@ -29,13 +29,10 @@ def rows_at(address: int, count: int, size: int) -> Rows:
 
 
 class HiddenRows:
-    """A ring of the newest tokens' hidden rows of one context.
+    """A ring of the newest tokens' hidden rows of one context, llama.cpp's handle, that has decoded no batch yet.
 
-    Args:
-        context: llama.cpp's handle. No batch may have been decoded in it.
-        sources: layers whose input rows are kept, or ``LAST_HIDDEN`` for the rows behind the last block.
-        size: floats in a row.
-        capacity: tokens that the context holds.
+    ``sources`` are layers whose input rows are kept, or ``LAST_HIDDEN`` for the rows after the last block; ``size`` is
+    the floats in a row, ``capacity`` the tokens that the context holds.
     """
 
     def __init__(self, context: Any, sources: Sequence[int], size: int, capacity: int) -> None:
@@ -67,22 +64,16 @@ class HiddenRows:
             self._rows[: len(new) - before, index] = new[before:]
 
     def read(self, first: int, last: int) -> Rows:
-        """The rows (tokens, sources × size) of the positions ``first`` … ``last`` - 1, those of one token in a row.
+        """A copy of the rows (tokens, sources × size) of the positions ``first`` … ``last`` - 1.
 
-        A copy. The caller sees to it that they were decoded, and that ``first`` is not before :attr:`first`.
+        The caller sees to it that they were decoded, and that ``first`` is not before :attr:`first`.
         """
         slots = np.arange(first, last) % len(self._rows)
         return self._rows[slots].reshape(last - first, len(self.sources) * self.size)
 
 
 def hidden_rows(model: Any, context: Any, sources: Sequence[int], capacity: int) -> HiddenRows:
-    """The ring for a context of ``model``.
-
-    Args:
-        model: a :class:`~ggufspec.llamacpp.model.Model`.
-        context: llama.cpp's handle.
-        sources: as in :class:`HiddenRows`.
-        capacity: as there.
+    """The ring (:class:`HiddenRows`) for a context of a :class:`~ggufspec.llamacpp.model.Model`.
 
     Raises:
         ModelError: its architecture does not compute such rows, it has no such layer, or this build lacks a function.

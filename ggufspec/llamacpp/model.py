@@ -33,11 +33,7 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse what cannot be a GGUF file before llama.cpp sees it.
-
-    Raises:
-        ModelError: the file is missing, a folder, unreadable or does not begin like a GGUF file.
-    """
+    """Refuse with a ModelError what cannot be a GGUF file, before llama.cpp sees it."""
     with suppress(OSError):  # a name that is too long: reading it reports that
         if not path.exists():
             raise ModelError(f"{path} does not exist", f"ls {path.parent}")
@@ -57,12 +53,9 @@ _ON_CPU = Placement()
 
 
 class Model:
-    """Weights and vocabulary of one GGUF file.
+    """Weights and vocabulary of one GGUF file, or of a split model by its first part.
 
-    Args:
-        path: the file; of a split model, its first part.
-        placement: which layers are where; the CPU has all by default.
-        vocab_only: load no weights: for tokens and the chat template.
+    The CPU has all layers by default; ``vocab_only`` loads no weights, for tokens and the chat template.
 
     Raises:
         ModelError: the file is missing, damaged, or does not fit; the message has llama.cpp's own.
@@ -103,7 +96,6 @@ class Model:
 
     @property
     def architecture(self) -> str:
-        """As the file names it."""
         return architecture_of(self._lib, self._handle)
 
     @property
@@ -116,12 +108,9 @@ class Model:
         return buffer.value.decode("utf-8", "replace").replace(" ?B", "").replace(" (guessed)", "")
 
     def tokenize(self, text: str, *, special: bool = False, start: bool = True) -> list[int]:
-        """Token ids of ``text``, with a BOS token where the model wants one.
+        """Token ids of ``text``, with a BOS token if the model wants one and a text begins here (``start``).
 
-        Args:
-            text: any text.
-            special: whether ``<|…|>`` in the text means the special token of that name.
-            start: whether a text begins here; False adds no BOS token, and no other.
+        With ``special``, ``<|…|>`` means the special token of that name.
         """
         data = text.encode()
         room = len(data) + 8
@@ -146,26 +135,31 @@ class Model:
     @property
     def chat_template(self) -> str:
         """The Jinja that turns messages into a prompt, the file's ``tokenizer.chat_template``; empty without one."""
-        return (self._lib.llama_model_chat_template(self._handle, None) or b"").decode("utf-8", "replace")
+        return self._template(None)
 
     @property
     def tool_template(self) -> str:
-        """The one in its place where there are tools, ``tokenizer.chat_template.tool_use``; empty without one."""
-        return (self._lib.llama_model_chat_template(self._handle, b"tool_use") or b"").decode("utf-8", "replace")
+        """The one in its place if there are tools, ``tokenizer.chat_template.tool_use``; empty without one."""
+        return self._template(b"tool_use")
+
+    def _template(self, name: bytes | None) -> str:
+        return (self._lib.llama_model_chat_template(self._handle, name) or b"").decode("utf-8", "replace")
 
     @property
     def first_token(self) -> int | None:
-        """The BOS token that every text begins with, where the model wants one."""
+        """The BOS token that every text begins with, if the model wants one."""
         wanted = self._lib.llama_vocab_get_add_bos(self._vocab)
         return self._lib.llama_vocab_bos(self._vocab) if wanted else None
 
     @property
     def token_texts(self) -> tuple[str, str]:
-        """The texts of the BOS and the EOS token, empty where there is none: what a chat template gets."""
-        lib = self._lib
-        ids = (lib.llama_vocab_bos(self._vocab), lib.llama_vocab_eos(self._vocab))
-        bos, eos = (lib.llama_vocab_get_text(self._vocab, id_) or b"" if id_ >= 0 else b"" for id_ in ids)
-        return bos.decode("utf-8", "replace"), eos.decode("utf-8", "replace")
+        """The texts of the BOS and the EOS token, empty without one: what a chat template gets."""
+        bos, eos = self._lib.llama_vocab_bos(self._vocab), self._lib.llama_vocab_eos(self._vocab)
+        return self._token_text(bos), self._token_text(eos)
+
+    def _token_text(self, token: int) -> str:
+        text: bytes | None = self._lib.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
+        return (text or b"").decode("utf-8", "replace")
 
     def special_texts(self) -> tuple[str, ...]:
         """The texts that ``tokenize(special=True)`` takes for a token and plain ``tokenize`` does not.
@@ -173,24 +167,15 @@ class Model:
         Source: ``llama_vocab::impl::tokenizer_st_partition`` in src/llama-vocab.cpp.
         """
         lib, kinds = self._lib, self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
-        found = (
-            lib.llama_vocab_get_text(self._vocab, token) or b""
-            for token in range(self.vocab_size)
-            if lib.llama_vocab_get_attr(self._vocab, token) & kinds
-        )
-        return tuple(text.decode("utf-8", "replace") for text in found if text)
+        special = (token for token in range(self.vocab_size) if lib.llama_vocab_get_attr(self._vocab, token) & kinds)
+        return tuple(text for token in special if (text := self._token_text(token)))
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Refuse ids that are none of the vocabulary's.
-
-        Raises:
-            UsageError: names the first.
-        """
+        """Refuse ids that the vocabulary does not have, with a UsageError that names the first."""
         if wrong := [one for one in tokens if not 0 <= one < self.vocab_size]:
             raise UsageError(f"token {wrong[0]} is not one of the model's {self.vocab_size:,}", "send text")
 
     def is_end(self, token: int) -> bool:
-        """Whether the model ends its answer with this token."""
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
 
     def vocabulary(self) -> list[bytes]:
@@ -206,7 +191,7 @@ class Model:
         return families.get(kind, str(kind)), bool(self._lib.llama_vocab_get_add_bos(self._vocab))
 
     def close(self) -> None:
-        """Free the weights; every context of the model must be closed before."""
+        """Free the weights; contexts of the model must be closed before."""
         if self._handle:
             load().llama_model_free(self._handle)
             self._handle = None
@@ -222,8 +207,6 @@ class Model:
 
 @dataclass(slots=True)
 class _Sequence:
-    """One text in a context."""
-
     memory: Exact
     hidden: HiddenRows | None
     length: int = 0
@@ -243,11 +226,11 @@ class Context:
         rewind_kind: ``exact`` (free), ``snapshots``, ``checkpoint``, or ``none``.
         forgets: whether it cannot be rewound to any length, so that saved states are of use.
         checkpoint_bytes: memory that being able to rewind takes.
-        can_pad: whether a batch can be padded; where not, ``width`` has no effect.
+        can_pad: whether a batch can be padded; if not, ``width`` has no effect.
 
     Raises:
-        ModelError: llama.cpp cannot make the context, for want of memory say.
-        UsageError: an option is not one of those known.
+        ModelError: llama.cpp cannot make the context, for lack of memory say.
+        UsageError: an option has an unknown value.
     """
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
@@ -329,13 +312,10 @@ class Context:
         self.length = saved[0]
 
     def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Logits:
-        """Append ``tokens`` and return the logits of the last ``outputs`` of them.
+        """Append ``tokens``, at least one, and return the logits of the last ``outputs`` of them.
 
-        Args:
-            tokens: ids, at least one.
-            outputs: rows wanted, 0 … min(len(tokens), width limit).
-            width: pad the batch to this many tokens, if ``can_pad``; the padding is taken away again and has no
-                effect but on which kernels run.
+        If ``can_pad``, the batch is padded to ``width`` tokens; the padding is taken away again and affects only
+        which kernels run.
 
         Returns:
             (outputs, vocab) float32, a view into llama.cpp's own buffer: valid until the next call.
@@ -392,12 +372,12 @@ class Context:
 
     @property
     def batch(self) -> int:
-        """Tokens of a prompt that are decoded in one call at most."""
+        """Most tokens of a prompt that are decoded in one call."""
         return self._n_batch
 
     @property
     def hidden_first(self) -> int:
-        """The earliest position that :meth:`hidden` has a row of; ``length`` where the context has none."""
+        """The earliest position that :meth:`hidden` has a row of; ``length`` if the context has none."""
         return min(self._hidden.first, self.length) if self._hidden else self.length
 
     def hidden(self, first: int, last: int) -> Logits:
@@ -425,7 +405,7 @@ class Context:
         return self._rows[:rows]
 
     def rewind(self, length: int) -> None:
-        """Keep only the first ``length`` tokens, which are certain from now on; nothing is done where these are all.
+        """Keep only the first ``length`` tokens, which are certain from now on; nothing is done if these are all.
 
         0 is always possible. A recurrent memory with a checkpoint goes back to the length that it had at the last
         rewind, or later before the batches in doubt (:class:`~ggufspec.llamacpp.rewind.Checkpoint`); with snapshots
@@ -446,7 +426,6 @@ class Context:
         self.length = length
 
     def use_threads(self, count: int) -> None:
-        """Decode with so many CPU threads from now on."""
         self._lib.llama_set_n_threads(self._handle, count, count)
 
     @property
@@ -462,17 +441,14 @@ class Context:
         self._memory.mark(self.length)
 
     def _probe_memory(self, options: ContextOptions) -> list[Exact]:
-        """Decode two tokens, and see whether one can be taken back; llama.cpp cannot with recurrent memory.
+        """The memory of each sequence: decode two tokens, and see whether one can be taken back.
 
-        Returns:
-            the memory of each sequence.
+        With recurrent memory llama.cpp cannot.
         """
         lib, handle, texts = self._lib, self._handle, range(options.sequences)
         self._memory = Exact(lib, handle)
         self.decode([0, 0], outputs=min(2, self.width))
-        self._state_bytes: int = lib.llama_state_seq_get_size_ext(
-            self._handle, 0, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        )
+        self._state_bytes: int = lib.llama_state_seq_get_size_ext(handle, 0, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
         possible = self._memory.cut(1)
         self.rewind(0)
         match choose(lib, self.model._handle, options):
@@ -487,7 +463,6 @@ class Context:
         return [(Exact if possible else Impossible)(lib, handle, text) for text in texts]
 
     def close(self) -> None:
-        """Free the cache and the buffers."""
         if self._handle:
             self._lib.llama_batch_free(self._batch)
             self._lib.llama_free(self._handle)

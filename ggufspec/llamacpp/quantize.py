@@ -44,17 +44,11 @@ FILE_TYPES = (
 
 
 def check_type(type_name: str) -> str:
-    """The spelling of ``type_name`` in ``FILE_TYPES``.
-
-    Raises:
-        UsageError: no file type has that name.
-    """
+    """The spelling of ``type_name`` in ``FILE_TYPES``; a UsageError names those nearest to one that is not there."""
     name = type_name.upper()
     if name not in FILE_TYPES:
-        near = difflib.get_close_matches(name, FILE_TYPES, n=2, cutoff=0.4)
-        hint = (
-            f"did you mean {' or '.join(near)}? ggufspec quantize --help lists all" if near else ", ".join(FILE_TYPES)
-        )
+        near = " or ".join(difflib.get_close_matches(name, FILE_TYPES, n=2, cutoff=0.4))
+        hint = f"did you mean {near}? ggufspec quantize --help lists all" if near else ", ".join(FILE_TYPES)
         raise UsageError(f"{type_name!r} is not a file type that can be written", hint)
     return name
 
@@ -219,13 +213,9 @@ def _listening(read: Callable[[str], None]) -> Iterator[None]:
 
 
 def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
-    """Small random numbers in a tensor type, by ggml's quantiser, so that every block is valid.
+    """Random numbers in a tensor type, by ggml's quantiser, so that every block is valid; zeros in an integer type.
 
-    Args:
-        kind: as ggml spells it, such as ``q4_K``; an integer type gets zeros.
-        numbers: a multiple of 256.
-        std: their standard deviation.
-        seed: equal seeds give equal numbers.
+    ``kind`` is as ggml spells it, ``q4_K`` say; ``numbers`` is a multiple of 256, ``std`` their standard deviation.
     """
     if kind.startswith("i") and kind[1:].isdigit():
         return bytes(row_bytes(kind, numbers))
@@ -234,12 +224,9 @@ def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
 
 
 def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> bytes:
-    """Rows of numbers in a tensor type, as llama-quantize makes them.
+    """Rows of numbers in a tensor type, as llama-quantize makes them; a row is a multiple of the type's block.
 
-    Args:
-        kind: as ggml spells it.
-        values: (rows, numbers); rows are multiples of the type's block.
-        importance: (numbers,) weights of the columns, needed by the smallest types.
+    The smallest types need ``importance``: (numbers,) weights of the columns.
     """
     pointer = ctypes.c_void_p
     values = np.ascontiguousarray(values, np.float32)
@@ -253,11 +240,7 @@ def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> by
 
 
 def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
-    """Dequantise blocks of a tensor type to ``shape``, rows first.
-
-    Raises:
-        ModelError: ggml cannot read that type.
-    """
+    """Dequantise blocks of a tensor type to ``shape``, rows first; a ModelError if ggml cannot read that type."""
     if kind == "f32":
         return np.frombuffer(blocks, np.float32).reshape(shape)
     traits = _quantizer().ggml_get_type_traits(type_number(kind)).contents

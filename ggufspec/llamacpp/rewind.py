@@ -31,11 +31,7 @@ def way_back(architecture: str, rewind_by: str = "auto") -> str:
     """How a recurrent or hybrid architecture takes tokens back: ``snapshots``, ``checkpoint``, or ``none``.
 
     The one place that says so: contexts are made by it, memory is planned by it, and pairs are judged by it before
-    anything is downloaded.
-
-    Args:
-        architecture: as the GGUF names it.
-        rewind_by: one of :data:`ggufspec.llamacpp.options.REWINDS`.
+    anything is downloaded. ``rewind_by`` is one of :data:`ggufspec.llamacpp.options.REWINDS`.
     """
     if architecture in _SNAPSHOTS and rewind_by != "checkpoint":
         return "snapshots"
@@ -43,13 +39,7 @@ def way_back(architecture: str, rewind_by: str = "auto") -> str:
 
 
 def choose(lib: Any, model: Any, options: ContextOptions) -> str:
-    """How tokens are taken back: ``exact`` (llama.cpp's own), or as :func:`way_back` says.
-
-    Args:
-        lib: llama.cpp.
-        model: its handle.
-        options: ``rewind`` and ``rewind_by`` are looked at.
-    """
+    """How tokens of a model's handle are taken back: ``exact`` (llama.cpp's own), or as :func:`way_back` says."""
     if not options.rewind or not (lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)):
         return "exact"
     return way_back(architecture_of(lib, model), options.rewind_by)
@@ -65,12 +55,8 @@ def architecture_of(lib: Any, model: Any) -> str:
 class Exact:
     """llama.cpp's own way: free for an attention cache, impossible for a recurrent state.
 
-    ``held`` tokens are in llama.cpp's memory; the text may be shorter, until the next batch.
-
-    Args:
-        lib: llama.cpp.
-        handle: of the context.
-        text: llama.cpp's id of the sequence that the text is.
+    ``held`` tokens are in llama.cpp's memory; the text, llama.cpp's sequence ``text``, may be shorter until the next
+    batch.
     """
 
     kind = "exact"
@@ -102,7 +88,6 @@ class Exact:
         return True
 
     def clear(self) -> None:
-        """Forget everything."""
         self._lib.llama_memory_seq_rm(self._memory, self._text, -1, -1)
         self.held = 0
 
@@ -114,7 +99,7 @@ class Exact:
         return state
 
     def restore(self, length: int, state: Any) -> None:
-        """Go back to ``length`` tokens, where :meth:`save` gave ``state``; the text still begins with these tokens."""
+        """Go back to ``length`` tokens, at which :meth:`save` gave ``state``; the text still begins with them."""
         partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         done = self._lib.llama_state_seq_set_data_ext(self._handle, state, len(state), self._text, partial)
         done = done and self._lib.llama_memory_seq_rm(self._memory, self._text, length, -1)  # attention cells
@@ -133,8 +118,7 @@ class Exact:
     def settle(self, length: int, count: int, outputs: int) -> tuple[Sequence[int], bool]:
         """Make memory ready for ``count`` tokens after ``length``, with ``outputs`` rows of logits.
 
-        Returns:
-            tokens that must be decoded again first, and whether in a batch of their own (then settle again).
+        Returns the tokens that must be decoded again first, and whether in a batch of their own (then settle again).
         """
         del length, count, outputs
         return (), False
@@ -260,7 +244,7 @@ class Checkpoint(Exact):
         self.count = count
         self.again_max = again_max
         self._place = 0  # where the checkpoint is
-        self._since: list[int] = []  # the tokens in memory behind it
+        self._since: list[int] = []  # the tokens in memory after it
         self._taken = False  # it covers all that is in doubt
         self._doubt = False  # so is what comes next
 
@@ -276,10 +260,13 @@ class Checkpoint(Exact):
     def clear(self) -> None:
         super().clear()
         self._lib.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
-        self._place, self._since, self._taken, self._doubt = 0, [], False, False
+        self._begin_at(0)
 
     def restore(self, length: int, state: Any) -> None:
         super().restore(length, state)
+        self._begin_at(length)
+
+    def _begin_at(self, length: int) -> None:
         self._place, self._since, self._taken, self._doubt = length, [], False, False
 
     def mark(self, length: int) -> None:
@@ -297,9 +284,8 @@ class Checkpoint(Exact):
             if len(again) > self.again_max:
                 return again, True
             if not again:
-                self._lib.llama_memory_seq_cp(
-                    self._memory, self._text, self._spare, 0, 0
-                )  # the state, no attention cells
+                # the state, no attention cells
+                self._lib.llama_memory_seq_cp(self._memory, self._text, self._spare, 0, 0)
                 self._place, self._since = self.held, []
             self._taken = True
         return again, False
