@@ -3,6 +3,7 @@
 import pytest
 
 from ggufspec.errors import UsageError
+from ggufspec.hardware.backends import usual_backend
 from ggufspec.hardware.cards import _ALIASES, CARDS, _key, find_card, recognise
 
 GIB = 2**30
@@ -129,3 +130,12 @@ def test_what_is_no_card(name):
     """A laptop's card has its desktop namesake's name and not its memory."""
     with pytest.raises(UsageError, match="no card called"):
         find_card(name)
+
+
+@pytest.mark.parametrize(
+    ("card", "backend"),
+    [("RTX 4090", "CUDA"), ("RX 7900 XTX", "ROCm"), ("Arc B580", "SYCL"), ("Apple M4", "MTL")],
+)
+def test_a_card_has_its_usual_backend(card: str, backend: str) -> None:
+    assert usual_backend(find_card(card).architecture) == backend
+    assert usual_backend("") == "CUDA"

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ggufspec.child.death import OnCard, died
@@ -136,7 +135,7 @@ class Session:
             child.stop()
 
     def kill(self) -> None:
-        """Kill the child, whatever it does; whoever waits for it gets a ChildError. Any thread may call it."""
+        """Kill the child; whoever waits for it gets a ChildError. Any thread may call it."""
         if child := self._child:
             child.kill()
 
@@ -153,9 +152,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -291,7 +288,6 @@ class _Child:
         self._process.kill()
 
     def end(self, patience_s: float) -> None:
-        """Wait for its end, then kill it."""
         try:
             with contextlib.suppress(OSError):
                 self._stdin.close()

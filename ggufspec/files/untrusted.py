@@ -67,9 +67,9 @@ def read_text(path: Path, most_bytes: int, *, hint: str = "", failure: type[Gguf
         raise failure(f"{path} is not UTF-8 text: {error}", hint or "convert it to UTF-8") from None
 
 
-def read_json(path: Path, *, hint: str = "", most_bytes: int = MOST_JSON_BYTES) -> Any:
+def read_json(path: Path, *, hint: str = "") -> Any:
     """The JSON value in a file; its errors are those of :func:`read_text` and :func:`parse_json`."""
-    return parse_json(read_text(path, most_bytes, hint=hint), str(path), hint=hint)
+    return parse_json(read_text(path, MOST_JSON_BYTES, hint=hint), str(path), hint=hint)
 
 
 def parse_json(text: str, name: str, *, hint: str = "") -> Any:

@@ -25,11 +25,7 @@ def file_name(text: str) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Check before an hour-long run that its result can be saved.
-
-    Raises:
-        GgufspecError: the file cannot be written.
-    """
+    """Check before an hour-long run that its result can be saved; a GgufspecError if not."""
     try:
         if _in_place(path):
             if path.is_fifo():  # opening it would wait for its reader
@@ -124,12 +120,10 @@ def _lock_folder(path: Path) -> int | None:
 
 @contextmanager
 def locked(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold this user's lock for ``path`` among all processes. Where the system has no locks, go on without.
+    """Hold this user's lock for ``path`` among all processes; a TimeoutError if another one holds it.
 
-    The lock file is in the folder for temporary files: not in sight, and on a file system that supports locks.
-
-    Raises:
-        TimeoutError: another process holds it.
+    The lock file is in the folder for temporary files: not in sight, and on a file system that supports locks. If the
+    system has none, go on without.
     """
     from filelock import FileLock
 

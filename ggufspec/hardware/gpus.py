@@ -20,8 +20,6 @@ _LIBRARY_NOT_FOUND = 12
 # nvmlClocksEventReason… of nvml.h: what makes a card slower than it was a minute ago. That a load reaches the power
 # limit is none of these: it is so from the first second on.
 _THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake"}
-
-
 # Vulkan drivers that are programs on the CPU: Mesa's, Google's, Microsoft's
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "basic render driver")
 
@@ -41,7 +39,7 @@ class Survey:
 def is_software(description: str) -> bool:
     """Whether a program on the CPU acts as the card of this description: slower than the CPU, with its memory.
 
-    llama.cpp shows one only where GGML_VK_VISIBLE_DEVICES names it: ggml/src/ggml-vulkan/ggml-vulkan.cpp.
+    llama.cpp shows one only if GGML_VK_VISIBLE_DEVICES names it: ggml/src/ggml-vulkan/ggml-vulkan.cpp.
     """
     return any(name in description.lower() for name in _SOFTWARE)
 
@@ -77,9 +75,8 @@ def _energy_j(nvml: Any) -> float | None:
 
 def survey() -> Survey:
     """Ask every card; a driver that is lost on the way ends the list with what was found."""
-    return _with_nvml(
-        _survey, Survey((), (), None), lambda error: Survey((), (f"the NVIDIA driver does not start: {error}",), None)
-    )
+    said = "the NVIDIA driver does not start"
+    return _with_nvml(_survey, Survey((), (), None), lambda error: Survey((), (f"{said}: {error}",), None))
 
 
 def _with_nvml(ask: Callable[[Any], Answer], without: Answer, broken: Callable[[Exception], Answer]) -> Answer:
@@ -167,11 +164,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _ask(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``call`` answers; None if it is not supported, not permitted or not to be read.
-
-    Raises:
-        NVMLError: the card or the driver is gone.
-    """
+    """What ``call`` answers; None unless it is supported, permitted and text. Raises if card or driver are gone."""
     try:
         return call(*arguments)
     except UnicodeDecodeError:

@@ -121,11 +121,7 @@ def obtainable_memory_bytes() -> int:
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Room for this user on the disk of ``path``, or of the nearest folder above it that is there.
-
-    Raises:
-        OSError: the disk cannot be asked.
-    """
+    """Room for this user on the disk of ``path``, or of the nearest folder above it; an OSError if it is unknown."""
     there = path.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -144,7 +140,7 @@ def cpu_name() -> str:
 
 
 def cpu_flags() -> tuple[str, ...]:
-    """What the processor can do, in Linux's words (``avx2``, ``amx_int8``, ``asimddp``), sorted; empty where not told.
+    """What the processor can do, in Linux's words (``avx2``, ``amx_int8``, ``asimddp``), sorted; empty if not told.
 
     Source: arch/x86/include/asm/cpufeatures.h and arch/arm64/kernel/cpuinfo.c of Linux.
     """
@@ -163,20 +159,16 @@ def _cpu_facts() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor by its maker's numbers, since a hypervisor may shorten its name ("AMD EPYC").
-
-    ``vector_sets`` are its vector instructions in Linux's words. What the system does not tell is empty.
-    """
+    """A processor by its maker's numbers, since a hypervisor may shorten its name ("AMD EPYC"); empty if not told."""
 
     vendor: str
     family: str
     model: str
     stepping: str
-    vector_sets: tuple[str, ...]
+    vector_sets: tuple[str, ...]  # its vector instructions in Linux's words
 
 
 def processor() -> Processor:
-    """This machine's."""
     facts = _cpu_facts()
     names = (
         ("vendor_id", "CPU implementer"),

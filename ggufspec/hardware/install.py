@@ -60,35 +60,31 @@ _CPU_WHEELS = {"Linux": (*_X86, *_ARM, "riscv64"), "Darwin": _ARM, "Windows": _X
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What decides. ``cuda`` is the newest CUDA that NVIDIA's driver runs, ``capability`` that of the oldest card.
-
-    ``system`` and ``arch`` are :mod:`platform`'s. ``amd`` says that an AMD card is here, ``rocm`` that AMD's runtime is
-    installed, ``vulkan`` that there are a loader and a card for it.
-    """
+    """What decides; ``system`` and ``arch`` are :mod:`platform`'s."""
 
     system: str
     arch: str
     python: tuple[int, int]
-    cuda: tuple[int, int] | None = None
-    capability: tuple[int, int] | None = None
-    amd: bool = False
-    rocm: bool = False
-    vulkan: bool = False
+    cuda: tuple[int, int] | None = None  # the newest that NVIDIA's driver runs
+    capability: tuple[int, int] | None = None  # of the oldest card
+    amd: bool = False  # a card of theirs is here
+    rocm: bool = False  # AMD's runtime is installed
+    vulkan: bool = False  # a loader and a card for it are here
 
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
-    """Prebuilt wheels: ``runtime`` are packages of PyPI that they need, ``python`` is one to ask for; empty is any."""
+    """Prebuilt wheels."""
 
     backend: Backend
     index: str
     lacks: tuple[str, ...]
-    runtime: tuple[str, ...] = ()
-    python: str = ""
+    runtime: tuple[str, ...] = ()  # packages of PyPI that they need
+    python: str = ""  # the one to ask for; empty: any
 
 
 def choose_wheels(facts: Facts) -> Wheels | None:
-    """The wheels for a machine; None where none are built, as for an Intel Mac."""
+    """The wheels for a machine; None if none are built, as for an Intel Mac."""
     backend, name = _index(facts)
     if not name:
         return None
@@ -108,7 +104,7 @@ def choose_wheels(facts: Facts) -> Wheels | None:
 
 
 def _index(facts: Facts) -> tuple[Backend, str]:
-    """The backend and the index's name; an empty name is no wheel at all."""
+    """The backend and the index's name; an empty name means no wheel at all."""
     if facts.arch in _X86 and facts.system in ("Linux", "Windows"):
         if name := _cuda_index(facts):
             return "cuda", name
@@ -238,5 +234,5 @@ def remedy(complaint: str) -> str:
 
 
 def _quoted(requirement: str) -> str:
-    """In double quotes where a shell would read it otherwise, which every shell knows, Windows' too."""
+    """In double quotes where a shell would read it otherwise, which every shell knows, that of Windows too."""
     return requirement if re.fullmatch(r"[\w.-]+", requirement) else f'"{requirement}"'

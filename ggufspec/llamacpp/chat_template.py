@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -34,8 +35,8 @@ _HINT = "/chat off goes on without the template; another GGUF of the model may h
 _BEFORE_CALLS = re.compile(r"(?<= )until-\d+\?? (?=(?:space )?[\w-]*tool-calls?(?:-root)?\b)")
 _PLACE = re.compile(r"at (line \d+, column \d+) in source:.*\nError: (.*)", re.DOTALL)
 _MAX_SECONDS = 5.0  # to compile, and to render once
-_MAX_CHARACTERS = 1_000_000  # of the text, beside four times those of the messages
-_MAX_BYTES = 1 << 28  # beside what the process has, where the platform can say so
+_MAX_CHARACTERS = 1_000_000  # of the text, besides four times those of the messages
+_MAX_BYTES = 1 << 28  # besides what the process has, if the platform can say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class Wishes:
     """What is asked of an answer besides its messages."""
 
     tools: tuple[dict[str, Any], ...] = ()  # that the model may call, as OpenAI's API has them
-    must_call: bool = False  # whether it must call one
+    must_call: bool = False
     function: str = ""  # the one that it must call; empty: any
     parallel: bool | None = None  # whether it may call several at once; None: as the template does
-    json_schema: str = ""  # of the answer
+    json_schema: str = ""
     begins: bool = True  # whether the prompt ends with what an answer begins with
     goes_on: bool = False  # the last message is the assistant's, and the answer goes on with it
     options: dict[str, Any] = field(default_factory=dict)  # further variables of the template: enable_thinking, …
@@ -138,7 +139,7 @@ class ChatTemplate:
             return found
         if wishes.function:
             request["tools"] = [one for one in wishes.tools if one["function"]["name"] == wishes.function]
-        # The analysis of some templates, Mistral Small 3.2's for one, finds no calls where these have a text
+        # The analysis of some templates, Mistral Small 3.2's for one, finds no calls if these have a text
         bare = self._templates("", "", tools=has_tools)
         answer = _bounded(lambda: bare.apply(request), self._hint)
         return replace(answer, prompt=found.prompt)
@@ -164,18 +165,16 @@ class ChatTemplate:
 
 
 def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose tool calls have their arguments as objects, where they are the JSON of one."""
+    """A message whose tool calls have their arguments as objects, if they are the JSON of one."""
 
     def called(call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call.get("function") or {})
         text = function.get("arguments")
-        if not isinstance(text, str):
-            return dict(call)
-        try:
-            arguments = untrusted.parse_json(text, "the arguments")
-        except GgufspecError:
-            return dict(call)
-        return {**call, "function": function | {"arguments": arguments}} if isinstance(arguments, dict) else dict(call)
+        with suppress(GgufspecError):
+            arguments = untrusted.parse_json(text, "the arguments") if isinstance(text, str) else None
+            if isinstance(arguments, dict):
+                return {**call, "function": function | {"arguments": arguments}}
+        return dict(call)
 
     calls = message.get("tool_calls")
     return dict(message) | ({"tool_calls": [called(call) for call in calls]} if calls else {})

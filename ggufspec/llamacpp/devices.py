@@ -83,11 +83,7 @@ def devices() -> list[Device]:
 
 
 def handle_of(name: str) -> int:
-    """Ggml's handle of a device.
-
-    Raises:
-        UsageError: no device is called so.
-    """
+    """Ggml's handle of a device; a UsageError if none is called so."""
     handle: int | None = ggml().ggml_backend_dev_by_name(name.encode())
     if not handle:
         raise UsageError(f"there is no device {name}", f"the devices here: {', '.join(d.name for d in devices())}")
@@ -163,10 +159,9 @@ def has_rpc() -> bool:
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """The host and the port of an RPC worker.
+    """The host and the port of an RPC worker; a UsageError if ``endpoint`` is not host:port.
 
-    Raises:
-        UsageError: ``endpoint`` is not host:port. llama.cpp cuts at the first colon and knows no IPv6.
+    llama.cpp cuts at the first colon and knows no IPv6.
     """
     host, _, port = endpoint.rpartition(":")
     if not host or ":" in host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:

@@ -44,7 +44,7 @@ CANNOT_LOAD = "llama.cpp cannot load it"  # begins an answer's error; others are
 class Run:
     """One model, placed and with one context; ``path`` may be a metadata-only GGUF (:mod:`ggufspec.llamacpp.gguf`).
 
-    With ``target`` it is a head on that: MTP blocks where ``placement.mtp``, else EAGLE-3. Where file and placement are
+    With ``target`` it is a head on that: MTP blocks if ``placement.mtp``, else EAGLE-3. If file and placement are
     the target's own, the weights are the target's, too.
     """
 
@@ -59,7 +59,7 @@ class Spec:
     """The devices: those of this machine and of ``rpc`` workers, or so many ``simulated_devices``.
 
     ``real`` loads the weights and allocates everything, to compare dry runs with the truth. ``names`` are what
-    placements call the devices that layers are offloaded to, where that is not llama.cpp's own name of them.
+    placements call the devices that layers are offloaded to, if that is not llama.cpp's own name of them.
     """
 
     rpc: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ class Grammar:
         """The state before the first token."""
         return self._start
 
-    def begin_behind(self, text: str) -> None:
+    def begin_after(self, text: str) -> None:
         """Begin after a text, control tokens included; a UsageError says that the grammar does not begin with it."""
         state: State | None = self._start
         for index, token in enumerate(self._model.tokenize(text, special=True, start=False)):
@@ -363,7 +363,7 @@ def compile_grammar(model: Model, wanted: str | Applied) -> Grammar:
     if wanted.lazy:
         return LazyGrammar(model, wanted)
     grammar = Grammar(model, wanted.grammar)
-    grammar.begin_behind(wanted.generation_prompt)
+    grammar.begin_after(wanted.generation_prompt)
     return grammar
 
 

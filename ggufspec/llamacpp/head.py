@@ -3,10 +3,10 @@
 Two kinds. **MTP** (NextN) blocks stand in the target's file or in one of their own and read, at position p, token p and
 the target's row of token p - 1. An **EAGLE-3** head reads rows of three of the target's layers, joined and mapped by
 its ``fc`` (:meth:`Head.encode`); the pair of token p stands at position p - 1. Either gives logits and a row of its
-own, which takes the place of the target's where that has not read yet.
+own, which takes the place of the target's if that has not read yet.
 
 Some models bring several MTP blocks, one for each drafted token (``chained``). Gemma 4's assistant reads the target's
-cache and writes none (``shares_cache``): its pairs are those behind what the target has read, at that one position.
+cache and writes none (``shares_cache``): its pairs are those after what the target has read, at that one position.
 
 Source: common/speculative.cpp (``draft_mtp``, ``draft_eagle3``), src/models/eagle3.cpp, src/llama-context.cpp. In a
 batch all tokens have logits or none has: with some, graphs disagree on which rows they hand out.
@@ -30,14 +30,9 @@ from ggufspec.llamacpp.params import head_params
 
 
 def head_sources(model: Model) -> tuple[int, ...]:
-    """The target's rows that a head reads, as ``ContextOptions.hidden`` names them.
-
-    Raises:
-        ModelError: this build of llama.cpp lacks a function that the head needs.
-    """
+    """The target's rows that a head reads, as ``ContextOptions.hidden`` names them; see :func:`staging.require`."""
     kind = EAGLE3 if model.architecture == EAGLE3 else "mtp"
-    if absent := staging.missing(kind):
-        raise ModelError(f"the installed llama.cpp has no {absent}, which {kind} heads need", "ggufspec doctor")
+    staging.require(kind)
     if kind == "mtp":
         return (LAST_HIDDEN,)
     count = staging.function("llama_model_target_layer_ids_n")(model._handle)

@@ -1,4 +1,4 @@
-"""The target's hidden rows, kept beside its logits for the drafters that read them: MTP heads and EAGLE-3.
+"""The target's hidden rows, kept next to its logits for the drafters that read them: MTP heads and EAGLE-3.
 
 llama.cpp hands out the rows of one batch and overwrites them with the next. A head may read many batches later (it
 catches up when it is worth it), so the newest rows are copied into a ring by position.
@@ -80,8 +80,7 @@ def hidden_rows(model: Any, context: Any, sources: Sequence[int], capacity: int)
     """
     for source in sources:
         last = source == LAST_HIDDEN
-        if absent := staging.missing("mtp" if last else "eagle3"):
-            raise ModelError(f"the installed llama.cpp has no {absent}: it hands out no hidden rows", "ggufspec doctor")
+        staging.require("mtp" if last else "eagle3")
         if model.architecture not in (staging.LAST_ROWS if last else staging.LAYER_INPUTS):
             raise ModelError(
                 f"llama.cpp hands out no hidden rows of the architecture {model.architecture!r}",

@@ -1,4 +1,4 @@
-"""What an image projector (mmproj) takes beside its model: llama.cpp's own count, which allocates no compute buffer.
+"""What an image projector (mmproj) takes next to its model: llama.cpp's own count, which allocates no compute buffer.
 
 It is the weights, and a compute buffer for an image of the size that llama.cpp warms up with; a larger image of a model
 with dynamic resolution takes more when it comes.

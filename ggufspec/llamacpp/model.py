@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -91,7 +90,6 @@ class Model:
         self.gpu_layers = placement.offloaded(self.layers) if cards else 0
         self.context_train: int = lib.llama_model_n_ctx_train(self._handle)
         self.size_bytes: int = lib.llama_model_size(self._handle)
-        self.parameters: int = lib.llama_model_n_params(self._handle)
         self._piece_buffer = ctypes.create_string_buffer(256)
 
     @property
@@ -199,9 +197,7 @@ class Model:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -288,10 +284,8 @@ class Context:
                 self._batch.seq_id[i][0] = sequence
 
     def copy(self, sequence: int) -> None:
-        """Hold the text of another sequence, in place of what this one holds; its hidden rows are not copied.
-
-        Raises:
-            ModelError: the memory :attr:`forgets`.
+        """Hold the text of another sequence in place of this one's, without its hidden rows; a ModelError if the
+        memory :attr:`forgets`.
         """
         if self.forgets:
             raise ModelError(f"{self.model.path.name} cannot copy a text (recurrent memory, or a sliding window)", "")

@@ -20,29 +20,23 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The backends that are compiled in, the devices that they find, and llama.cpp's own line about its build.
+    """What llama.cpp says."""
 
-    ``lacks`` has the function that a kind of head would need and this build does not have, by drafter;
-    ``without_device`` the backends that are compiled in and absent from ``backends``, since they find no driver;
-    ``without_chat`` why llama.cpp's chat library cannot be used.
-    """
-
-    backends: tuple[str, ...]
+    backends: tuple[str, ...]  # that are compiled in
     devices: tuple[Device, ...]
-    system: str = ""
-    lacks: dict[str, str] = field(default_factory=dict)
-    without_device: tuple[str, ...] = ()
-    without_chat: str = ""
+    system: str = ""  # its own line about its build
+    lacks: dict[str, str] = field(default_factory=dict)  # by drafter the function that its heads would need
+    without_device: tuple[str, ...] = ()  # backends that are compiled in and find no driver
+    without_chat: str = ""  # why its chat library cannot be used
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Load llama.cpp and ask it."""
     del emit, stopping
     for endpoint in spec.rpc:
         add_rpc_worker(endpoint)
     lacks = {drafter: absent for drafter in staging.NEEDED if (absent := staging.missing(drafter))}
     found = tuple(backends())
-    # ggml-vulkan.cpp registers nothing where there is no device
+    # ggml-vulkan.cpp registers nothing without a device
     silent = ("Vulkan",) if "Vulkan" not in found and hasattr(load()._lib, "ggml_backend_vk_reg") else ()
     missing = chat_library.missing()
     without_chat = missing.message if missing else ""
@@ -50,7 +44,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def inspect(rpc: tuple[str, ...] = ()) -> Result:
-    """Load llama.cpp in a child process and ask it, with the workers at ``rpc`` (host:port) added.
+    """Ask it in a child process, with the workers at ``rpc`` (host:port) added.
 
     Raises:
         GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.

@@ -85,8 +85,7 @@ def quantize(
         with replacing(target) as part:
             if stopping is not None:
                 threading.Thread(target=_remove_after, args=(stopping, part.parent), daemon=True).start()
-            if not _call(source, part, name, threads, requantize=requantize):
-                raise _refused(source, name)
+            _call(source, part, name, threads, requantize=requantize)
     except OSError as error:
         if stopping is None or not stopping.is_set():
             raise ModelError(f"{target} cannot be written: {error.strerror}", f"df -h {target.parent}") from None
@@ -99,7 +98,11 @@ def _remove_after(stopping: threading.Event, folder: Path) -> None:
         time.sleep(0.05)
 
 
-def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bool, dry: bool = False) -> bool:
+def _run_dry(source: Path, name: str) -> None:
+    _call(source, source, name, 1, requantize=True, dry=True)
+
+
+def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bool, dry: bool = False) -> None:
     lib = load()
     params = lib.llama_model_quantize_default_params()
     params.ftype = type_keys(name)["general.file_type"]
@@ -107,13 +110,10 @@ def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bo
     params.allow_requantize = requantize
     params.dry_run = dry
     forget_complaints()
-    return bool(lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) == 0)
-
-
-def _refused(source: Path, name: str) -> ModelError:
-    reason = complaints()
-    hint = "start from the model's F16 file" if "requantizing" in reason else "look for free disk space"
-    return ModelError(f"{source} cannot be quantised to {name}: {reason}", hint)
+    if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
+        reason = complaints()
+        hint = "start from the model's F16 file" if "requantizing" in reason else "look for free disk space"
+        raise ModelError(f"{source} cannot be quantised to {name}: {reason}", hint)
 
 
 def tensor_types(source: Path, type_name: str) -> dict[str, str]:
@@ -129,8 +129,7 @@ def tensor_types(source: Path, type_name: str) -> dict[str, str]:
             types[found[1]] = found[3] or found[2]
 
     with _listening(read):
-        if not _call(source, source, name, 1, requantize=True, dry=True):
-            raise _refused(source, name)
+        _run_dry(source, name)
     return types
 
 
@@ -182,8 +181,8 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         with _listening(read):
             if spec.target is not None:
                 quantize(spec.source, spec.target, name, spec.threads, requantize=spec.requantize, stopping=stopping)
-            elif not _call(spec.source, spec.source, name, 1, requantize=True, dry=True):
-                raise _refused(spec.source, name)
+            else:
+                _run_dry(spec.source, name)
     return Result(sizes)
 
 

@@ -132,7 +132,7 @@ class Exact:
 class Windowed(Exact):
     """A cache whose sliding-window layers keep the window and a micro-batch of cells, not the whole context.
 
-    llama.cpp overwrites a cell only where it is outside the window of the next token, as it stood before the batch, the
+    llama.cpp overwrites a cell only if it is outside the window of the next token, as it stood before the batch, the
     oldest first. So the last batch can be taken back, and as many tokens of several batches as a micro-batch has.
     Further back cells of the window are gone, and llama.cpp would go there without a word.
 
@@ -173,7 +173,7 @@ class Snapshots(Exact):
 
     llama.cpp itself goes back as far as it is told and then reads a state that no token has written: what was written
     is known here. It also goes back only once between two batches, so the cut waits for the next one. For measurements
-    :meth:`mark` copies the state to host memory, which takes milliseconds and is no way to decode.
+    :meth:`mark` copies the state to host memory, which takes milliseconds: too slow to decode by.
     """
 
     kind = "snapshots"
@@ -229,7 +229,7 @@ class Checkpoint(Exact):
 
     In doubt is what a batch with several rows adds (a verification), and what batches with rows add one after the
     other (a chain, whose first batch reads text that is certain). The checkpoint is taken before the first of these.
-    What :meth:`cut` leaves is certain, even where it cuts nothing off, and so is a batch of more than ``count`` + 1
+    What :meth:`cut` leaves is certain, even if it cuts nothing off, and so is a batch of more than ``count`` + 1
     tokens (a prompt). So a text that grows by one token at a time, and is cut to its length after each, takes none.
     """
 
@@ -291,7 +291,7 @@ class Checkpoint(Exact):
         return again, False
 
     def _go_back(self) -> None:
-        # src/llama-memory-hybrid.cpp cuts attention cells off only where the state agrees: the state comes first
+        # src/llama-memory-hybrid.cpp cuts attention cells off only if the state agrees: the state comes first
         self._lib.llama_memory_seq_cp(self._memory, self._spare, self._text, 0, 0)
         done = self._lib.llama_memory_seq_rm(self._memory, self._text, self._place, -1)
         assert done, "the checkpoint is not where it was taken"

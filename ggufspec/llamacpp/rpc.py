@@ -38,11 +38,7 @@ class Result:
 
 
 def ipv4_address(host: str) -> str:
-    """The address that ``host`` means; llama.cpp's server wants digits.
-
-    Raises:
-        UsageError: it is not a name or IPv4 address.
-    """
+    """The address that ``host`` means, as llama.cpp's server wants digits; a UsageError if it has none."""
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # a label that is too long or empty

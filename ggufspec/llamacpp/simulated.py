@@ -1,6 +1,6 @@
 """Devices that stand for cards that are not here: RPC workers on loopback in this process, never asked for memory.
 
-To llama.cpp such a device is a GPU. What a card has beside that, and a remote device has not, is put into its
+To llama.cpp such a device is a GPU. What a card has besides, and a remote device has not, is put into its
 interface: batches of 32 tokens and more are computed on it with the host's weights, which are copied there for it
 (``op_offload``), and the host's weights lie in memory that it reads directly, so that the CPU does not rearrange them.
 Only for processes that make dry runs.
@@ -24,7 +24,7 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import bound, load
 from ggufspec.llamacpp.options import STREAM_WIDTH
 
-# Of the operations with weights, the dimension that counts tokens where it is not all but the first
+# Of the operations with weights, the dimension that counts tokens if it is not all but the first
 _NEVER = -1
 _TOKENS_IN = {"GET_ROWS": _NEVER, "MUL_MAT": 1, "MUL_MAT_ID": 2, "ROPE": 2, "ROPE_BACK": 2}
 _FIRST_OPERATIONS = 80  # of enum ggml_op, ggml/include/ggml.h: these five are among them
@@ -99,9 +99,8 @@ def _act_as_a_card(name: str) -> None:
     """Complete the interface of an RPC device; an error if its fields are not where they are expected."""
     handle = devices.handle_of(name)
     device = _Device.from_address(handle)
-    known = device.reg == devices.ggml().ggml_backend_dev_backend_reg(handle) and device.get_buffer_type(
-        handle
-    ) == devices.buffer_type(name)
+    registry, buffers = devices.ggml().ggml_backend_dev_backend_reg(handle), devices.buffer_type(name)
+    known = device.reg == registry and device.get_buffer_type(handle) == buffers
     if not known or device.get_host_buffer_type or device.offload_op:
         raise GgufspecError(
             "this llama.cpp's devices have another layout, so that no card can be simulated", install.mend()

@@ -12,6 +12,7 @@ import ctypes
 import functools
 from typing import Any, NamedTuple
 
+from ggufspec.errors import ModelError
 from ggufspec.llamacpp.library import load
 
 
@@ -69,17 +70,13 @@ _MTP_BLOCKS = "hy_v3 mimo2 step35"
 LAYER_INPUTS = frozenset(_LAYER_INPUTS.split())
 CHAINED_MTP = frozenset(_MTP_BLOCKS.split())
 MTP = CHAINED_MTP | frozenset(_ONE_MTP_BLOCK.split())
-# Those whose graph names the rows behind the last block (``t_h_nextn``) for heads that there are: Gemma 4's is a file.
+# Those whose graph names the rows after the last block (``t_h_nextn``) for heads that there are: Gemma 4's is a file.
 LAST_ROWS = MTP | {"gemma4"}
 
 
 @functools.cache
 def function(name: str) -> Any:
-    """The function of this name, with its types.
-
-    Raises:
-        AttributeError: this build has none of its names.
-    """
+    """The function of this name, with its types; an AttributeError if this build has none of its names."""
     result, arguments = _PROTOTYPES[name]
     itanium = f"_Z{len(name)}{name}" + "".join(kind.itanium for kind in arguments)
     msvc = f"?{name}@@YA{result.msvc}{''.join(kind.msvc for kind in arguments)}@Z"
@@ -92,8 +89,14 @@ def function(name: str) -> Any:
     return found
 
 
+def require(drafter: str) -> None:
+    """Raise a ModelError if this build of llama.cpp lacks a function that heads of this kind need."""
+    if absent := missing(drafter):
+        raise ModelError(f"the installed llama.cpp has no {absent}, which {drafter} heads need", "ggufspec doctor")
+
+
 def missing(drafter: str) -> str:
-    """The first function that ``drafter`` needs and this build of llama.cpp lacks; empty where it has all."""
+    """The first function that ``drafter`` needs and this build of llama.cpp lacks; empty if it has all."""
     for name in NEEDED.get(drafter, ()):
         try:
             function(name)
