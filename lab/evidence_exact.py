@@ -8,13 +8,13 @@ from ggufspec import child
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp.options import Placement
-from ggufspec.models.expansion_file import Model
 from ggufspec.verify import certificate
 from ggufspec.verify import run as verify
 from lab import width_classes
 from lab.evidence_documents import Agreeing, ChecksFound, ClassesFound
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import File
+from lab.expansion import Model
 
 _LIMIT = 16
 _READ = 0.15 * (900 + 6 * _LIMIT * _LIMIT)  # tokens that a comparison costs as much as, one at a time

@@ -1,6 +1,6 @@
 """The models that evidence is taken with: which shapes at which size, how much is asked of them, and their files.
 
-All are the bundled pair, expanded (:mod:`ggufspec.models.expansion_file`): their cost is that of the shape, their text
+All are the bundled pair, expanded (:mod:`lab.expansion`): their cost is that of the shape, their text
 and their acceptance those of the small pair as far as the weight types allow.
 """
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from ggufspec import child
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import host
-from ggufspec.models import expansion_file
-from ggufspec.models.expansion_file import Model
 from ggufspec.models.headers import Known, read_headers
 from ggufspec.models.profile import demo_pair
 from ggufspec.models.sparse import Fill
+from lab import expansion
+from lab.expansion import Model
 
 # (target, draft); the first is that of the notebook that this project began with.
 PAIRS = {
@@ -52,12 +52,12 @@ class File:
     @property
     def about_bytes(self) -> int:
         """Its size before it is made, a few per cent off."""
-        return int(expansion_file.SHAPES[self.model.shape].parameters() * _BITS.get(self.model.type, 6.0) / 8)
+        return int(expansion.SHAPES[self.model.shape].parameters() * _BITS.get(self.model.type, 6.0) / 8)
 
     @property
     def holed_bytes(self) -> int:
         """About what it takes of the disk where the untrained is holes: mostly the padded vocabulary."""
-        shape = expansion_file.SHAPES[self.model.shape]
+        shape = expansion.SHAPES[self.model.shape]
         return int(shape.vocab * shape.width * max(_BITS.get(self.model.type, 6.0), _BITS["Q6_K"]) / 8)
 
 
@@ -323,15 +323,15 @@ class Shelf:
             if event.get("of"):
                 self.say(f"making {file.name}: {event['bytes'] / event['of']:.0%}")
 
-        spec = expansion_file.Spec(
+        spec = expansion.Spec(
             source,
-            expansion_file.SHAPES[file.model.shape],
+            expansion.SHAPES[file.model.shape],
             file.model.type,
             path,
             self.fill,
             hopeless=file.role == HOPELESS,
         )
-        expansion_file.expand(spec, on_event=report, verbose=self._verbose)
+        expansion.expand(spec, on_event=report, verbose=self._verbose)
         return path
 
     def known(self, file: File) -> Known:

@@ -10,7 +10,6 @@ from typing import Any
 from ggufspec import child
 from ggufspec.bench import batch_timing
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models.expansion_file import Model
 from ggufspec.planning import machine_profile
 from ggufspec.planning.speed import MachineProfile, pass_s
 from ggufspec.schema import codec
@@ -26,6 +25,7 @@ from lab.evidence_documents import (
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import File
 from lab.evidence_ways import TARGET_ONLY
+from lab.expansion import Model
 
 _CALIBRATION_S = 10.0  # of each device, for loading and what is not counted
 

@@ -14,13 +14,13 @@ from ggufspec.child import Session
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.options import Placement
-from ggufspec.models.expansion_file import SHAPES
 from ggufspec.prompting.conversation import Conversation
 from ggufspec.settings.registry import parse_drafters
 from lab import peers
 from lab.evidence_documents import Row, Way, WayResult, WaysFound
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import HOPELESS, File, Pair
+from lab.expansion import SHAPES
 
 OWN_BEST = "target-only at its own best placement"
 TARGET_ONLY = "target-only"

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.errors import UsageError
-from ggufspec.models.expansion_layout import Shape, fit, read
+from ggufspec.models.expansion import Shape, read
+from lab.expansion import fit
 from lab.mimo2 import read_blocks, write_mimo2
 
 Array = npt.NDArray[np.float32]

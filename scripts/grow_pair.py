@@ -9,7 +9,7 @@ acceptance and real speed where no big model can be downloaded. Grow the target,
     scripts/grow_pair.py profiles/demo/demo-target-F16.gguf 70b.gguf --shape llama3-70b --type Q3_K_S --fill holes
     scripts/grow_pair.py profiles/demo/demo-target-F16.gguf odd-F16.gguf --width 512 --layers 12 --vocab 8192
 
-How is told in ggufspec/models/expansion.py (what the tensors hold) and ggufspec/models/expansion_file.py (the file).
+How is told in ggufspec/models/expansion.py and lab/expansion.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
-from ggufspec.models import expansion_file, expansion_layout
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from lab import expansion  # noqa: E402
 
 # Named by their size with 4096 tokens; what they leave out stays as it is in the source. Heads of 64 throughout, as the
 # demo pair has: 3b and 8b have Llama's matrices and KV bytes with twice as many heads of half the size.
@@ -36,7 +40,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "3b": {"width": 3072, "layers": 28, "heads": 48, "kv_heads": 16, "ffn": 8192},  # Llama-3.2-3B
     "8b": {"width": 4096, "layers": 32, "heads": 64, "kv_heads": 16, "ffn": 14336},  # Llama-3.1-8B
 }
-SHAPES = SIZES | {name: asdict(shape) for name, shape in expansion_file.SHAPES.items()}
+SHAPES = SIZES | {name: asdict(shape) for name, shape in expansion.SHAPES.items()}
 NUMBERS = {
     "width": "width of the residual stream",
     "layers": "blocks",
@@ -84,10 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         file_type = check_type(arguments.type)
         given = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in NUMBERS}
         chosen = SHAPES.get(arguments.shape, {}) | {name: value for name, value in given.items() if value is not None}
-        shape = replace(expansion_layout.read(arguments.small).shape, **chosen)
-        made = expansion_file.expand(
-            expansion_file.Spec(arguments.small, shape, file_type, arguments.out, arguments.fill)
-        )
+        shape = replace(expansion.shape_of(expansion.read(arguments.small)), **chosen)
+        made = expansion.expand(expansion.Spec(arguments.small, shape, file_type, arguments.out, arguments.fill))
     except GgufspecError as error:
         print(f"grow_pair: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from ggufspec.errors import ChildError, GgufspecError, UsageError
-from ggufspec.models.expansion_file import Model
 from lab import evidence
 from lab.evidence import Budget, Evidence, check_parts, ordered
 from lab.evidence_device import LocalCard
 from lab.evidence_documents import PARTS, Agreeing, Card, ClassesFound, PlacedModel, read_part, read_run
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import SCALES, File, Shelf
+from lab.expansion import Model
 from lab.peers import NotThereError
 
 CARD = Card("CUDA0", "NVIDIA Test 24GB", "cuda", 24 << 30, None, "")

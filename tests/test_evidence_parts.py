@@ -15,7 +15,6 @@ from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models.expansion_file import SHAPES, Model
 from ggufspec.models.header import interpret
 from ggufspec.planning.catalogue import from_catalogue
 from ggufspec.planning.speed import pass_s
@@ -37,6 +36,7 @@ from lab.evidence_lab import Lab
 from lab.evidence_models import SCALES, File, Shelf, Space, choose_scale, kept_bytes, lacking
 from lab.evidence_speed import predictions
 from lab.evidence_ways import ADAPTIVE, OWN_BEST, TARGET_ONLY, fixed, ways
+from lab.expansion import SHAPES, Model
 
 
 @given(st.integers(0, 90), st.integers(-1, 90), st.integers(-5, 100))

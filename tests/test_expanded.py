@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "expanded"
 
 
-def written(tmp_path: Path, expand: str = "tiny-draft:Q8_0") -> profile.Profile:
+def written(tmp_path: Path, expand: str = "smollm2-draft:Q8_0") -> profile.Profile:
     target, draft = demo_pair()
     path = tmp_path / "mine.toml"
     path.write_text(SMALL.format(target=target, draft=draft, expand=expand))
@@ -43,7 +43,7 @@ def test_it_is_made_once_and_looking_makes_nothing(cache: Path, tmp_path: Path) 
     assert not cache.exists()
     pair = profile.resolve(mine, events.append)
     assert pair.draft is not None
-    assert (pair.target, pair.draft.name) == (demo_pair()[0], "demo-draft-as-tiny-draft-Q8_0.gguf")
+    assert (pair.target, pair.draft.name) == (demo_pair()[0], "demo-draft-as-smollm2-draft-Q8_0.gguf")
     assert pair.draft.is_relative_to(cache)
     assert {event["file"] for event in events} == {pair.draft.name}
     assert profile.is_made(mine)
@@ -59,9 +59,9 @@ def test_a_changed_source_is_expanded_anew_and_the_old_one_goes(cache: Path, tmp
     _, draft = demo_pair()
     own = tmp_path / "own-Q8_0.gguf"
     own.write_bytes(draft.read_bytes())
-    first = expanded.expanded(own, "tiny-draft:Q8_0")
+    first = expanded.expanded(own, "smollm2-draft:Q8_0")
     own.write_bytes(draft.read_bytes() + b"\0")
-    second = expanded.expanded(own, "tiny-draft:Q8_0")
+    second = expanded.expanded(own, "smollm2-draft:Q8_0")
     assert (first != second, first.name) == (True, second.name)
     assert [path for path in cache.rglob("*") if path.is_file()] == [second]
     assert list(cache.iterdir()) == [second.parent]
@@ -69,14 +69,15 @@ def test_a_changed_source_is_expanded_anew_and_the_old_one_goes(cache: Path, tmp
 
 @pytest.mark.parametrize(
     ("stem", "name"),
-    [("demo-target-F16", "demo-target-as-tiny-Q4_0.gguf"), ("my-model", "my-model-as-tiny-Q4_0.gguf")],
+    [("demo-target-F16", "demo-target-as-smollm2-360m-Q4_0.gguf"), ("my-model", "my-model-as-smollm2-360m-Q4_0.gguf")],
 )
 def test_the_name_says_what_it_is(stem: str, name: str) -> None:
-    assert expanded.file_name(stem, "tiny:q4_0") == name
+    assert expanded.file_name(stem, "smollm2-360m:q4_0") == name
 
 
 @pytest.mark.parametrize(
-    ("expand", "words"), [("huge:F16", "does not name a shape"), ("tiny", "file type"), ("tiny:Q9", "Q9")]
+    ("expand", "words"),
+    [("huge:F16", "does not name a shape"), ("smollm2-draft", "file type"), ("smollm2-draft:Q9", "Q9")],
 )
 def test_what_cannot_be_expanded_is_refused(cache: Path, tmp_path: Path, expand: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
@@ -96,7 +97,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
 def test_a_model_of_the_hub_cannot_be_expanded(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
-        'name = "a"\nwhy = "b"\nsource = "c"\n[target]\nrepo = "u/r"\nfile = "m.gguf"\nexpand = "tiny:F16"\n'
+        'name = "a"\nwhy = "b"\nsource = "c"\n[target]\nrepo = "u/r"\nfile = "m.gguf"\nexpand = "smollm2-draft:F16"\n'
     )
     with pytest.raises(GgufspecError, match="only a file of this machine can be expanded"):
         load_profile(path)
@@ -109,4 +110,4 @@ def test_the_pair_that_bench_measures_without_a_pair_says_what_it_is() -> None:
     for model in (bundled.target, bundled.draft):
         assert model is not None
         assert model.expand is not None
-        assert expanded.parse(model.expand).shape.startswith("smollm2-")
+        assert expanded.parse(model.expand)[0].startswith("smollm2-")

@@ -14,7 +14,7 @@ from ggufspec.errors import UsageError
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models import expansion_file, expansion_layout
+from lab import expansion
 from lab.expanded_heads import expand_eagle3, expand_mimo2, expanded_tensors
 from lab.mimo2 import read_blocks, write_mimo2
 from tests import heads
@@ -32,13 +32,13 @@ Pairs = dict[str, tuple[tuple[Path, Path], tuple[Path, Path]]]
 def pairs(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
     """(target and head, both expanded) of each kind."""
     folder = tmp_path_factory.mktemp("expanded")
-    shape = replace(expansion_layout.read(target).shape, **request.param)
+    shape = replace(expansion.shape_of(expansion.read(target)), **request.param)
     big = folder / "big.gguf"
-    expansion_file.expand(expansion_file.Spec(target, shape, "F16", big))
+    expansion.expand(expansion.Spec(target, shape, "F16", big))
     own = {**heads.mtp_block(1, noise=1.0), "nextn.shared_head_norm.weight": np.full(heads.WIDTH, 0.5, np.float32)}
     mtp = write_mimo2(target, folder / "small-mtp.gguf", [own])
     big_mtp = expand_mimo2(mtp, target, big, folder / "big-mtp.gguf")
-    half = expand_eagle3(EAGLE3, target, expansion_layout.read(target).shape, folder / "small-eagle3.gguf")
+    half = expand_eagle3(EAGLE3, target, expansion.shape_of(expansion.read(target)), folder / "small-eagle3.gguf")
     eagle3 = expand_eagle3(EAGLE3, target, shape, folder / "big-eagle3.gguf")
     return {"eagle3": ((target, half), (big, eagle3)), "mtp": ((mtp, mtp), (big_mtp, big_mtp))}
 
@@ -100,6 +100,6 @@ def test_blocks_are_read_as_they_were_written(target: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("change", [{"vocab": 5000, "width": 512}, {"head_size": 128}])
 def test_what_a_head_must_keep(change: dict[str, int], target: Path) -> None:
-    shape = replace(expansion_layout.read(target).shape, **change)
+    shape = replace(expansion.shape_of(expansion.read(target)), **change)
     with pytest.raises(UsageError, match="keeps its target's vocabulary and head size"):
         expanded_tensors(heads.mtp_block(1), target, shape)

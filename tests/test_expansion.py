@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tiny_llama import PROMPTS, TINY, assert_same_text, decoder, write_tiny
 
-from ggufspec.models import expansion_file
-from ggufspec.models.expansion_layout import Shape
+from ggufspec.models.sparse import Fill
+from lab import expansion
+from lab.expansion import Shape
 
 TEXTS = (
     "def main():\n",
@@ -32,13 +33,9 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("untied") / "untied.gguf", is_tied=False, has_rope_freqs=True)
 
 
-def grow(
-    small: Path, path: Path, shape: Shape, kind: str = "F16", fill: expansion_file.Fill = "blocks", **more: bool
-) -> Path:
+def grow(small: Path, path: Path, shape: Shape, kind: str = "F16", fill: Fill = "blocks", **more: bool) -> Path:
     """In this process: a child for each would take most of the time."""
-    expansion_file.run(
-        expansion_file.Spec(small, shape, kind, path, fill, **more), lambda event: None, threading.Event()
-    )
+    expansion.run(expansion.Spec(small, shape, kind, path, fill, **more), lambda event: None, threading.Event())
     return path
 
 
@@ -67,7 +64,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("kind", ["tiny", "untied"])
 def test_a_random_model_has_the_same_logits(
-    kind: str, change: dict[str, int], fill: expansion_file.Fill, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, change: dict[str, int], fill: Fill, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     small = request.getfixturevalue(kind)
     shape = replace(TINY, tied=kind == "tiny")
@@ -118,7 +115,7 @@ AGREE = {"Q8_0": 0.9, "Q4_K_M": 0.7, "Q4_0": 0.6, "Q3_K_L": 0.5, "Q3_K_S": 0.4}
 
 @pytest.mark.parametrize("kind", AGREE)
 def test_a_quantised_trained_model_mostly_says_the_same(kind: str, target: Path, tmp_path: Path) -> None:
-    big = grow(target, tmp_path / "big.gguf", replace(expansion_file.SHAPES["tiny"], layers=9), kind, "holes")
+    big = grow(target, tmp_path / "big.gguf", replace(expansion.SHAPES["tiny"], layers=9), kind, "holes")
     with decoder(target) as small, decoder(big) as other:
         same = []
         for text in TEXTS:

@@ -20,29 +20,26 @@ from ggufspec.bench.prompts import PROMPTS
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp.gguf import Gguf, parse
 from ggufspec.llamacpp.quantize import quantize, to_numbers
-from ggufspec.models import expansion_file, sparse
+from ggufspec.models import sparse
+from lab import expansion
 from lab.evidence_models import PAIRS
 
-LONG = replace(expansion_file.SHAPES["llama3-8b"], vocab=4096)  # 3.7 GB at Q3_K_L, with a small vocabulary
+LONG = replace(expansion.SHAPES["llama3-8b"], vocab=4096)  # 3.7 GB at Q3_K_L, with a small vocabulary
 
 
-def grow(
-    small: Path, path: Path, shape: expansion_file.Shape, kind: str, fill: expansion_file.Fill = "holes"
-) -> expansion_file.Result:
+def grow(small: Path, path: Path, shape: expansion.Shape, kind: str, fill: sparse.Fill = "holes") -> expansion.Result:
     """In this process."""
-    return expansion_file.run(
-        expansion_file.Spec(small, shape, kind, path, fill), lambda event: None, threading.Event()
-    )
+    return expansion.run(expansion.Spec(small, shape, kind, path, fill), lambda event: None, threading.Event())
 
 
 def needed(
     small: Path,
-    shape: expansion_file.Shape,
+    shape: expansion.Shape,
     kind: str,
-    fill: expansion_file.Fill = "holes",
-) -> expansion_file.Needed:
-    spec = expansion_file.Spec(small, shape, kind, fill=fill)
-    return expansion_file.run(spec, lambda event: None, threading.Event()).needed
+    fill: sparse.Fill = "holes",
+) -> expansion.Needed:
+    spec = expansion.Spec(small, shape, kind, fill=fill)
+    return expansion.run(spec, lambda event: None, threading.Event()).needed
 
 
 def read(path: Path) -> tuple[Gguf, bytes]:
@@ -63,7 +60,7 @@ def read(path: Path) -> tuple[Gguf, bytes]:
 )
 def test_tensors_are_those_of_the_published_model(shape: str, kind: str, like: str, target: Path) -> None:
     """Names, types and sizes, by another way to them (tests/shapes.py)."""
-    reported = needed(target, expansion_file.SHAPES[shape], kind)
+    reported = needed(target, expansion.SHAPES[shape], kind)
     published = shapes.SHAPES[like]
     assert reported.types == {tensor.name: gguf_name(tensor.type) for tensor in published.tensors}
     header_bytes = reported.size_bytes - published.nbytes
@@ -79,19 +76,17 @@ def gguf_name(kind: str) -> str:
 @pytest.mark.parametrize(
     ("shape", "kind"), [("tiny", "Q3_K_S"), ("tiny", "F16"), ("tiny-draft", "Q3_K_L"), ("tiny-moe", "Q4_K_M")]
 )
-def test_bytes_are_those_that_were_told(
-    shape: str, kind: str, fill: expansion_file.Fill, target: Path, draft: Path, tmp_path
-):
+def test_bytes_are_those_that_were_told(shape: str, kind: str, fill: sparse.Fill, target: Path, draft: Path, tmp_path):
     small = draft if shape == "tiny-draft" else target
-    reported = needed(small, expansion_file.SHAPES[shape], kind, fill)
-    made = grow(small, tmp_path / "big.gguf", expansion_file.SHAPES[shape], kind, fill)
+    reported = needed(small, expansion.SHAPES[shape], kind, fill)
+    made = grow(small, tmp_path / "big.gguf", expansion.SHAPES[shape], kind, fill)
     assert made.needed == reported
     assert (tmp_path / "big.gguf").stat().st_size == reported.size_bytes
     assert made.disk_bytes == pytest.approx((tmp_path / "big.gguf").stat().st_blocks * 512, rel=0.01)
     assert reported.disk_bytes / 2 < made.disk_bytes <= reported.disk_bytes
     parsed, _ = read(tmp_path / "big.gguf")
     assert {tensor.name: tensor.type for tensor in parsed.tensors} == reported.types
-    assert {tensor.name: tensor.shape for tensor in parsed.tensors} == expansion_file.SHAPES[shape].tensors()
+    assert {tensor.name: tensor.shape for tensor in parsed.tensors} == expansion.SHAPES[shape].tensors()
     assert parsed.metadata["general.quantization_version"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
 
@@ -99,7 +94,7 @@ def test_bytes_are_those_that_were_told(
 @pytest.mark.parametrize("kind", ["Q3_K_S", "Q3_K_L", "Q4_0"])
 def test_the_file_is_the_one_that_llama_cpp_would_make(kind: str, target: Path, tmp_path: Path) -> None:
     """Written in F16 and quantised by llama.cpp: the same types and the same numbers, tensor by tensor."""
-    shape = expansion_file.SHAPES["tiny"]
+    shape = expansion.SHAPES["tiny"]
     grow(target, tmp_path / "half.gguf", shape, "F16")
     quantize(tmp_path / "half.gguf", tmp_path / "other.gguf", kind, threads=1)
     grow(target, tmp_path / "big.gguf", shape, kind)
@@ -121,7 +116,7 @@ def test_the_file_is_the_one_that_llama_cpp_would_make(kind: str, target: Path, 
 
 
 def test_a_large_model_takes_little_memory_disk_and_time(target: Path, tmp_path: Path) -> None:
-    made = expansion_file.expand(expansion_file.Spec(target, LONG, "Q3_K_L", tmp_path / "big.gguf"))
+    made = expansion.expand(expansion.Spec(target, LONG, "Q3_K_L", tmp_path / "big.gguf"))
     assert (tmp_path / "big.gguf").stat().st_size == made.needed.size_bytes > 3.5e9
     assert made.disk_bytes < 100e6
     assert made.peak_rss_bytes < 400e6
@@ -129,7 +124,7 @@ def test_a_large_model_takes_little_memory_disk_and_time(target: Path, tmp_path:
 
 def test_a_padded_vocabulary_is_told_by_the_header(target: Path, draft: Path, tmp_path: Path) -> None:
     for small, name in ((target, "tiny"), (draft, "tiny-draft")):
-        grow(small, tmp_path / f"{name}.gguf", expansion_file.SHAPES[name], "Q8_0")
+        grow(small, tmp_path / f"{name}.gguf", expansion.SHAPES[name], "Q8_0")
     one, other = (read(tmp_path / f"{name}.gguf")[0] for name in ("tiny", "tiny-draft"))
     assert one.tokens_digest == other.tokens_digest
     assert one.lengths["tokenizer.ggml.tokens"] == one.lengths["tokenizer.ggml.token_type"] == 5120
@@ -154,11 +149,11 @@ def acceptance(target: Path, draft: Path) -> float:
 
 def test_a_pair_of_three_bits_is_accepted_nearly_as_often(target: Path, draft: Path, tmp_path: Path) -> None:
     events = []
-    models = expansion_file.Model("tiny", "Q3_K_S"), expansion_file.Model("tiny-draft", "Q3_K_L")
+    models = expansion.Model("tiny", "Q3_K_S"), expansion.Model("tiny-draft", "Q3_K_L")
     pair = tmp_path / "target.gguf", tmp_path / "draft.gguf"
     for small, model, path in zip((target, draft), models, pair, strict=True):
-        shape = expansion_file.SHAPES[model.shape]
-        expansion_file.expand(expansion_file.Spec(small, shape, model.type, path), on_event=events.append)
+        shape = expansion.SHAPES[model.shape]
+        expansion.expand(expansion.Spec(small, shape, model.type, path), on_event=events.append)
     assert {event["event"] for event in events} == {"writing"}
     own, small = acceptance(*pair), acceptance(target, draft)
     assert own > 0.6 * small > 0.2
@@ -166,7 +161,7 @@ def test_a_pair_of_three_bits_is_accepted_nearly_as_often(target: Path, draft: P
 
 def test_every_pair_is_of_shapes_with_one_vocabulary() -> None:
     for target, draft in PAIRS.values():
-        big, small = expansion_file.SHAPES[target.shape], expansion_file.SHAPES[draft.shape]
+        big, small = expansion.SHAPES[target.shape], expansion.SHAPES[draft.shape]
         assert abs(big.vocab - small.vocab) <= 128  # common/speculative.cpp
         assert big.parameters() > 4 * small.parameters()
 
@@ -175,25 +170,25 @@ def test_every_pair_is_of_shapes_with_one_vocabulary() -> None:
 
 
 def test_bad_input(target: Path, draft: Path, tmp_path: Path) -> None:
-    shape = expansion_file.SHAPES["tiny"]
+    shape = expansion.SHAPES["tiny"]
     with pytest.raises(UsageError, match="'Q9_K'"):
-        expansion_file.expand(expansion_file.Spec(target, shape, "Q9_K", tmp_path / "big.gguf"))
+        expansion.expand(expansion.Spec(target, shape, "Q9_K", tmp_path / "big.gguf"))
     with pytest.raises(UsageError, match="width 128 < 320"):
-        expansion_file.expand(expansion_file.Spec(target, replace(shape, width=128), "F16", tmp_path / "big.gguf"))
+        expansion.expand(expansion.Spec(target, replace(shape, width=128), "F16", tmp_path / "big.gguf"))
     with pytest.raises(GgufspecError, match="cannot be written"):
-        expansion_file.expand(expansion_file.Spec(target, shape, "F16", tmp_path / "nowhere" / "big.gguf"))
+        expansion.expand(expansion.Spec(target, shape, "F16", tmp_path / "nowhere" / "big.gguf"))
     assert not list(tmp_path.iterdir())
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(draft.read_bytes())
     with pytest.raises(UsageError, match="overwrite"):
-        expansion_file.expand(expansion_file.Spec(copy, expansion_file.SHAPES["tiny-draft"], "F16", copy))
+        expansion.expand(expansion.Spec(copy, expansion.SHAPES["tiny-draft"], "F16", copy))
     assert copy.read_bytes() == draft.read_bytes()
 
 
 def test_no_room_is_said_before_anything_is_written(target: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sparse, "free_disk_bytes", lambda path: 10 << 20)
     with pytest.raises(GgufspecError, match=r"big.gguf need 0.0 GB of disk, and .* has 0.0"):
-        grow(target, tmp_path / "big.gguf", expansion_file.SHAPES["tiny"], "Q3_K_S")
+        grow(target, tmp_path / "big.gguf", expansion.SHAPES["tiny"], "Q3_K_S")
     assert not list(tmp_path.iterdir())
 
 
@@ -204,7 +199,7 @@ def test_a_full_disk_leaves_nothing(target: Path, tmp_path: Path, monkeypatch) -
 
     monkeypatch.setattr(sparse, "fill", full)
     with pytest.raises(GgufspecError, match="cannot be written: No space left"):
-        grow(target, tmp_path / "big.gguf", expansion_file.SHAPES["tiny"], "Q3_K_S")
+        grow(target, tmp_path / "big.gguf", expansion.SHAPES["tiny"], "Q3_K_S")
     assert not list(tmp_path.iterdir())
 
 
@@ -212,10 +207,10 @@ MAKE = """
 import signal, sys
 from dataclasses import replace
 from pathlib import Path
-from ggufspec.models import expansion_file
+from lab import expansion
 signal.signal(signal.SIGINT, signal.default_int_handler)
-shape = replace(expansion_file.SHAPES["llama3-8b"], vocab=4096)
-expansion_file.expand(expansion_file.Spec(Path(sys.argv[1]), shape, "Q3_K_L", Path(sys.argv[2]), "blocks"))
+shape = replace(expansion.SHAPES["llama3-8b"], vocab=4096)
+expansion.expand(expansion.Spec(Path(sys.argv[1]), shape, "Q3_K_L", Path(sys.argv[2]), "blocks"))
 """
 
 

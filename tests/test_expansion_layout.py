@@ -9,8 +9,8 @@ import pytest
 from tiny_llama import TINY, write_tiny
 
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.models import expansion_file, expansion_layout
-from ggufspec.models.expansion_layout import Shape
+from lab import expansion
+from lab.expansion import Shape
 
 DEMO = Shape(width=320, layers=8, heads=5, kv_heads=1, ffn=896, vocab=4096, head_size=64)
 
@@ -42,21 +42,21 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_query_heads_meet_their_own_key_value_head(
     small: tuple[int, int], big: tuple[int, int], query_at: tuple[int, ...], kv_of: tuple[int, ...], tiny: Path
 ) -> None:
-    source = replace(expansion_layout.read(tiny), shape=replace(TINY, heads=small[0], kv_heads=small[1]))
-    layout = expansion_layout.fit(source, replace(TINY, heads=big[0], kv_heads=big[1]), "F16")
+    source = replace(expansion.read(tiny), shape=replace(TINY, heads=small[0], kv_heads=small[1]))
+    layout = expansion.fit(source, replace(TINY, heads=big[0], kv_heads=big[1]), "F16")
     assert (layout.query_at, layout.kv_of) == (query_at, kv_of)
     for head, place in enumerate(layout.query_at):
         assert layout.kv_of[place // (big[0] // big[1])] == head // (small[0] // small[1])
 
 
 def test_the_shape_is_read(tiny: Path, untied: Path, target: Path) -> None:
-    assert expansion_layout.read(tiny).shape == TINY
-    assert expansion_layout.read(untied).shape == replace(TINY, tied=False)
-    assert expansion_layout.read(target).shape == DEMO
+    assert expansion.shape_of(expansion.read(tiny)) == TINY
+    assert expansion.shape_of(expansion.read(untied)) == replace(TINY, tied=False)
+    assert expansion.shape_of(expansion.read(target)) == DEMO
 
 
 def test_parameters_are_those_of_the_published_models() -> None:
-    billions = {name: shape.parameters() / 1e9 for name, shape in expansion_file.SHAPES.items()}
+    billions = {name: shape.parameters() / 1e9 for name, shape in expansion.SHAPES.items()}
     published = {
         "llama3-70b": 70.55,
         "llama3-8b": 8.03,
@@ -90,20 +90,20 @@ REFUSED = {
 @pytest.mark.parametrize(("change", "kind", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_shape_that_does_not_fit(change: dict[str, int], kind: str, message: str, tiny: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        expansion_layout.fit(expansion_layout.read(tiny), replace(TINY, **change), kind)
+        expansion.fit(expansion.read(tiny), replace(TINY, **change), kind)
 
 
 def test_an_epsilon_without_room_for_the_constant(tiny: Path) -> None:
-    source = expansion_layout.read(tiny)
+    source = expansion.read(tiny)
     shape = replace(TINY, vocab=300, width=64)
-    assert expansion_layout.fit(source, shape, "F16")
+    assert expansion.fit(source, shape, "F16")
     with pytest.raises(UsageError, match="epsilon 1e-12 is too small"):
-        expansion_layout.fit(replace(source, eps=1e-12), shape, "F16")
+        expansion.fit(replace(source, eps=1e-12), shape, "F16")
 
 
 def test_an_output_matrix_cannot_be_lost(untied: Path) -> None:
     with pytest.raises(UsageError, match="output matrix of its own"):
-        expansion_layout.fit(expansion_layout.read(untied), TINY, "F16")
+        expansion.fit(expansion.read(untied), TINY, "F16")
 
 
 def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
@@ -127,4 +127,4 @@ def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
     )
     for path, message in files.values():
         with pytest.raises(ModelError, match=message):
-            expansion_layout.read(path)
+            expansion.read(path)

@@ -12,7 +12,7 @@ import gguf
 import pytest
 from tiny_llama import PROMPTS, assert_same_text, write_tiny
 
-from ggufspec.models import expansion_layout
+from lab import expansion
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,13 +56,13 @@ def test_it_grows(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_every_preset_holds_the_demo_target(target: Path) -> None:
-    source = expansion_layout.read(target)
+    source = expansion.read(target)
     sizes = {}
     for name, numbers in grow_pair.SHAPES.items():
-        big = replace(source.shape, **numbers)
+        big = replace(expansion.shape_of(source), **numbers)
         if "draft" in name:
             continue
-        expansion_layout.fit(source, replace(big, vocab=max(big.vocab, 5000)), "Q4_K_M")
+        expansion.fit(source, replace(big, vocab=max(big.vocab, 5000)), "Q4_K_M")
         sizes[name] = big.parameters()
     millions = {"50m": 50, "150m": 150, "0.3b": 300, "1b": 1000, "3b": 3000, "8b": 7000}
     assert {name: sizes[name] for name in millions} == {

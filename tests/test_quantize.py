@@ -21,7 +21,7 @@ from ggufspec.llamacpp.quantize import (
     to_blocks,
     to_numbers,
 )
-from ggufspec.models import expansion_file
+from lab import expansion
 
 KINDS = ("f32", "f16", "bf16", "q8_0", "q6_K", "q5_K", "q5_0", "q4_K", "q4_0", "q3_K", "q2_K", "iq4_nl", "iq4_xs")
 ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 1e-2, "q8_0": 0.01, "q6_K": 0.03, "q5_K": 0.05, "q5_0": 0.06}
@@ -36,7 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     path = tmp_path_factory.mktemp("wide") / "wide.gguf"
     shape = replace(TINY, width=256, heads=32, kv_heads=8, ffn=256)
-    expansion_file.expand(expansion_file.Spec(tiny, shape, "F16", path))
+    expansion.expand(expansion.Spec(tiny, shape, "F16", path))
     return path
 
 

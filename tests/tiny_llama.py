@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.llamacpp.library import load
-from ggufspec.models.expansion_layout import Shape
+from lab.expansion import Shape
 
 Rows = npt.NDArray[np.float32]
 

@@ -3,7 +3,7 @@
 It has the model's true header, vocabulary included, and its true size. The weights are holes
 (:mod:`ggufspec.models.sparse` has why they will do). What makes the residual stream alive is written: norms, the
 embeddings of the first tokens, and the routers of a mixture of experts, so that tokens choose different experts. What a
-dummy model says means nothing; one that says what a small model says is in :mod:`ggufspec.models.expansion_file`.
+dummy model says means nothing; one that says what a small model says is in :mod:`ggufspec.models.expansion`.
 """
 
 from __future__ import annotations

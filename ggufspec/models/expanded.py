@@ -1,26 +1,43 @@
-"""Expands local models to a published shape, as ``expand`` in a profile asks.
+"""Expands local models to a published shape, as ``expand`` in a profile asks: a small one's text at that cost.
 
-An expanded model computes the function of the small one at the cost of the shape
-(:mod:`ggufspec.models.expansion_file`). It is written in seconds on first use and cached; most of it is holes, which
-take no disk space.
+An expanded model (:mod:`ggufspec.models.expansion`) is written in seconds on first use and cached; most of it is holes,
+which take no disk space (:mod:`ggufspec.models.sparse`).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ggufspec import __version__, child
-from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files.cache import cache_folder
-from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
-from ggufspec.models import expansion_file
-from ggufspec.models.expansion_file import SHAPES, Model
+from ggufspec.llamacpp.gguf import write_model
+from ggufspec.llamacpp.quantize import FILE_TYPES, check_type, quantize, to_blocks, type_keys
+from ggufspec.models import expansion, sparse
+from ggufspec.models.expansion import Rows, Shape
+from ggufspec.models.headers import read_prefix
+from ggufspec.models.locate import LocalFile
+from ggufspec.models.sparse import Piece
+
+# The numbers of the published models; lab/expansion.py has more.
+SHAPES = {
+    "smollm2-360m": Shape(960, 32, 15, 5, 2560, 49152, 64),
+    "smollm2-draft": Shape(384, 3, 6, 2, 1024, 49152, 64),  # of no published model
+}
+
+Content = Callable[[str], list[Rows]]
 
 
-def parse(expand: str) -> Model:
-    """Parse ``SHAPE:TYPE``, such as ``smollm2-360m:F16``.
+def parse(expand: str) -> tuple[str, str]:
+    """(shape, type) of ``SHAPE:TYPE``, such as ``smollm2-360m:F16``.
 
     Raises:
         UsageError: there is no such shape or type.
@@ -28,14 +45,13 @@ def parse(expand: str) -> Model:
     shape, _, kind = expand.partition(":")
     if shape not in SHAPES:
         raise UsageError(f"expand = {expand!r} does not name a shape: write SHAPE:TYPE", "one of " + ", ".join(SHAPES))
-    return Model(shape, check_type(kind))
+    return shape, check_type(kind)
 
 
 def file_name(stem: str, expand: str) -> str:
     """The name of an expanded model: demo-target-as-smollm2-360m-F16.gguf."""
-    model = parse(expand)
     name, _, kind = stem.rpartition("-")
-    return f"{name if kind in FILE_TYPES else stem}-as-{model.shape}-{model.type}.gguf"
+    return f"{name if kind in FILE_TYPES else stem}-as-{'-'.join(parse(expand))}.gguf"
 
 
 def place(small: Path, expand: str) -> Path:
@@ -66,9 +82,8 @@ def expanded(small: Path, expand: str, on_event: child.Emit | None = None) -> Pa
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GgufspecError(f"{path} cannot be written: {error.strerror}", f"df -h {_folder().parent}") from None
-    model = parse(expand)
-    spec = expansion_file.Spec(small, SHAPES[model.shape], model.type, path)
-    expansion_file.expand(spec, on_event=on_event)
+    shape, kind = parse(expand)
+    child.call(__name__, Spec(small, SHAPES[shape], kind, path), Result, on_event=on_event)
     for old in _folder().glob(f"*/{path.name}"):
         if old != path:
             with suppress(OSError):
@@ -79,3 +94,58 @@ def expanded(small: Path, expand: str, on_event: child.Emit | None = None) -> Pa
 
 def _folder() -> Path:
     return cache_folder() / "expanded"
+
+
+# ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A llama model to expand, and the file to write; ``type`` is one of ``FILE_TYPES``."""
+
+    small: Path
+    shape: Shape
+    type: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The file is the result."""
+
+
+def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
+    """Write the model in F16, in this process; llama.cpp makes another type of that."""
+    small, big = expansion.read(spec.small), spec.shape
+    content = functools.partial(expansion.content, small, big, expansion.fit(small, big, spec.type))
+    shapes = expansion.tensors(small, big)
+    kinds = {name: "f32" if len(shape) == 1 else "f16" for name, shape in shapes.items()}
+    keys = expansion.metadata(small, big) | type_keys("F16")
+    written = sum(2 * len(rows) * numbers.shape[1] for name in kinds for rows, numbers in content(name))
+    sparse.check_room(spec.path.parent, written, spec.path.name)
+    with sparse.appearing(spec.path) as part:
+        half = part if spec.type == "F16" else part.with_name("f16.gguf")
+        tensors = [(name, kinds[name], shape) for name, shape in shapes.items()]
+        write_model(half, keys, tensors, like=small.header, vocabulary=big.vocab)
+        parsed, _, _ = read_prefix(LocalFile.at(half))
+        starts = {tensor.name: parsed.data_offset + tensor.offset for tensor in parsed.tensors}
+        sparse.fill(half, spec.path.name, pieces(content, kinds, starts), emit, stopping)
+        if half != part:
+            quantize(half, part, spec.type, threads=0, stopping=stopping)
+    return Result()
+
+
+def pieces(content: Content, kinds: Mapping[str, str], starts: Mapping[str, int]) -> Iterator[Piece]:
+    """What is written of all tensors, by their types as ggml spells them and by where they start in the file."""
+    for name, kind in kinds.items():
+        for rows, numbers in content(name):
+            if kind == "f16" and np.abs(numbers).max() > np.finfo(np.float16).max:
+                raise ModelError(f"{name} has weights that F16 cannot hold")
+            blocks = memoryview(to_blocks(kind, numbers))
+            row = len(blocks) // len(numbers)
+            for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):
+                place = starts[name] + int(rows[run[0]]) * row
+                if len(numbers) == 1:
+                    yield from sparse.repeated(place, bytes(blocks), len(run) * row)
+                else:
+                    yield place, blocks[run[0] * row : (run[-1] + 1) * row]

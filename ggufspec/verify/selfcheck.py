@@ -1,6 +1,6 @@
 """Whether llama.cpp, as it was built for this machine, computes what it should; a crash ends a child only.
 
-The bundled target is expanded to rows that the K types allow (:mod:`ggufspec.models.expansion_file`), written in the
+The bundled target is expanded to rows that the K types allow (:mod:`ggufspec.models.expansion`), written in the
 file types that users have, and decoded at batch sizes 1, 4 and 16 with flash attention on and off: on the host's
 kernels, and with all layers on the device where there is one. Two comparisons, both of logits:
 
@@ -34,8 +34,8 @@ from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.llamacpp.quantize import to_numbers
-from ggufspec.models import expansion_file
-from ggufspec.models.expansion_layout import Shape
+from ggufspec.models import expanded
+from ggufspec.models.expansion import Shape
 from ggufspec.models.profile import demo_pair
 from ggufspec.schema.doctor import CheckRow, CheckStep, SelfCheck
 from ggufspec.verify.reference import Floats, logits
@@ -98,8 +98,8 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 def make(type_name: str, path: Path) -> None:
     """Write the model that is checked, in one file type, in this process."""
-    spec = expansion_file.Spec(demo_pair()[0], SHAPE, type_name, path)
-    expansion_file.run(spec, lambda _: None, threading.Event())
+    spec = expanded.Spec(demo_pair()[0], SHAPE, type_name, path)
+    expanded.run(spec, lambda _: None, threading.Event())
 
 
 def _check_type(step: CheckStep, folder: Path, emit: child.Emit) -> None:

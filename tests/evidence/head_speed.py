@@ -53,7 +53,7 @@ from in_step import (
 
 from ggufspec import DecoderOptions, Sampling
 from ggufspec.llamacpp.quantize import quantize
-from ggufspec.models.expansion_layout import read
+from ggufspec.models.expansion import read
 from ggufspec.models.profile import demo_pair
 from ggufspec.settings.registry import parse_drafters
 from lab import peers
