@@ -16,19 +16,12 @@ def kind_of_state(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which blocks have a sliding window (``set_swa_pattern`` in src/llama-hparams.cpp).
+    """Which blocks have a sliding window (``set_swa_pattern`` in src/llama-hparams.cpp)."""
 
-    Args:
-        pattern: one block of so many sees everything; 0 means that the header lists the blocks.
-        dense_first: whether that one is the first of its group and not the last.
-        size: the window where the header has none; 0 means none.
-        fixed: whether ``size`` holds whatever the header says, but for 0.
-    """
-
-    pattern: int
-    dense_first: bool = False
-    size: int = 0
-    fixed: bool = False
+    pattern: int  # one block of so many sees everything; 0 means that the header lists the blocks
+    dense_first: bool = False  # whether that one is the first of its group and not the last
+    size: int = 0  # the window where the header has none; 0 means none
+    fixed: bool = False  # whether ``size`` holds whatever the header says, but for 0
 
 
 WINDOWS = {

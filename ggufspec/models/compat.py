@@ -55,17 +55,11 @@ _ENCODERS = (architecture.NO_MEMORY - _DIFFUSION) | {"t5", "t5encoder", "llama-e
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """Whether a draft is compatible with a target, and why.
+    """Whether a draft is compatible with a target, and why."""
 
-    Args:
-        answer: ``no``, ``yes``, or ``yes-with-warning``.
-        reasons: the objections or warnings, as clauses; none for ``yes``.
-        runner: the command of another program that can run the pair; empty without one.
-    """
-
-    answer: Literal["yes", "yes-with-warning", "no"]
-    reasons: tuple[str, ...] = ()
-    runner: str = ""
+    answer: Literal["yes", "yes-with-warning", "no"]  # ``no``, ``yes``, or ``yes-with-warning``
+    reasons: tuple[str, ...] = ()  # the objections or warnings, as clauses; none for ``yes``
+    runner: str = ""  # the command of another program that can run the pair; empty without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +96,18 @@ def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> str | None:
 def judge(target: ModelHeader, draft: ModelHeader, compare: Compare, drafter: str = "") -> Compatibility:
     """Whether ``draft`` is compatible with ``target``, by their headers.
 
-    Args:
-        target: its header.
-        draft: its header.
-        compare: compares the texts of their tokens; called only if the digests differ and nothing else rules the pair
-            out.
-        drafter: with ``mtp`` the draft may be the target itself, for its own MTP blocks.
+    ``compare`` compares the texts of their tokens; it is called only if the digests differ and nothing else rules the
+    pair out. With the ``drafter`` ``mtp`` the draft may be the target itself, for its own MTP blocks.
     """
     head = heads.kind_of_draft(target, draft, drafter)
     if head is not None and not head.drafter:
         program = f"llama-server -m TARGET -md DRAFT --spec-type {head.spec_type}" if head.spec_type else ""
         reason = f"the draft is {head.what}: it drafts from the target's hidden states and not from tokens"
         return Compatibility("no", (reason,), program)
-    if head is not None:
-        against = [*_unfit(target, "target"), *heads.objections(target, draft, head)]
-        against = against or [*_other_tokens(target, draft, compare)]
-        return Compatibility("no" if against else "yes", tuple(against))
-    against = [*_unfit(target, "target"), *_unfit(draft, "draft")] or [*_other_tokens(target, draft, compare)]
-    if against:
+    of_draft = heads.objections(target, draft, head) if head else _unfit(draft, "draft")
+    if against := [*_unfit(target, "target"), *of_draft] or [*_other_tokens(target, draft, compare)]:
         return Compatibility("no", tuple(against))
-    warnings = tuple(_warnings(target, draft))
+    warnings = () if head else tuple(_warnings(target, draft))
     return Compatibility("yes-with-warning" if warnings else "yes", warnings)
 
 
@@ -165,7 +151,6 @@ def _way_back(header: ModelHeader, role: str) -> str:
 
 
 def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare) -> Iterator[str]:
-    """Why token ids differ in meaning."""
     one, other = target.tokenizer, draft.tokenizer
     outline = _outline_mismatch(
         (kind_of(one), kind_of(other)), (puts_bos(one), puts_bos(other)), (one.size, other.size)

@@ -94,7 +94,7 @@ def _is_norm(tensor: Tensor) -> bool:
 
 
 def _written(tensor: Tensor) -> int:
-    """Bytes of a tensor that are written beside holes: of the embeddings the rows of ``TOKENS``."""
+    """Bytes of a tensor that are written: of the embeddings the rows of ``TOKENS``."""
     if tensor.name.startswith("token_embd.") and len(tensor.shape) == 2 and tensor.shape[1] > TOKENS:
         return tensor.size_bytes // tensor.shape[1] * TOKENS
     return tensor.size_bytes

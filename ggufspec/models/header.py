@@ -41,68 +41,37 @@ class ModelHeader:
     """The shape of one model, from its header alone.
 
     Per-block tuples have ``blocks`` entries, NextN blocks included, since placement counts them (src/llama-model.cpp).
-
-    Args:
-        name: the file's name; of a split model the first part's.
-        size_bytes: of all parts together.
-        parts: files that the model is split over.
-        architecture: llama.cpp's name of it.
-        blocks: all blocks.
-        nextn_blocks: how many of them, the last, predict further tokens.
-        embedding: width of the residual stream.
-        heads: query heads by block; 0 where a block has no attention.
-        kv_heads: key-value heads by block.
-        key_size: numbers per head in a key.
-        value_size: numbers per head in a value.
-        key_size_windowed: the same in a block with a sliding window.
-        value_size_windowed: the same in a block with a sliding window.
-        feed_forward: width of the feed-forward by block.
-        experts: experts per block; 0 is a dense model.
-        experts_used: experts that one token runs through.
-        sliding_window: tokens that a windowed layer sees; 0 without one.
-        windowed: whether a block has a sliding window.
-        recurrent: whether a block keeps a state instead of a KV cache.
-        conv_numbers: f32 numbers of a recurrent block's convolution or token shift, per sequence.
-        state_numbers: f32 numbers of a recurrent block's state proper, per sequence.
-        cached: whether a block has a KV cache of its own.
-        latent: numbers per token that MLA keeps instead of keys and values; 0 without MLA.
-        vocabulary: rows of the output.
-        context_length: tokens that the model was trained for.
-        tokenizer: what its ids mean.
-        regular: whether :mod:`ggufspec.planning.memory` can compute its caches; otherwise only a dry run can.
-        metadata: every scalar and short array of the header, by key.
-        tensors: all tensors of all parts.
     """
 
-    name: str
-    size_bytes: int
-    parts: int
-    architecture: str
-    blocks: int
-    nextn_blocks: int
-    embedding: int
-    heads: tuple[int, ...]
-    kv_heads: tuple[int, ...]
-    key_size: int
-    value_size: int
-    key_size_windowed: int
-    value_size_windowed: int
-    feed_forward: tuple[int, ...]
-    experts: int
-    experts_used: int
-    sliding_window: int
-    windowed: tuple[bool, ...]
-    recurrent: tuple[bool, ...]
-    conv_numbers: int
-    state_numbers: int
-    cached: tuple[bool, ...]
-    latent: int
-    vocabulary: int
-    context_length: int
-    tokenizer: Tokenizer
-    regular: bool
-    metadata: dict[str, Value]
-    tensors: tuple[Tensor, ...]
+    name: str  # the file's name; of a split model the first part's
+    size_bytes: int  # of all parts together
+    parts: int  # files that the model is split over
+    architecture: str  # llama.cpp's name of it
+    blocks: int  # all blocks
+    nextn_blocks: int  # how many of them, the last, predict further tokens
+    embedding: int  # width of the residual stream
+    heads: tuple[int, ...]  # query heads by block; 0 where a block has no attention
+    kv_heads: tuple[int, ...]  # key-value heads by block
+    key_size: int  # numbers per head in a key
+    value_size: int  # numbers per head in a value
+    key_size_windowed: int  # the same in a block with a sliding window
+    value_size_windowed: int  # the same in a block with a sliding window
+    feed_forward: tuple[int, ...]  # width of the feed-forward by block
+    experts: int  # experts per block; 0 is a dense model
+    experts_used: int  # experts that one token runs through
+    sliding_window: int  # tokens that a windowed layer sees; 0 without one
+    windowed: tuple[bool, ...]  # whether a block has a sliding window
+    recurrent: tuple[bool, ...]  # whether a block keeps a state instead of a KV cache
+    conv_numbers: int  # f32 numbers of a recurrent block's convolution or token shift, per sequence
+    state_numbers: int  # f32 numbers of a recurrent block's state proper, per sequence
+    cached: tuple[bool, ...]  # whether a block has a KV cache of its own
+    latent: int  # numbers per token that MLA keeps instead of keys and values; 0 without MLA
+    vocabulary: int  # rows of the output
+    context_length: int  # tokens that the model was trained for
+    tokenizer: Tokenizer  # what its ids mean
+    regular: bool  # whether :mod:`ggufspec.planning.memory` can compute its caches; otherwise only a dry run can
+    metadata: dict[str, Value]  # every scalar and short array of the header, by key
+    tensors: tuple[Tensor, ...]  # all tensors of all parts
 
     @property
     def fingerprint(self) -> str:
@@ -121,20 +90,19 @@ class ModelHeader:
         return not any(tensor.name == "output.weight" for tensor in self.tensors)
 
     def keys(self, block: int) -> int:
-        """Numbers per token that a block's keys have."""
+        """Numbers per token of a block's keys."""
         return self.kv_heads[block] * (self.key_size_windowed if self.windowed[block] else self.key_size)
 
     def values(self, block: int) -> int:
-        """Numbers per token that a block's values have; MLA caches none of them."""
+        """Numbers per token of a block's values; MLA caches none of them."""
         return self.kv_heads[block] * (self.value_size_windowed if self.windowed[block] else self.value_size)
 
     def weight_bytes(self) -> int:
-        """All tensors."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
 def block_of(tensor: Tensor) -> int | None:
-    """The block of a tensor, or None outside the blocks, for example for the embedding."""
+    """The block of a tensor; None outside the blocks, for the embedding say."""
     match = _BLOCK.match(tensor.name)
     return int(match[1]) if match else None
 
@@ -154,55 +122,50 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     read = _Reader(name, metadata)
     _check_parts(read, parts, tensors)
-
-    blocks = read.number("block_count", low=1, high=_MOST_BLOCKS)
-    trunk = 0 if read.architecture in architecture.NO_TRUNK else 1
-    nextn = read.number("nextn_predict_layers", 0, high=blocks - trunk)
+    read.begin()
     embedding = read.number("embedding_length", low=1)
-    heads = read.per_block("attention.head_count", blocks, 0)
-    kv_heads = read.per_block("attention.head_count_kv", blocks, heads)
-    feed_forward = read.per_block("feed_forward_length", blocks, 0)
-    if not any(heads) and read.architecture not in architecture.RECURRENT:
+    if not any(read.heads) and read.architecture not in architecture.RECURRENT:
         raise read.absurd("attention.head_count", "no block has attention")
-    default = embedding // heads[0] if heads[0] else 0
-    key_size = read.number("attention.key_length", default) if heads[0] else 0
-    value_size = read.number("attention.value_length", default) if heads[0] else 0
-    recurrent = _recurrent(read, blocks, nextn, kv_heads, feed_forward)
-    window, windowed = _windowed(read, blocks, nextn, recurrent)
+    heads = read.heads[0]
+    default = embedding // heads if heads else 0
+    key_size = read.number("attention.key_length", default) if heads else 0
+    value_size = read.number("attention.value_length", default) if heads else 0
+    recurrent = _recurrent(read)
+    window, windowed = _windowed(read, recurrent)
     latent = 0
     if read.architecture in architecture.LATENT and read.number("attention.key_length_mla", 0):
-        latent = key_size * max(kv_heads)
+        latent = key_size * max(read.kv_heads)
     experts = read.number("expert_count", 0, high=_MOST_EXPERTS)
-    used = read.per_block("expert_used_count", blocks, 0)
-    if max(used) > experts:
+    used = max(read.per_block("expert_used_count", 0))
+    if used > experts:
         raise read.absurd("expert_used_count", f"there are {experts} experts")
     return ModelHeader(
         name=name,
         size_bytes=size_bytes,
         parts=len(parts),
         architecture=read.architecture,
-        blocks=blocks,
-        nextn_blocks=nextn,
+        blocks=read.blocks,
+        nextn_blocks=read.nextn,
         embedding=embedding,
-        heads=heads,
-        kv_heads=kv_heads,
+        heads=read.heads,
+        kv_heads=read.kv_heads,
         key_size=key_size,
         value_size=value_size,
         key_size_windowed=read.number("attention.key_length_swa", key_size),
         value_size_windowed=read.number("attention.value_length_swa", value_size),
-        feed_forward=feed_forward,
+        feed_forward=read.feed_forward,
         experts=experts,
-        experts_used=max(used),
+        experts_used=used,
         sliding_window=window,
         windowed=windowed,
         recurrent=recurrent,
-        conv_numbers=_conv_numbers(read, embedding, heads[0]) if any(recurrent) else 0,
-        state_numbers=_state_numbers(read, embedding, heads[0], key_size) if any(recurrent) else 0,
-        cached=_cached(read, blocks, nextn, recurrent, feed_forward),
+        conv_numbers=_conv_numbers(read, embedding) if any(recurrent) else 0,
+        state_numbers=_state_numbers(read, embedding, key_size) if any(recurrent) else 0,
+        cached=_cached(read, recurrent),
         latent=latent,
         vocabulary=_vocabulary(read, parts[0], tensors),
         context_length=read.number("context_length", low=1),
-        tokenizer=_tokenizer(read, parts[0]),
+        tokenizer=_tokenizer(metadata, parts[0]),
         regular=read.architecture not in architecture.IRREGULAR,
         metadata=dict(metadata),
         tensors=tensors,
@@ -215,10 +178,20 @@ class _Reader:
     def __init__(self, name: str, metadata: Mapping[str, Value]) -> None:
         self.name = name
         self.metadata = metadata
-        architecture = metadata.get("general.architecture")
-        if not isinstance(architecture, str) or not architecture:
+        own = metadata.get("general.architecture")
+        if not isinstance(own, str) or not own:
             raise ModelError(f"{name}: the header names no architecture", _AGAIN)
-        self.architecture = architecture
+        self.architecture = own
+
+    def begin(self) -> None:
+        """Read the blocks, of which the last ``nextn`` predict further tokens, and what each of them has."""
+        self.blocks = self.number("block_count", low=1, high=_MOST_BLOCKS)
+        trunk = 0 if self.architecture in architecture.NO_TRUNK else 1
+        self.nextn = self.number("nextn_predict_layers", 0, high=self.blocks - trunk)
+        self.main = self.blocks - self.nextn
+        self.heads = self.per_block("attention.head_count", 0)
+        self.kv_heads = self.per_block("attention.head_count_kv", self.heads)
+        self.feed_forward = self.per_block("feed_forward_length", 0)
 
     def value(self, key: str) -> Value | None:
         """The architecture's own key, or None."""
@@ -236,25 +209,25 @@ class _Reader:
             return default
         return self._checked(key, value, low, high)
 
-    def per_block(self, key: str, blocks: int, default: int | tuple[int, ...]) -> tuple[int, ...]:
+    def per_block(self, key: str, default: int | tuple[int, ...]) -> tuple[int, ...]:
         """One number per block, from one for all or from an array of as many."""
         value = self.value(key)
         if value is None:
-            return default if isinstance(default, tuple) else (default,) * blocks
-        if isinstance(value, tuple):
-            if len(value) != blocks:
-                raise self.absurd(key, f"{len(value)} values for {blocks} blocks")
-            return tuple(self._checked(key, item, 0, _MOST) for item in value)
-        return (self._checked(key, value, 0, _MOST),) * blocks
+            return default if isinstance(default, tuple) else (default,) * self.blocks
+        if not isinstance(value, tuple):
+            return (self._checked(key, value, 0, _MOST),) * self.blocks
+        if len(value) != self.blocks:
+            raise self.absurd(key, f"{len(value)} values for {self.blocks} blocks")
+        return tuple(self._checked(key, item, 0, _MOST) for item in value)
 
-    def flags(self, key: str, blocks: int) -> tuple[bool, ...] | None:
+    def flags(self, key: str) -> tuple[bool, ...] | None:
         """One flag per block from an array of as many or more, or None without one."""
         value = self.value(key)
         if not isinstance(value, tuple):
             return None
-        if not blocks <= len(value) <= _MOST_BLOCKS:
-            raise self.absurd(key, f"{len(value)} values for {blocks} blocks")
-        return tuple(bool(item) for item in value[:blocks])
+        if not self.blocks <= len(value) <= _MOST_BLOCKS:
+            raise self.absurd(key, f"{len(value)} values for {self.blocks} blocks")
+        return tuple(bool(item) for item in value[: self.blocks])
 
     def _checked(self, key: str, value: Value | float, low: int, high: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -276,28 +249,26 @@ def _check_parts(read: _Reader, parts: Sequence[Gguf], tensors: Sequence[Tensor]
         raise ModelError(f"{read.name} has tensors of impossible size", _AGAIN)
 
 
-def _recurrent(
-    read: _Reader, blocks: int, nextn: int, kv_heads: tuple[int, ...], feed_forward: tuple[int, ...]
-) -> tuple[bool, ...]:
-    kind, main = read.architecture, blocks - nextn
+def _recurrent(read: _Reader) -> tuple[bool, ...]:
+    kind, blocks, kv_heads = read.architecture, range(read.blocks), read.kv_heads
     if kind in architecture.RECURRENT or kind in architecture.STATE_AND_CACHE:
-        return tuple(i < main for i in range(blocks))
+        return tuple(i < read.main for i in blocks)
     if kind in architecture.STATE_WITHOUT_HEADS:
-        return tuple(i < main and not kv_heads[i] for i in range(blocks))
+        return tuple(i < read.main and not kv_heads[i] for i in blocks)
     if kind in architecture.NEMOTRON_H:
-        return tuple(i < main and not kv_heads[i] and not feed_forward[i] for i in range(blocks))
+        return tuple(i < read.main and not kv_heads[i] and not read.feed_forward[i] for i in blocks)
     if kind in architecture.STATE_INTERVAL:
-        listed = read.flags("attention.recurrent_layers", blocks)
+        listed = read.flags("attention.recurrent_layers")
         interval = read.number("full_attention_interval", architecture.STATE_INTERVAL[kind], low=1)
-        return tuple(i < main and (listed[i] if listed else (i + 1) % interval != 0) for i in range(blocks))
-    return (False,) * blocks
+        return tuple(i < read.main and (listed[i] if listed else (i + 1) % interval != 0) for i in blocks)
+    return (False,) * read.blocks
 
 
-def _windowed(read: _Reader, blocks: int, nextn: int, recurrent: tuple[bool, ...]) -> tuple[int, tuple[bool, ...]]:
+def _windowed(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[int, tuple[bool, ...]]:
     """(the window, which blocks have it)."""
-    none = 0, (False,) * blocks
+    none = 0, (False,) * read.blocks
     window = architecture.WINDOWS.get(read.architecture)
-    if window is None or (read.architecture == "exaone4" and blocks - nextn != 64):
+    if window is None or (read.architecture == "exaone4" and read.main != 64):
         return none
     size = read.number("attention.sliding_window", window.size, high=_LONGEST_WINDOW)
     if not size:
@@ -305,36 +276,33 @@ def _windowed(read: _Reader, blocks: int, nextn: int, recurrent: tuple[bool, ...
     size = window.size if window.fixed else size
     if read.architecture.startswith("lfm2"):
         return size, tuple(not state for state in recurrent)
-    if listed := read.flags("attention.sliding_window_pattern", blocks):
+    if listed := read.flags("attention.sliding_window_pattern"):
         return size, listed
     if not window.pattern:
         raise ModelError(f"{read.name}: the header does not list the blocks with a sliding window", _AGAIN)
     pattern = read.number("attention.sliding_window_pattern", window.pattern)
     full = 0 if window.dense_first else pattern - 1
-    return size, tuple(i < blocks - nextn and (not pattern or i % pattern != full) for i in range(blocks))
+    return size, tuple(i < read.main and (not pattern or i % pattern != full) for i in range(read.blocks))
 
 
-def _cached(
-    read: _Reader, blocks: int, nextn: int, recurrent: tuple[bool, ...], feed_forward: tuple[int, ...]
-) -> tuple[bool, ...]:
+def _cached(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[bool, ...]:
     """``llama_model::create_memory``, and ``llama_hparams::has_kv``."""
     kind = read.architecture
     if kind in architecture.RECURRENT or kind in architecture.NO_MEMORY:
-        return (False,) * blocks
+        return (False,) * read.blocks
     if kind in architecture.STATE_AND_CACHE:
-        return (True,) * blocks
+        return (True,) * read.blocks
     if kind in architecture.NEMOTRON_H:
-        return tuple(not recurrent[i] and not feed_forward[i] for i in range(blocks))
+        return tuple(not state and not width for state, width in zip(recurrent, read.feed_forward, strict=True))
     if kind in architecture.STATE_WITHOUT_HEADS:
         return tuple(not state for state in recurrent)
-    end = blocks - nextn
-    end = min(end, architecture.FIRST_WITHOUT_CACHE.get(kind, end))
+    end = min(read.main, architecture.FIRST_WITHOUT_CACHE.get(kind, read.main))
     if kind == "gemma4":
-        end = min(end, blocks - read.number("attention.shared_kv_layers", 0, high=blocks))
-    return tuple(i < end and not recurrent[i] for i in range(blocks))
+        end = min(end, read.blocks - read.number("attention.shared_kv_layers", 0, high=read.blocks))
+    return tuple(i < end and not state for i, state in enumerate(recurrent))
 
 
-def _conv_numbers(read: _Reader, embedding: int, heads: int) -> int:
+def _conv_numbers(read: _Reader, embedding: int) -> int:
     """``llama_hparams::n_embd_r``."""
     if read.value("wkv.head_size") is not None:
         return read.number("token_shift_count", 2) * embedding
@@ -342,21 +310,21 @@ def _conv_numbers(read: _Reader, embedding: int, heads: int) -> int:
         return embedding * (read.number("shortconv.l_cache", low=1) - 1)
     kernel = max(read.number("ssm.conv_kernel", 0) - 1, 0)
     if read.architecture in architecture.KDA:
-        return 3 * (kernel or 3) * heads * read.number("kda.head_dim")
+        return 3 * (kernel or 3) * read.heads[0] * read.number("kda.head_dim")
     if read.architecture == "minimax-01":
         return 0
     groups = 0 if read.architecture in ("mamba", "jamba") else read.number("ssm.group_count", 0)
     return kernel * (read.number("ssm.inner_size", 0) + 2 * groups * read.number("ssm.state_size", 0))
 
 
-def _state_numbers(read: _Reader, embedding: int, heads: int, key_size: int) -> int:
+def _state_numbers(read: _Reader, embedding: int, key_size: int) -> int:
     """``llama_hparams::n_embd_s``."""
     if read.value("wkv.head_size") is not None:
         return embedding * read.number("wkv.head_size")
     if read.architecture in architecture.KDA:
-        return read.number("kda.head_dim") ** 2 * heads
+        return read.number("kda.head_dim") ** 2 * read.heads[0]
     if read.architecture == "minimax-01":
-        return key_size * key_size * heads
+        return key_size * key_size * read.heads[0]
     return read.number("ssm.state_size", 0) * read.number("ssm.inner_size", 0)
 
 
@@ -371,9 +339,7 @@ def _vocabulary(read: _Reader, part: Gguf, tensors: Sequence[Tensor]) -> int:
     return size
 
 
-def _tokenizer(read: _Reader, part: Gguf) -> Tokenizer:
-    metadata = read.metadata
-
+def _tokenizer(metadata: Mapping[str, Value], part: Gguf) -> Tokenizer:
     def text(key: str) -> str:
         value = metadata.get(f"tokenizer.ggml.{key}", "")
         return value if isinstance(value, str) else ""

@@ -52,13 +52,7 @@ def load(folder: Path, locator: str) -> Entry | None:
 
 
 def save(folder: Path, found: ModelFiles, header: ModelHeader, prefixes: Sequence[bytes]) -> None:
-    """Write an entry; each of its files appears when it is complete.
-
-    Args:
-        folder: the cache, created if need be.
-        found: the model's files.
-        header: the interpreted header.
-        prefixes: the bytes of the header, by part.
+    """Write an entry; each of its files appears when it is complete. ``prefixes`` are the bytes of the header, by part.
 
     Raises:
         ModelError: llama.cpp refuses the header.

@@ -40,21 +40,13 @@ _AGAIN = "download it again"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The header of one model, and files that stand in for it without weights.
+    """The header of one model, and files that stand in for it without weights."""
 
-    Args:
-        header: its shape.
-        metadata_only: sparse file for the dry run (:func:`ggufspec.llamacpp.gguf.write_metadata_only`).
-        sparse: sparse file of the true size with the true header, vocabulary included; of a split model the first part.
-        origin: its file for display, without signature and password.
-        bytes_read: bytes read now; 0 from the cache.
-    """
-
-    header: ModelHeader
-    metadata_only: Path
-    sparse: Path
-    origin: str
-    bytes_read: int = 0
+    header: ModelHeader  # its shape
+    metadata_only: Path  # sparse file for the dry run (:func:`ggufspec.llamacpp.gguf.write_metadata_only`)
+    sparse: Path  # sparse file of the true size with the true header and vocabulary; the first part of a split model
+    origin: str  # its file for display, without signature and password
+    bytes_read: int = 0  # bytes read now; 0 from the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +70,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """In the order of the spec."""
-
     read: tuple[Read, ...]
 
 
 def default_folder() -> Path:
-    """The cache of headers."""
     return cache_folder() / "headers"
 
 
@@ -114,25 +103,16 @@ def read_headers(
             names = " or ".join(found.origin for found in missing)
             raise ChildError(f"llama.cpp died over the header of {names}: {error.message}", _AGAIN) from None
         bytes_read = {one: read.bytes_read for one, read in zip(missing, result.read, strict=True)}
-    known: list[Known] = []
-    for entry in entries:
-        if isinstance(entry, header_cache.Entry):
-            known.append(_known(entry, folder))
-            continue
-        new = header_cache.load(folder, entry.locator)
-        if new is None:
-            raise GgufspecError(f"the cached header of {entry.origin} is gone", f"ls {folder}")
-        known.append(_known(new, folder, bytes_read[entry]))
-    return known
+    return [
+        _known(entry, folder) if isinstance(entry, header_cache.Entry) else _new(entry, folder, bytes_read[entry])
+        for entry in entries
+    ]
 
 
 def read_in_part(found: Sequence[ModelFiles], like: Path, on_event: child.Emit | None = None) -> list[Read]:
     """The headers of models of one repository, not cached; one that cannot be read does not concern the others.
 
-    Args:
-        found: the models.
-        like: a file that begins with the header of one that is like them.
-        on_event: as in :func:`read_headers`.
+    ``like`` is a file that begins with the header of one that is like them; ``on_event`` as in :func:`read_headers`.
     """
     if not found:
         return []
@@ -155,7 +135,7 @@ def cached_header(source: Source, folder: Path | None = None) -> Known | None:
 
 
 def _kept(source: Source, folder: Path) -> header_cache.Entry | ModelFiles:
-    """The cached header of a model, or its files. The last one has to do where there is no network."""
+    """The cached header of a model, or its files. The last one has to do without a network."""
     source = plain(source)
     entry = header_cache.load(folder, locator(source))
     if entry and isinstance(source, HubFile) and _COMMIT.fullmatch(source.revision or ""):
@@ -167,6 +147,13 @@ def _kept(source: Source, folder: Path) -> header_cache.Entry | ModelFiles:
             return entry
         raise
     return entry if entry and entry.key == found.key else found
+
+
+def _new(found: ModelFiles, folder: Path, bytes_read: int) -> Known:
+    entry = header_cache.load(folder, found.locator)
+    if entry is None:
+        raise GgufspecError(f"the cached header of {found.origin} is gone", f"ls {folder}")
+    return _known(entry, folder, bytes_read)
 
 
 def _known(entry: header_cache.Entry, folder: Path, bytes_read: int = 0) -> Known:
@@ -193,11 +180,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def _read(found: ModelFiles, folder: Path | None, shared: Shared | None, progress: Callable[[str, int], None]) -> Read:
-    """Read a header, and keep it in the folder.
-
-    Raises:
-        GgufspecError: it cannot be read, and there is a folder.
-    """
+    """Read a header, and keep it in the folder; without one, why it cannot be read is a result."""
     parts: list[gguf.Gguf] = []
     prefixes: list[bytes] = []
     read = 0

@@ -31,11 +31,7 @@ class LocalFile:
 
     @classmethod
     def at(cls, path: Path) -> LocalFile:
-        """Check a file.
-
-        Raises:
-            ModelError: it does not exist, or is not a file.
-        """
+        """Check a file; a ModelError if it does not exist or is not a file."""
         try:
             found = path.stat()
         except (OSError, ValueError) as error:
@@ -47,7 +43,6 @@ class LocalFile:
 
     @property
     def name(self) -> str:
-        """The file's name; the link's own for a link."""
         return self.path.name
 
     @property
@@ -56,11 +51,7 @@ class LocalFile:
         return f"{self.path.resolve()} {self.size_bytes} {self.modified_ns}"
 
     def read(self, offset: int, count: int) -> bytes:
-        """``count`` bytes from ``offset``; fewer at the end.
-
-        Raises:
-            ModelError: it cannot be read.
-        """
+        """``count`` bytes from ``offset``, fewer at the end; a ModelError if it cannot be read."""
         try:
             with self.path.open("rb") as file:
                 file.seek(offset)
@@ -87,16 +78,11 @@ class ModelFiles:
 
 
 def digest(text: str) -> str:
-    """SHA-256 in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plain(source: Source) -> str | HubFile:
-    """A path or a URL as text; a link to the hub becomes a :class:`HubFile`.
-
-    Raises:
-        GgufspecError: it is neither.
-    """
+    """A path or a URL as text; a link to the hub becomes a :class:`HubFile`. A GgufspecError if it is neither."""
     if isinstance(source, HubFile):
         return source
     text = str(source)
@@ -113,7 +99,6 @@ def plain(source: Source) -> str | HubFile:
 
 
 def is_url(source: str) -> bool:
-    """Whether a source is a URL."""
     return source.startswith(("https://", "http://"))
 
 
@@ -177,18 +162,20 @@ def _here(paths: Sequence[Path]) -> tuple[LocalFile, ...]:
 
 def downloaded(source: HubFile) -> ModelFiles | None:
     """The parts in the hub's own cache, if all are present."""
+    paths = cached_parts(source)
+    return ModelFiles(str(paths[0]), locator(source), _here(paths)) if paths else None
+
+
+def cached_parts(source: HubFile) -> list[Path]:
+    """The same as paths, without a look at them; none if any is missing. No network."""
     cached = [client.cached_file(source.repo, name, source.revision) for name in part_names(source.file)]
     paths = [path for path in cached if path is not None]
-    if len(paths) < len(cached):
-        return None
-    return ModelFiles(str(paths[0]), locator(source), _here(paths))
+    return paths if len(paths) == len(cached) else []
 
 
 def _on_hub(source: HubFile) -> ModelFiles:
-    revision, files = source.revision, []
     names = part_names(source.file)
-    for name in names:
-        part = client.remote_file(source.repo, name, revision)
-        revision = part.commit or revision  # the same commit for all parts
-        files.append(RemoteFile(part.url, part.size_bytes, commit=part.commit or part.etag, repo=source.repo))
-    return ModelFiles(str(HubFile(source.repo, names[0], revision)), locator(source), tuple(files))
+    parts = client.remote_parts(source.repo, names, source.revision)
+    files = [RemoteFile(one.url, one.size_bytes, commit=one.commit or one.etag, repo=source.repo) for one in parts]
+    origin = HubFile(source.repo, names[0], parts[0].commit or source.revision)
+    return ModelFiles(str(origin), locator(source), tuple(files))

@@ -51,16 +51,13 @@ def source(text: str) -> Source:
     """
     if is_url(text) or Path(text).exists() or text.count("/") not in (1, 2) or text.startswith((".", "/", "~")):
         return text
-    repo, _, file = text.partition("/")[0] + "/" + text.split("/")[1], "", "/".join(text.split("/")[2:])
-    return client.HubFile(repo, file) if file else client.HubFile(repo, choose(repo, client.names(repo)))
+    user, name, *file = text.split("/", 2)
+    repo = f"{user}/{name}"
+    return client.HubFile(repo, file[0] if file else choose(repo, client.names(repo)))
 
 
 def choose(repo: str, files: Sequence[str]) -> str:
-    """The projector of a repository, F16 of several. Pure.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The projector of a repository, F16 of several; a ModelError if there is none. Pure."""
     found = sorted(file for file in files if file.endswith(".gguf") and "mmproj" in file.lower())
     if not found:
         raise ModelError(f"{repo} has no mmproj-….gguf", f"see {client.page(repo)}/tree/main")
@@ -95,11 +92,7 @@ def measure(
 
 
 def check(projector: Result, target: ModelHeader) -> None:
-    """Refuse the projector of another model.
-
-    Raises:
-        ModelError: nothing in it is as wide as the target's embeddings.
-    """
+    """Refuse, as a ModelError, the projector of another model: nothing in it is as wide as the target's embeddings."""
     if target.embedding not in projector.widths:
         raise ModelError(
             f"{projector.name} is the mmproj of another model: {target.name} has embeddings of {target.embedding}, and "
@@ -109,7 +102,6 @@ def check(projector: Result, target: ModelHeader) -> None:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Read the header and ask llama.cpp, in this process."""
     del emit, stopping
     load()
     file = spec.found.files[0]

@@ -41,7 +41,6 @@ _MEND = "mend the file, or name another profile"
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is a valid profile name: printable, and not a path. Pure."""
     return (
         0 < len(text) <= _LONGEST_NAME
         and text.isprintable()
@@ -63,14 +62,13 @@ class _Strict(BaseModel):
 
 
 class ModelSource(_Strict):
-    """Where a model's file is: ``file`` beside the profile, or ``file`` in the hub's ``repo``.
+    """Where a model's file is: ``file`` next to the profile, or ``file`` in the hub's ``repo``.
 
-    ``expand`` expands the file beside the profile to a published shape and a type, such as ``smollm2-360m:F16``
+    ``expand`` expands the file next to the profile to a published shape and a type, such as ``smollm2-360m:F16``
     (:mod:`ggufspec.models.expanded`).
 
-    Sizes are for the list of profiles, which works offline: bytes of the file, layers as ``-ngl`` counts them, and
-    bytes of the f16 KV cache per token, in layers without a sliding window. A cached header takes precedence.
-    ``approximate`` says that the bytes were computed from the model's shape, or published in a few digits only.
+    Sizes are for the list of profiles, which works offline; a cached header takes precedence. ``approximate`` says that
+    the bytes were computed from the model's shape, or published in a few digits only.
     """
 
     file: str
@@ -78,9 +76,10 @@ class ModelSource(_Strict):
     repo: str | None = None
     revision: str | None = None
     gpu_layers: int | None = None
-    size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None  # of the file
     approximate: bool = False
-    layers: Annotated[int, Field(ge=2, le=_MOST)] | None = None
+    layers: Annotated[int, Field(ge=2, le=_MOST)] | None = None  # as -ngl counts them
+    # of the f16 KV cache per token, in layers without a sliding window
     cache_bytes: Annotated[int, Field(ge=0, le=_MOST)] | None = None
 
 
@@ -228,7 +227,7 @@ class Pair(PairSpec):
 
 
 def bundled_folder() -> Path:
-    """The bundled profiles: inside the installed package, or at the top of a checkout."""
+    """Inside the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
@@ -240,13 +239,11 @@ def user_folder() -> Path:
 
 
 def known_profiles() -> list[str]:
-    """All names that :func:`find` accepts."""
     files = [path for folder in (user_folder(), bundled_folder()) for path in folder.glob("*.toml")]
     return sorted({path.stem for path in files if is_name(path.stem)})
 
 
 def own_profiles() -> list[str]:
-    """Names of the user's own profiles."""
     return sorted(path.stem for path in user_folder().glob("*.toml"))
 
 
@@ -271,11 +268,7 @@ def own_profile(name: str) -> Path:
 
 
 def find(name: str) -> Path:
-    """The file of a profile, by name or path.
-
-    Raises:
-        UsageError: there is none; the hint names the nearest.
-    """
+    """The file of a profile, by name or path; a UsageError that names the nearest if there is none."""
     if name.endswith(".toml"):
         path = Path(name).expanduser()
         if untrusted.is_file(path):
@@ -322,11 +315,7 @@ def load_profile(name: str | Path) -> Profile:
 
 
 def toml_of(path: Path) -> str:
-    """The text of a profile.
-
-    Raises:
-        GgufspecError: it cannot be read, or is too large.
-    """
+    """The text of a profile; a GgufspecError if it cannot be read or is too large."""
     return untrusted.read_text(path, _MOST_BYTES, hint=_MEND)
 
 
@@ -337,14 +326,13 @@ def resolve(profile: Profile, on_event: child.Emit | None = None) -> Pair:
         ModelError: a file is missing; the hint is the command that downloads it.
         GgufspecError: an expanded model cannot be written.
     """
-    places: list[Path | None] = []
-    for place in sources(profile, on_event):
+    target, draft = sources(profile, on_event)
+    for place in (target, draft):
         if isinstance(place, HubFile):
             message = f"{place.file} of profile {profile.name!r} is not on this machine"
             raise ModelError(message, f"ggufspec pull {profile.name}")
-        places.append(place)
-    target, draft = places
-    assert target is not None
+    assert isinstance(target, Path)
+    assert not isinstance(draft, HubFile)
     return Pair(profile.name, target, draft, profile.placed_settings, profile.bench, profile.note)
 
 
@@ -367,7 +355,6 @@ def on_hub(model: ModelSource) -> HubFile | None:
 
 
 def source(model: ModelSource, profile: Profile, on_event: child.Emit | None = None) -> Path | HubFile:
-    """:func:`sources` of one model."""
     wanted = on_hub(model)
     if wanted is not None:
         return here(wanted) or wanted
@@ -380,11 +367,7 @@ def source(model: ModelSource, profile: Profile, on_event: child.Emit | None = N
 
 
 def is_made(profile: Profile) -> bool:
-    """Whether every expanded model of a profile exists already.
-
-    Raises:
-        GgufspecError: a source file is missing, or ``expand`` is invalid.
-    """
+    """Whether every expanded model of a profile exists already; fails as :func:`source`."""
     from ggufspec.models.expanded import place
 
     models = (profile.target, profile.draft)

@@ -32,11 +32,7 @@ _EVENTS_S = 0.1
 
 
 def check_room(folder: Path, needed_bytes: int, name: str) -> None:
-    """Check that the disk has room.
-
-    Raises:
-        GgufspecError: it has no room for ``needed_bytes``.
-    """
+    """Check that the disk has room for ``needed_bytes``; a GgufspecError if it has not."""
     free = free_disk_bytes(folder)
     if needed_bytes + _ROOM > free:
         raise GgufspecError(
@@ -47,11 +43,7 @@ def check_room(folder: Path, needed_bytes: int, name: str) -> None:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """:func:`ggufspec.files.write.replacing`, with an error that tells the user what to do.
-
-    Raises:
-        GgufspecError: the file cannot be written.
-    """
+    """:func:`ggufspec.files.write.replacing`, but an OSError becomes a GgufspecError with a hint."""
     try:
         with replacing(path) as part:
             yield part
@@ -60,7 +52,7 @@ def appearing(path: Path) -> Iterator[Path]:
 
 
 def fill(part: Path, name: str, pieces: Iterable[Piece], emit: child.Emit, stopping: threading.Event) -> int:
-    """Write pieces into a file that has its final size already.
+    """Write pieces into a file that has its final size already; returns its disk space in bytes.
 
     Args:
         part: the file.
@@ -68,9 +60,6 @@ def fill(part: Path, name: str, pieces: Iterable[Piece], emit: child.Emit, stopp
         pieces: in order of their offsets.
         emit: called with ``{"event": "writing", "file": name, "bytes": …, "of": …}``, ten times a second.
         stopping: ends it early.
-
-    Returns:
-        Disk space in bytes.
 
     Raises:
         StopError: it was stopped.

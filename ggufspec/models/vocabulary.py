@@ -61,11 +61,7 @@ def check_pair(target: Known, draft: Known, drafter: str = "") -> tuple[str, ...
 
 
 def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, drafter: str = "") -> tuple[str, ...]:
-    """The warnings of a verdict that is not "no".
-
-    Raises:
-        ModelError: as :func:`check_pair`.
-    """
+    """The warnings of a verdict that is not "no"; fails as :func:`check_pair`."""
     if verdict.answer != "no":
         return verdict.reasons
     if heads.is_own(target, draft, drafter):

@@ -1,8 +1,7 @@
 """Files of the Hugging Face hub, its cache on this machine, and the HTTP client of all downloads.
 
-The only importer of ``huggingface_hub``, and with :mod:`ggufspec.chat.remote` of ``httpx2``. The client is
-huggingface_hub's own, so that proxies, certificates and HF_HUB_OFFLINE hold for every request; the cache is its own
-too, so that other programs find the files.
+The only importer of ``huggingface_hub``, and with :mod:`ggufspec.chat.remote` of ``httpx2``. Client and cache are
+huggingface_hub's: proxies, certificates and HF_HUB_OFFLINE hold for every request, and other programs find the files.
 """
 
 from __future__ import annotations
@@ -132,25 +131,27 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
         ModelError: there is no such file, this user has no access, or its name leaves the repository.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub import get_hf_file_metadata
 
     check_names(repo, file, revision)
 
     def ask() -> Remote:
-        with _explained(repo, file, revision):
-            found = get_hf_file_metadata(
-                hf_hub_url(repo, file, revision=revision),
-                timeout=_TIMEOUT_S,
-                library_name=_NAME,
-                library_version=__version__,
-            )
-            commit = found.commit_hash or ""
-            url = hf_hub_url(repo, file, revision=commit or revision)
+        address = url(repo, file, revision)
+        found = get_hf_file_metadata(address, timeout=_TIMEOUT_S, library_name=_NAME, library_version=__version__)
         if found.size is None:
             raise ModelError(f"the hub does not say how large {repo}/{file} is", f"hf download {repo} {file}")
-        return Remote(url, found.etag or "", found.size, commit)
+        commit = found.commit_hash or ""
+        return Remote(url(repo, file, commit or revision), found.etag or "", found.size, commit)
 
-    return with_retries(ask)
+    return _asked(ask, repo, file, revision)
+
+
+def remote_parts(repo: str, files: Sequence[str], revision: str | None) -> list[Remote]:
+    """:func:`remote_file` of all parts of a model, at the commit of the first."""
+    found: list[Remote] = []
+    for file in files:
+        found.append(remote_file(repo, file, (found[0].commit if found else "") or revision))
+    return found
 
 
 def hub_file(name: str, revision: str | None = None, *, draft: bool = False) -> HubFile:
@@ -193,12 +194,7 @@ def find_quant(repo: str, quant: str = "", revision: str | None = None, *, draft
 
 
 def sidecars(repo: str, revision: str | None = None) -> tuple[str, ...]:
-    """Files of a repository that are heads for its target.
-
-    Raises:
-        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: there is no such repository.
-    """
+    """Files of a repository that are heads for its target; fails as :func:`contents`."""
     return tuple(sorted(file for file in names(repo, revision) if file.endswith(".gguf") and sidecar(file)))
 
 
@@ -212,22 +208,16 @@ def contents(repo: str, revision: str | None = None) -> tuple[str, dict[str, int
     from huggingface_hub import HfApi
 
     def ask() -> tuple[str, dict[str, int]]:
-        with _explained(repo, "", revision):
-            # list_repo_tree has no time-out, and tries again for as long as a server asks
-            api = HfApi(library_name=_NAME, library_version=__version__)
-            found = api.model_info(repo, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
-            return str(found.sha or ""), {str(one.rfilename): int(one.size or 0) for one in found.siblings or ()}
+        # list_repo_tree has no time-out, and tries again for as long as a server asks
+        api = HfApi(library_name=_NAME, library_version=__version__)
+        found = api.model_info(repo, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
+        return str(found.sha or ""), {str(one.rfilename): int(one.size or 0) for one in found.siblings or ()}
 
-    return with_retries(ask)
+    return _asked(ask, repo, "", revision)
 
 
 def search(words: str, most: int) -> list[str]:
-    """Repositories of the hub that have GGUF files and match ``words``, the most downloaded first.
-
-    Raises:
-        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: something else than the hub answers.
-    """
+    """Repositories with GGUF files that match ``words``, the most downloaded first; fails as :func:`contents`."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
@@ -235,13 +225,12 @@ def search(words: str, most: int) -> list[str]:
     asked = {"search": words, "filter": "gguf", "sort": "downloads", "direction": "-1", "limit": str(most)}
 
     def ask() -> list[str]:
-        with _explained(f"a search for {words!r}", "", None):
-            headers = build_hf_headers(library_name=_NAME, library_version=__version__)
-            reply = get_session().get(url, params=asked, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
-            hf_raise_for_status(reply)
-            return [str(entry["id"]) for entry in reply.json()][:most]
+        headers = build_hf_headers(library_name=_NAME, library_version=__version__)
+        reply = get_session().get(url, params=asked, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+        hf_raise_for_status(reply)
+        return [str(entry["id"]) for entry in reply.json()][:most]
 
-    return with_retries(ask)
+    return _asked(ask, f"a search for {words!r}", "", None)
 
 
 def names(repo: str, revision: str | None = None) -> list[str]:
@@ -249,10 +238,9 @@ def names(repo: str, revision: str | None = None) -> list[str]:
     try:
         return [*contents(repo, revision)[1]]
     except UnreachableError:
-        found = _cached_names(repo, revision)
-        if not found:
-            raise
-        return found
+        if found := _cached_names(repo, revision):
+            return found
+        raise
 
 
 def models(files: Iterable[str]) -> dict[str, list[str]]:
@@ -271,7 +259,6 @@ def quant_of(file: str) -> str:
 
 
 def no_gguf(repo: str) -> ModelError:
-    """The error for a repository without a GGUF file."""
     return ModelError(f"{repo} has no GGUF file", f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf")
 
 
@@ -279,7 +266,7 @@ def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) 
     """The files of a repository that match ``quant``. Pure.
 
     Heads beside a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind;
-    without either only where the repository has nothing else.
+    without either only if the repository has nothing else.
 
     Raises:
         ModelError: there is none, or more than one.
@@ -340,12 +327,7 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Itera
     """GET a URL. The caller reads the body (``iter_raw``), which may be longer or shorter than the headers claim.
 
     Redirects are followed; credentials are not sent to another host. A silent server has HF_HUB_DOWNLOAD_TIMEOUT.
-
-    Args:
-        url: http or https.
-        headers: of the request.
-        hub: whether it is the hub, which gets the user's token.
-        shown: the file's name in errors; the URL may contain a signature.
+    ``hub`` sends the user's token; ``shown`` is the file's name in errors, as the URL may contain a signature.
 
     Raises:
         UnreachableError: no answer.
@@ -358,11 +340,8 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Itera
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
     timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
-    sent = {
-        **(build_hf_headers(library_name=_NAME, library_version=__version__) if hub else {}),
-        "Accept-Encoding": "identity",
-        **headers,
-    }
+    own = build_hf_headers(library_name=_NAME, library_version=__version__) if hub else {}
+    sent = {**own, "Accept-Encoding": "identity", **headers}
     try:
         with get_session().stream("GET", url, headers=sent, timeout=timeout_s, follow_redirects=True) as response:
             yield response
@@ -388,6 +367,16 @@ def with_retries(ask: Callable[[], Answer]) -> Answer:
     return ask()
 
 
+def _asked(ask: Callable[[], Answer], repo: str, file: str, revision: str | None) -> Answer:
+    """What the hub answers, with retries; errors of huggingface_hub become ours."""
+
+    def once() -> Answer:
+        with _explained(repo, file, revision):
+            return ask()
+
+    return with_retries(once)
+
+
 def asked_pause_s(headers: Mapping[str, str]) -> float:
     """The pause that a busy server asks for; 0 without one.
 
@@ -400,15 +389,13 @@ def asked_pause_s(headers: Mapping[str, str]) -> float:
     return 0.0
 
 
-def url(repo: str, file: str, revision: str) -> str:
-    """Where the hub serves a file of a revision."""
+def url(repo: str, file: str, revision: str | None) -> str:
     from huggingface_hub import hf_hub_url
 
     return hf_hub_url(repo, file, revision=revision)
 
 
 def page(repo: str) -> str:
-    """The repository's page."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repo}"
@@ -455,25 +442,19 @@ def locked(repo: str, etag: str) -> Iterator[None]:
 
 
 def link(repo: str, file: str, commit: str) -> Path:
-    """Let huggingface_hub link a complete blob into the cache's folder of ``commit``.
-
-    Raises:
-        UnreachableError: the hub cannot be reached.
-        ModelError: the file is gone, or this user has no access.
-    """
+    """Let huggingface_hub link a complete blob into the cache's folder of ``commit``; fails as :func:`contents`."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     def ask() -> Path:
-        with _explained(repo, file, commit):
-            try:
-                return Path(hf_hub_download(repo, file, revision=commit, library_name=_NAME))
-            except LocalEntryNotFoundError as error:  # its cause is what happened
-                if error.__cause__ is not None:
-                    raise error.__cause__ from None
-                raise _unreachable(f"{repo}/{file}", error) from None
+        try:
+            return Path(hf_hub_download(repo, file, revision=commit, library_name=_NAME))
+        except LocalEntryNotFoundError as error:  # its cause is what happened
+            if error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise _unreachable(f"{repo}/{file}", error) from None
 
-    return with_retries(ask)
+    return _asked(ask, repo, file, commit)
 
 
 def point(repo: str, revision: str | None, commit: str) -> None:
@@ -507,11 +488,8 @@ def _repo_folder(repo: str) -> Path:
 
 
 def _cached_names(repo: str, revision: str | None) -> list[str]:
-    """The cached files of a revision."""
-    folder = _repo_folder(repo)
-    ref = folder / "refs" / (revision or "main")
-    commit = _commit(ref) or revision or "main"
-    snapshot = folder / "snapshots" / commit
+    folder, wanted = _repo_folder(repo), revision or "main"
+    snapshot = folder / "snapshots" / (_commit(folder / "refs" / wanted) or wanted)
     return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
 
 
@@ -547,12 +525,10 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
         raise _offline(shown) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
-        if status in (401, 403):
-            raise ModelError(f"the hub refuses {shown} ({status})", "check HF_TOKEN, or: hf auth login") from None
         if status < 500 and status not in (408, 429):
-            raise ModelError(
-                f"the hub refuses {shown} ({status})", f"see {page(repo)}, and check HF_ENDPOINT"
-            ) from None
+            is_login = status in (401, 403)
+            hint = "check HF_TOKEN, or: hf auth login" if is_login else f"see {page(repo)}, and check HF_ENDPOINT"
+            raise ModelError(f"the hub refuses {shown} ({status})", hint) from None
         raise busy(shown, status, error.response.headers) from None
     except (httpx2.HTTPError, errors.FileMetadataError) as error:
         raise _unreachable(shown, error) from None
@@ -564,7 +540,6 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
 
 
 def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
-    """The error for an overloaded server or a rate limit."""
     wait_s = asked_pause_s(headers)
     message = f"the hub cannot serve {shown} now ({status})"
     if status == 429:
@@ -573,7 +548,7 @@ def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
 
 
 def _near(repo: str, file: str, revision: str | None) -> list[str]:
-    """Files of a repository with names similar to a missing one; none if the hub does not answer."""
+    """Files with names similar to a missing one; none if the hub does not answer."""
     with suppress(Exception):
         return difflib.get_close_matches(file, contents(repo, revision)[1], n=2)
     return []

@@ -22,7 +22,7 @@ from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.hardware import host
 from ggufspec.models.hub import client
 from ggufspec.models.hub.client import HubFile
-from ggufspec.models.locate import part_names
+from ggufspec.models.locate import cached_parts, part_names
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries without progress
 _MOST_PAUSE_S = 300.0  # that the hub may ask for; its limits are per five minutes
@@ -40,38 +40,24 @@ class DamagedError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file, before its download and after it.
+    """One file, before its download and after it."""
 
-    Args:
-        source: which file.
-        commit: the version that ``revision`` means.
-        etag: what the hub calls its contents: the SHA-256 of a large file.
-        size_bytes: of the whole.
-        url: empty if the hub was not asked.
-        present_bytes: on this machine before the download.
-        path: set if the file is complete.
-        verified: whether its bytes were compared with the hub's digest.
-        downloaded_bytes: received in this download.
-    """
-
-    source: HubFile
-    commit: str
-    etag: str
-    size_bytes: int
-    url: str = ""
-    present_bytes: int = 0
-    path: Path | None = None
-    verified: bool = False
-    downloaded_bytes: int = 0
+    source: HubFile  # which file
+    commit: str  # the version that ``revision`` means
+    etag: str  # what the hub calls its contents: the SHA-256 of a large file
+    size_bytes: int  # of the whole
+    url: str = ""  # empty if the hub was not asked
+    present_bytes: int = 0  # on this machine before the download
+    path: Path | None = None  # set if the file is complete
+    verified: bool = False  # whether its bytes were compared with the hub's digest
+    downloaded_bytes: int = 0  # received in this download
 
     @property
     def sha256(self) -> str | None:
-        """The hub's digest; None without one."""
         return self.etag if _SHA256.fullmatch(self.etag) else None
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes to download."""
         return self.size_bytes - self.present_bytes
 
 
@@ -85,7 +71,6 @@ class Order:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """All files."""
         return tuple(item for model in self.models for item in model)
 
     @property
@@ -95,13 +80,8 @@ class Order:
 
 
 def here(source: HubFile) -> Path | None:
-    """The first part of a model, if all parts are in the cache. No network.
-
-    Raises:
-        ModelError: its name leaves the repository.
-    """
-    paths = [client.cached_file(source.repo, name, source.revision) for name in part_names(source.file)]
-    return paths[0] if all(paths) else None
+    """The first part of a model, if all parts are in the cache. No network; fails if its name leaves the repository."""
+    return next(iter(cached_parts(source)), None)
 
 
 def look(sources: Sequence[HubFile]) -> Order:
@@ -144,15 +124,10 @@ def shown_size(size: float) -> str:
 
 
 def fetch(order: Order, on_event: Emit | None = None) -> Order:
-    """Download and verify the files of an order, one after the other.
+    """Download and verify the files of an order, one after the other; returns it with every ``path`` set.
 
-    Args:
-        order: from :func:`look`.
-        on_event: called with ``{"event": "fetching", "file": …, "bytes": …, "total": …}``, the same with ``checking``,
-            and with ``waiting``, which adds ``seconds`` and ``why``.
-
-    Returns:
-        The order with every ``path`` set.
+    ``on_event`` gets ``{"event": "fetching", "file": …, "bytes": …, "total": …}``, the same with ``checking``, and with
+    ``waiting``, which adds ``seconds`` and ``why``.
 
     Raises:
         UnreachableError: the connection was lost; the next call resumes there.
@@ -173,24 +148,18 @@ def fetch(order: Order, on_event: Emit | None = None) -> Order:
 
 
 def _model(source: HubFile) -> tuple[Item, ...]:
-    names = part_names(source.file)
-    kept = [HubFile(source.repo, name, source.revision) for name in names]
+    kept = [replace(source, file=name) for name in part_names(source.file)]
     if source.revision and _COMMIT.fullmatch(source.revision) and here(source):
         return tuple(map(_kept, kept))
-    items: list[Item] = []
     try:
-        revision = source.revision
-        for part in kept:
-            found = client.remote_file(part.repo, part.file, revision)
-            if not _COMMIT.fullmatch(found.commit):
-                raise ModelError(f"the hub gives no commit of {source}", "check HF_ENDPOINT")
-            revision = found.commit  # all parts of the first one's
-            items.append(_item(part, found))
+        found = client.remote_parts(source.repo, [part.file for part in kept], source.revision)
     except client.UnreachableError:
         if here(source) is None:
             raise
         return tuple(map(_kept, kept))
-    return tuple(items)
+    if not all(_COMMIT.fullmatch(part.commit) for part in found):
+        raise ModelError(f"the hub gives no commit of {source}", "check HF_ENDPOINT")
+    return tuple(map(_item, kept, found))
 
 
 def _item(source: HubFile, found: client.Remote) -> Item:
@@ -225,8 +194,6 @@ def _size(path: Path) -> int:
 
 
 class _File:
-    """The download of one file."""
-
     def __init__(self, item: Item, on_event: Emit | None) -> None:
         self._item = item
         self._name = str(item.source)
@@ -235,7 +202,6 @@ class _File:
         self._received = 0
 
     def have(self) -> Item:
-        """The file, downloaded and verified."""
         item, source = self._item, self._item.source
         if item.path is not None:
             self._verify(item.path)
@@ -248,9 +214,8 @@ class _File:
                 )
             with client.locked(source.repo, item.etag):
                 self._fill()
-        path = client.cached_file(source.repo, source.file, item.commit) or client.link(
-            source.repo, source.file, item.commit
-        )
+        wanted = source.repo, source.file, item.commit
+        path = client.cached_file(*wanted) or client.link(*wanted)
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
                 raise ModelError(f"{self._name} is not a GGUF file", "choose a file that ends in .gguf")
@@ -321,13 +286,11 @@ class _File:
             )
 
     def _append(self, file: IO[bytes], done: int, chunks: Iterator[bytes]) -> int:
-        """Write what comes; how long the file is then. A server that sends next to nothing is given up."""
+        """Write what comes; returns the file's length. A server that sends next to nothing is given up."""
         size, since_s, since_bytes = self._item.size_bytes, time.monotonic(), done
         for chunk in chunks:
             if done + len(chunk) > size:
-                raise ModelError(
-                    f"the hub sends more of {self._name} than the {size:,} bytes it has", "try again later"
-                )
+                raise ModelError(f"the hub sends more of {self._name} than its {size:,} bytes", "try again later")
             left = memoryview(chunk)
             while left:  # when the disk is full, what was written counts
                 left = left[file.write(left) :]
@@ -344,11 +307,7 @@ class _File:
         return done
 
     def _verify(self, path: Path) -> None:
-        """Compare a complete file with the hub's digest, or its size where there is none.
-
-        Raises:
-            DamagedError: it is another; it was removed.
-        """
+        """Compare a complete file with the hub's digest, or its size without one; another is removed."""
         found, done = hashlib.sha256(), 0
         if self._item.sha256 is None:
             is_whole = _size(path) == self._item.size_bytes
@@ -367,7 +326,6 @@ class _File:
             )
 
     def _report(self, event: str, done: int, **more: object) -> None:
-        """Report progress, now and then."""
         total, now_s = self._item.size_bytes, time.monotonic()
         seldom = event == "waiting" or done == total or now_s - self._reported_s >= _EVENTS_S
         if self._on_event is not None and seldom:

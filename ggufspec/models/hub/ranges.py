@@ -36,7 +36,6 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The file's name."""
         return unquote(urlsplit(self.url).path).rsplit("/", 1)[-1]
 
     @property

@@ -1,7 +1,4 @@
-"""The models of one repository of the hub: their files and sizes, and their headers, which are kept together.
-
-:mod:`ggufspec.models.headers` reads them.
-"""
+"""The models of one repository of the hub: their files and sizes, and their headers, which are kept together."""
 
 from __future__ import annotations
 
@@ -37,41 +34,30 @@ class RepositoryModel:
 
     @property
     def file(self) -> str:
-        """The name of the file, or of the first part."""
+        """Of a split model the first part."""
         return self.files[0]
 
     @property
     def size_bytes(self) -> int:
-        """Of all parts."""
         return sum(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The models that the hub lists, without their headers.
+    """The models that the hub lists, without their headers."""
 
-    Args:
-        repo: its name.
-        revision: branch, tag or commit that was asked for; None is main.
-        models: targets, or drafts, the smallest first.
-        heads: files that draft for its models.
-        left_out: names of models beyond ``MOST_MODELS``.
-        commit: that all files are read at.
-    """
-
-    repo: str
-    revision: str | None
-    models: tuple[RepositoryModel, ...]
-    heads: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    commit: str = ""
+    repo: str  # its name
+    revision: str | None  # branch, tag or commit that was asked for; None is main
+    models: tuple[RepositoryModel, ...]  # targets, or drafts, the smallest first
+    heads: tuple[str, ...] = ()  # files that draft for its models
+    left_out: tuple[str, ...] = ()  # names of models beyond ``MOST_MODELS``
+    commit: str = ""  # that all files are read at
 
     def source(self, model: RepositoryModel) -> HubFile:
-        """One of its models."""
         return HubFile(self.repo, model.file, self.revision)
 
     def named(self, model: RepositoryModel) -> str:
-        """What ``-hf`` takes for a model: with its quantisation where that is enough, else with its file."""
+        """What ``-hf`` takes for a model: with its quantisation if that is enough, else with its file."""
         files = [file for one in self.models for file in one.files] + [*self.left_out]
         quant = client.quant_of(model.file)
         try:
@@ -130,7 +116,6 @@ def look(repo: str, revision: str | None = None) -> Repository:
 
 
 def last_read(repo: str) -> Repository | None:
-    """The repository as it was last read, or None."""
     entry = _load(repo, None)
     return entry.repository if entry else None
 
@@ -139,11 +124,7 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     """The headers of a repository's models.
 
     One header of each shape is read whole, of the others what is their own. A model whose header cannot be read has
-    the reason, and the others go on.
-
-    Args:
-        repository: whose models to read.
-        on_event: called with progress: :func:`ggufspec.models.headers.read_headers`.
+    the reason, and the others go on. ``on_event`` is that of :func:`ggufspec.models.headers.read_headers`.
 
     Raises:
         GgufspecError: none of them can be read; the reason is that of the first.
@@ -151,7 +132,7 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     found: dict[RepositoryModel, ReadModel] = {}
     located: dict[RepositoryModel, ModelFiles] = {}
     like, reason = None, None
-    # The one that -hf alone takes is read whole, or one of the next two where it cannot be.
+    # The one that -hf alone takes is read whole, or one of the next two if it cannot be.
     for model in sorted(repository.models, key=lambda one: client.quant_of(one.file) != client.USUAL_QUANT):
         try:
             located[model] = _locate(repository, model)
@@ -188,7 +169,7 @@ def _of_shape(
     shapes: dict[object, headers.Known],
     on_event: child.Emit | None,
 ) -> ReadModel:
-    """The model with one of its shape, whose header is read whole where it is the first of that."""
+    """The model with one of its shape, whose header is read whole for the first of that shape."""
     if one.header is None:
         return ReadModel(model, error=one.error, hint=one.hint, bytes_read=one.bytes_read)
     shape, read = _shape(one.header), one.bytes_read
@@ -209,11 +190,7 @@ def _shape(header: ModelHeader) -> object:
 
 
 def _locate(repository: Repository, model: RepositoryModel) -> ModelFiles:
-    """The files of a model as the list has them; those in the hub's cache if all of them are.
-
-    Raises:
-        ModelError: a part is missing.
-    """
+    """The files of a model as the list has them; those in the hub's cache if all of them are."""
     wanted, sizes = repository.source(model), dict(zip(model.files, model.sizes, strict=True))
     names, repo, commit = part_names(model.file), repository.repo, repository.commit
     if lost := [name for name in names if name not in sizes]:
