@@ -14,7 +14,7 @@ from typing import Any
 import chat_models
 import httpx2
 import pytest
-from endpoints import PATIENCE_S, Endpoint, events, serving, template
+from endpoints import CHATML, PATIENCE_S, Endpoint, events, serving, template
 from gguf_files import rewritten
 from processes import Cli
 
@@ -174,6 +174,34 @@ def test_requests_are_logged_as_bench_reads_them(cli: Cli, tmp_path: Path) -> No
     assert (failed.code, "cannot be written" in failed.stderr) == (2, True)
 
 
+def test_several_answers_to_one_request(client: httpx2.Client) -> None:
+    body = {"messages": [CODE], "max_tokens": 8, "temperature": 1.0}
+    one, other = (client.post("/v1/chat/completions", json=body | {"seed": seed}).json() for seed in (7, 8))
+    both = client.post("/v1/chat/completions", json=body | {"seed": 7, "n": 2, "verbose": True}).json()
+    assert [choice["index"] for choice in both["choices"]] == [0, 1]
+    assert [choice["message"] for choice in both["choices"]] == [
+        answer["choices"][0]["message"] for answer in (one, other)
+    ]
+    assert both["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert both["usage"]["completion_tokens"] == 16
+    assert both["usage"]["total_tokens"] == both["usage"]["prompt_tokens"] + 16
+    assert both["__verbose"]["prompt"].endswith("<|im_start|>assistant\n")
+    assert "__verbose" not in one
+
+
+def test_names_tags_and_reasoning(tmp_path: Path) -> None:
+    """As llama-server has them: aliases in the alphabet's order, and a model that does not reason unless asked."""
+    thinking = template(tmp_path, CHATML + "{% if not enable_thinking %}<think></think>{% endif %}")
+    given = ("--alias", "small, code", "--tags", "fim,chat", "--reasoning", "off", "--chat-template", thinking)
+    with serving(tmp_path, *given) as endpoint, endpoint.client() as client:
+        listed = client.get("/v1/models").json()["data"][0]
+        assert (listed["id"], listed["aliases"], listed["tags"]) == ("code", ["code", "small"], ["fim", "chat"])
+        assert client.get("/v1/models/small").json() == listed
+        for more, off in (({}, True), ({"chat_template_kwargs": {"enable_thinking": True}}, False)):
+            prompt = client.post("/apply-template", json={"messages": [CODE], **more}).json()["prompt"]
+            assert prompt.endswith("<think></think>") is off
+
+
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +233,7 @@ BAD = {
     "two prompts": b'{"prompt": ["a", "b"]}',
     "a token that is none": b'{"prompt": [1, 99999999999999999999]}',
     "many stops": b'{"prompt": "x", "stop": [' + b'"a",' * 16 + b'"a"]}',
-    "two answers": b'{"prompt": "x", "n": 2}',
+    "two answers at once": b'{"prompt": "x", "n": 2, "stream": true}',
     "a large bias": b'{"prompt": "x", "logit_bias": {"3": 500}}',
     "a bias of no token": b'{"prompt": "x", "logit_bias": {"x": 5}}',
     "the prompt's log-probabilities": b'{"prompt": "x", "echo": true, "logprobs": 1}',
@@ -251,7 +279,7 @@ def test_bad_chats_are_400(client: httpx2.Client, body: dict[str, Any]) -> None:
 
 def test_a_prompt_beyond_the_context(client: httpx2.Client) -> None:
     found = error(client.post("/v1/completions", json={"prompt": "word " * 9000}), 400)
-    assert found["code"] == "context_length_exceeded"
+    assert (found["code"], found["type"]) == ("context_length_exceeded", "exceed_context_size_error")
     assert "-c " in found["message"]
     assert found["n_prompt_tokens"] > found["n_ctx"] == 2048
     found = error(client.post("/v1/completions", json={"prompt": "word " * 9000, "stream": True}), 400)
@@ -290,6 +318,8 @@ def test_what_front_ends_ask_of_llama_server(client: httpx2.Client) -> None:
     assert whole.decode() == text
     prompt = client.post("/apply-template", json={"messages": [CODE]}).json()["prompt"]
     assert prompt == "<|im_start|>user\ndef main(argv):<|im_end|>\n<|im_start|>assistant\n"
+    counted = client.post("/v1/chat/completions/input_tokens", json={"messages": [CODE]}).json()
+    assert counted["input_tokens"] == len(client.post("/tokenize", json={"content": prompt}).json()["tokens"])
     props = client.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == client.get("/v1/models").json()["data"][0]["meta"]["n_ctx"]
     assert (props["model_alias"], props["total_slots"]) == ("demo", 3)

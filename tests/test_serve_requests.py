@@ -133,6 +133,8 @@ def test_an_answer_is_gone_on_with() -> None:
     assert Chat.model_validate(begun | {"continue_final_message": True, "add_generation_prompt": False}).wishes.goes_on
     assert not Chat.model_validate(begun | {"add_generation_prompt": True}).wishes.goes_on
     assert not chat().wishes.goes_on
+    twice = [USER, *[{"role": "assistant", "content": "x"}] * 2]
+    assert not Chat.model_validate({"messages": twice, "add_generation_prompt": True}).wishes.goes_on
 
 
 @pytest.mark.parametrize("more", [
@@ -147,7 +149,9 @@ def test_an_answer_is_gone_on_with() -> None:
     {"continue_final_message": True},
     {"functions": [WEATHER["function"]]},
     {"tools": [WEATHER], "function_call": {"name": "get_weather"}},
-    {"n": 2},
+    {"n": 2, "stream": True},
+    {"n": 0},
+    {"messages": [USER, *[{"role": "assistant", "content": "x"}] * 2]},
 ])  # fmt: skip
 def test_what_cannot_be_had_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -76,8 +76,12 @@ def serve(
         typer.Option("--chat-template", metavar="FILE", help="A Jinja chat template in place of the target's own."),
     ] = None,
     alias: Annotated[
-        str | None, typer.Option("-a", "--alias", metavar="NAME", help="The model's name for clients.  [the pair's]")
+        str | None,
+        typer.Option("-a", "--alias", metavar="NAME", help="The model's names for clients, with commas.  [the pair's]"),
     ] = None,
+    tags: Annotated[
+        str, typer.Option("--tags", metavar="TAG", help="What /v1/models lists the model with, with commas.")
+    ] = "",
     log_requests: Annotated[
         Path | None,
         typer.Option(
@@ -95,7 +99,10 @@ def serve(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and end.")] = False,
     given: Annotated[
         Settings,
-        takes("profile", "files", "hub", "target-only", "placement", "devices", "drafting", "context", "parallel"),
+        takes(
+            *("profile", "files", "hub", "target-only", "placement", "devices", "drafting", "context", "parallel"),
+            "reasoning",
+        ),
     ],
 ) -> int:
     """Serve the pair over HTTP: OpenAI's API, for editors and agents.
@@ -130,8 +137,17 @@ def serve(
             engine.on_restart.append(lambda why: ui.note(f"the model's process ended and is started again: {why}"))
             ready = _loaded(engine, pair.name)
             rules = Rules(keys, tuple(cors or ()), LOCAL if is_local else ())
-            name = alias or pair.name
-            endpoint = Endpoint(engine, desk, name, rules=rules, on_answer=_access, on_request=on_request)
+            endpoint = Endpoint(
+                engine,
+                desk,
+                sorted(_words(alias or "")) or [pair.name],  # in llama-server's order
+                tags=_words(tags),
+                thinks={"on": True, "off": False}.get(given.reasoning or ""),
+                rules=rules,
+                verbose=verbose,
+                on_answer=_access,
+                on_request=on_request,
+            )
             try:
                 ended_by = http.serve(
                     endpoint.app(),
@@ -144,6 +160,11 @@ def serve(
             except KeyboardInterrupt:
                 return 130
     return 128 + ended_by if ended_by else 0
+
+
+def _words(text: str) -> list[str]:
+    """Those between commas, each once."""
+    return [*dict.fromkeys(word for part in text.split(",") if (word := part.strip()))]
 
 
 def _try(file: Path, desk: vocabulary.Desk) -> None:

@@ -45,8 +45,8 @@ class Writer:
     # ---- streamed --------------------------------------------------------------------------------------------------
 
     def first(self) -> dict[str, Any]:
-        """The chunk that begins a chat's answer."""
-        return self._chunk({"role": "assistant", "content": ""})
+        """The chunk that begins a chat's answer, as llama-server's does."""
+        return self._chunk({"role": "assistant", "content": None})
 
     def chunks(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The chunks of an event of :mod:`ggufspec.serve.session`."""
@@ -157,6 +157,19 @@ class Writer:
             "top_logprobs": [{_key(top): top["logprob"] for top in one["top"]} for one in logprobs],
             "text_offset": offsets[:-1],
         }
+
+
+def together(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Whole answers to one request as one: its prompt counts once."""
+    found, *more = answers
+    for index, one in enumerate(more, 1):
+        found["choices"] += [choice | {"index": index} for choice in one["choices"]]
+        usage, added = found["usage"], one["usage"]
+        for name in ("completion_tokens", "total_tokens"):
+            usage[name] += added["completion_tokens"]
+        for name in usage["completion_tokens_details"]:
+            usage["completion_tokens_details"][name] += added["completion_tokens_details"][name]
+    return found
 
 
 def _spelled(one: Mapping[str, Any]) -> dict[str, Any]:

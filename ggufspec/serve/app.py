@@ -12,8 +12,8 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,9 +28,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggufspec import __version__
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.llamacpp.chat_template import Wishes
 from ggufspec.llamacpp.grammar import check_grammar, check_schema
 from ggufspec.serve import limits, metrics, page, session, vocabulary
-from ggufspec.serve.answers import Writer
+from ggufspec.serve.answers import Writer, together
 from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
 from ggufspec.serve.requests import Chat, Completion, Detokenize, Tokenize, plain_messages
 
@@ -106,7 +107,10 @@ class Endpoint:
     Args:
         engine: started.
         desk: answers what needs no weights.
-        name: the pair's.
+        names: the model's, of which the first is shown.
+        tags: what else it is listed with.
+        thinks: whether a model that can reason shall, where a request does not say; None: as its template does.
+        verbose: answers to chats have their prompt with them.
         placement: where its layers are, for the page.
         rules: who may ask.
         on_answer: called with every reply and the seconds that its request took.
@@ -117,15 +121,20 @@ class Endpoint:
         self,
         engine: Engine,
         desk: vocabulary.Desk,
-        name: str,
+        names: Sequence[str],
         *,
+        tags: Sequence[str] = (),
+        thinks: bool | None = None,
+        verbose: bool = False,
         placement: str = "",
         rules: Rules = Rules(),
         on_answer: Finished = lambda *_: None,
         on_request: Callable[[str], None] = lambda _: None,
     ) -> None:
         assert engine.ready is not None
-        self._engine, self._name, self._placement, self._rules = engine, name, placement, rules
+        self._engine, self._placement, self._rules = engine, placement, rules
+        self._names, self._name, self._tags = list(names), names[0], list(tags)
+        self._of_template, self._verbose = {} if thinks is None else {"enable_thinking": thinks}, verbose
         self._on_answer, self._on_request = on_answer, on_request
         self._created = int(time.time())
         self.metrics = metrics.Metrics()
@@ -154,6 +163,10 @@ class Endpoint:
             Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
             Route("/detokenize", self._guarded(self._detokenize), methods=["POST"]),
             Route("/apply-template", self._guarded(self._apply_template), methods=["POST"]),
+            *(
+                Route(f"{v}/chat/completions/input_tokens", self._guarded(self._input_tokens), methods=["POST"])
+                for v in ("", "/v1")
+            ),
             *(Route(f"{v}/chat/completions", self._guarded(self._chat), methods=["POST"]) for v in ("", "/v1")),
             *(Route(f"{v}/completions", self._guarded(self._completion), methods=["POST"]) for v in ("", "/v1")),
         ]
@@ -236,13 +249,14 @@ class Endpoint:
             "draft": ready.draft.description if ready.draft else None,
             "drafters": list(ready.drafters),
         }
-        return {"id": self._name, "object": "model", "created": self._created, "owned_by": "ggufspec", "meta": meta}
+        named = {"id": self._name, "aliases": self._names, "tags": self._tags}
+        return {**named, "object": "model", "created": self._created, "owned_by": "ggufspec", "meta": meta}
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})
 
     async def _model(self, request: Request) -> Response:
-        if request.path_params["name"] != self._name:
+        if request.path_params["name"] not in self._names:
             return ApiError(404, f"the model served here is {self._name!r}", code="model_not_found").response()
         return JSONResponse(self._described())
 
@@ -280,9 +294,20 @@ class Endpoint:
         return JSONResponse({"content": (await self._desk.ask(vocabulary.Request(tokens=tuple(asked.tokens)))).text})
 
     async def _apply_template(self, request: Request) -> Response:
-        asked: Chat = await self._read(request, Chat)
-        wanted = vocabulary.Request(messages=plain_messages(asked.messages), wishes=asked.wishes)
-        return JSONResponse({"prompt": (await self._desk.ask(wanted)).text})
+        return JSONResponse({"prompt": (await self._prompt(await self._read(request, Chat))).text})
+
+    async def _input_tokens(self, request: Request) -> Response:
+        found = await self._prompt(await self._read(request, Chat))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(found.tokens)})
+
+    async def _prompt(self, asked: Chat) -> vocabulary.Reply:
+        wanted = vocabulary.Request(messages=plain_messages(asked.messages), wishes=self._wishes(asked))
+        return await self._desk.ask(wanted)
+
+    def _wishes(self, asked: Chat) -> Wishes:
+        """What a request asks of the template, and what was said at the start."""
+        wishes = asked.wishes
+        return replace(wishes, options=self._of_template | wishes.options)
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
@@ -338,12 +363,14 @@ class Endpoint:
             await self._checked(schema, schema=True)
         wanted = session.Request(
             messages=plain_messages(asked.messages),
-            wishes=asked.wishes,
+            wishes=self._wishes(asked),
             grammar=asked.grammar,
             logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
             **asked.common,
         )
-        return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=True))
+        shown = asked.verbose or self._verbose
+        more = {"__verbose": {"prompt": (await self._prompt(asked)).text}} if shown else {}
+        return await self._answered(request, asked, wanted, more)
 
     async def _completion(self, request: Request) -> Response:
         asked: Completion = await self._read(request, Completion)
@@ -357,11 +384,26 @@ class Endpoint:
             logprobs=asked.logprobs,
             **asked.common,
         )
-        return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=False))
+        return await self._answered(request, asked, wanted, {})
 
     async def _answered(
-        self, request: Request, asked: Chat | Completion, wanted: session.Request, writer: Writer
+        self, request: Request, asked: Chat | Completion, wanted: session.Request, more: dict[str, Any]
     ) -> Response:
+        """A stream, or one answer after another until there are as many as are wanted, with ``more`` keys."""
+        if asked.stream:
+            stream: Response = await self._one(request, asked, wanted)
+            return stream
+        found: list[dict[str, Any]] = []
+        for index in range(asked.n):
+            if index and await request.is_disconnected():
+                break
+            sampling = replace(wanted.sampling, seed=(wanted.sampling.seed + index) % 2**64)
+            found.append(await self._one(request, asked, replace(wanted, sampling=sampling)))
+        return JSONResponse(together(found) | more)
+
+    async def _one(self, request: Request, asked: Chat | Completion, wanted: session.Request) -> Any:
+        """A stream, or a whole answer."""
+        writer = Writer(asked.model or self._name, chat=isinstance(asked, Chat))
         began = time.monotonic()
         answer = self._engine.submit(wanted, _client(request, asked.user))
         events = answer.events()
@@ -381,7 +423,7 @@ class Endpoint:
         reply = finished()
         if self._engine.is_ending and not reply.statistics.stop_reason:
             raise ApiError(503, "the answer was cut: the server ends", code="model_unavailable")
-        return JSONResponse(writer.whole(reply))
+        return writer.whole(reply)
 
     async def _checked(self, text: str, *, schema: bool) -> str:
         """A grammar, or that of a schema, if it can be used: a child process of its own finds out, off the loop."""

@@ -21,6 +21,7 @@ MOST_MESSAGES = 10_000
 _MOST_TOKENS = 2**31 - 1
 _MOST_STOPS = 16
 _MOST_BIASES = 1000
+_MOST_CHOICES = 16
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Stop = Annotated[str, StringConstraints(max_length=1000)]
@@ -172,7 +173,7 @@ class _Answered(_Read):
     repeat_last_n: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
     seed: int | None = Field(None, ge=-1, lt=2**64)
     stop: Stop | list[Stop] | None = None
-    n: int | None = None
+    n: int = Field(1, ge=1, le=_MOST_CHOICES)
     logit_bias: dict[Annotated[int, Field(ge=0)], Bias] = Field(default_factory=dict, max_length=_MOST_BIASES)
     user: str | None = None
     grammar: str = ""
@@ -181,6 +182,7 @@ class _Answered(_Read):
     ignore_eos: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
+    verbose: bool = False
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -200,8 +202,8 @@ class _Answered(_Read):
 
     @model_validator(mode="after")
     def _can_be_had(self) -> _Answered:
-        if self.n not in (None, 1):
-            raise ValueError("n: one answer a request is given, no more")
+        if self.n > 1 and self.stream:
+            raise ValueError("n: a stream has one answer")
         if self.max_tokens is None:
             self.max_tokens = self.n_predict
         if self.max_tokens == 0:
@@ -333,6 +335,8 @@ class Chat(_Answered):
         last = self.messages[-1]
         if self.continue_final_message and (last.role != "assistant" or last.tool_calls):
             raise ValueError("continue_final_message: the last message is not an answer's text")
+        if self._goes_on and [one.role for one in self.messages[-2:]] == ["assistant", "assistant"]:
+            raise ValueError("messages: two of the assistant's are at the end; the answer can go on with one")
         return self
 
     @property
@@ -344,6 +348,12 @@ class Chat(_Answered):
         return self.tool_choice in ("required", "any"), ""
 
     @property
+    def _goes_on(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        last = self.messages[-1]
+        return last.role == "assistant" and not last.tool_calls and self.add_generation_prompt is not True
+
+    @property
     def _offered(self) -> list[Tool]:
         off = self.tool_choice.type if isinstance(self.tool_choice, Choice) else self.tool_choice
         return [] if off == "none" else self.tools or []
@@ -352,7 +362,6 @@ class Chat(_Answered):
     def wishes(self) -> Wishes:
         """What a chat template is asked for."""
         must, name = self._choice
-        last = self.messages[-1]
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return Wishes(
             tools=tuple(tool.model_dump(exclude_none=True) for tool in self._offered),
@@ -361,7 +370,7 @@ class Chat(_Answered):
             parallel=self.parallel_tool_calls,
             json_schema=self.schema_text,
             begins=self.add_generation_prompt is not False,
-            goes_on=last.role == "assistant" and not last.tool_calls and self.add_generation_prompt is not True,
+            goes_on=self._goes_on,
             options=effort | self.chat_template_kwargs,
         )
 

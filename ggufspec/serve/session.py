@@ -11,7 +11,7 @@ The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this 
   where it wants that, is what the answer took so far. The last round has no tokens: what was held back.
 
 What a request cannot have is a UsageError. Where the prompt does not fit the context, the event ``refused``
-{code: "context_length_exceeded", n_prompt_tokens, n_ctx} comes before it.
+{code, type, n_prompt_tokens, n_ctx} comes before it.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Loaded(LoadedPair):
             most_calls=1 if wishes.parallel is False else 0,  # which not every template's grammar holds
         )
         if len(prompt) >= ctx_size:
-            details = {"code": "context_length_exceeded", "n_prompt_tokens": len(prompt), "n_ctx": ctx_size}
-            emit({"event": "refused", **details})
+            named = {"code": "context_length_exceeded", "type": "exceed_context_size_error"}  # OpenAI's, llama-server's
+            emit({"event": "refused", **named, "n_prompt_tokens": len(prompt), "n_ctx": ctx_size})
             larger = -(-(len(prompt) + min(request.max_tokens or 512, 4096)) // 256) * 256
             raise UsageError(
                 f"the prompt has {len(prompt):,} tokens, and the context holds {ctx_size:,}, at least one of them for "

@@ -134,4 +134,5 @@ class Loaded:
             data = b"".join(model.piece(one, special=True) for one in request.tokens)
             return Reply(text=data.decode("utf-8", "replace"))
         messages = [Message.of(one) for one in request.messages]
-        return Reply(text=self._prompter.of_messages(messages, request.wishes)[1].prompt)
+        ids, applied = self._prompter.of_messages(messages, request.wishes)
+        return Reply(tuple(ids), text=applied.prompt)

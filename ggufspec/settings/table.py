@@ -448,6 +448,15 @@ class Settings:
         label="no op offload",
     )
 
+    # ---- chats
+    reasoning: str | None = option(
+        "-rea --reasoning",
+        "Whether a model that can reason does, unless a request says.",
+        "reasoning",
+        default="auto",
+        choices=("on", "off", "auto"),
+    )
+
     # ---- sampling
     temp: float | None = option(
         "--temp",
