@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
 from ggufspec import api
@@ -17,7 +16,7 @@ from ggufspec.bench.trial import Spec, check_room
 from ggufspec.bench.versus import ENGINES, Bench, Experiment
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
-from ggufspec.cli.parameters import Swept, command, one_of, seconds, takes
+from ggufspec.cli.parameters import Swept, command, one_of, option, seconds, takes
 from ggufspec.cli.results import check_exports, finish, interruptible, show_models
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
@@ -42,30 +41,23 @@ def bench(
     *,
     engine: Annotated[
         str,
-        typer.Option(
-            "--engine",
-            metavar="|".join(ENGINES),
-            help="hook: llama-cpp-python's Llama with our draft, too.",
-            **one_of(ENGINES),
+        option(
+            f"--engine {'|'.join(ENGINES)}", "hook: llama-cpp-python's Llama with our draft, too.", **one_of(ENGINES)
         ),
     ] = "own",
     budget: Annotated[
         float | None,
-        typer.Option(
-            "--budget",
-            metavar="TIME",
+        option(
+            "--budget TIME",
+            "Stop after this long, loading not counted: 90s, 10m.  [the profile's, or 3m; no limit with -r]",
             parser=seconds,
-            help="Stop after this long, loading not counted: 90s, 10m.  [the profile's, or 3m; no limit with -r]",
         ),
     ] = None,
     depth: Annotated[
-        int,
-        typer.Option(
-            "--depth", metavar="N", min=0, help="Tokens of text in the cache before each prompt; -c holds them."
-        ),
+        int, option("--depth N", "Tokens of text in the cache before each prompt; -c holds them.", min=0)
     ] = 0,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Measure each value of the one option that has a list: --draft-max 1,2,4,8.")
+        bool, option("--sweep", "Measure each value of the one option that has a list: --draft-max 1,2,4,8.")
     ] = False,
     given: Annotated[
         Settings,

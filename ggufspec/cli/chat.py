@@ -9,8 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ggufspec import api
 from ggufspec.chat.actions import take
 from ggufspec.chat.commands import Switches
@@ -21,7 +19,7 @@ from ggufspec.chat.screen import Screen
 from ggufspec.chat.session import Spec
 from ggufspec.chat.talk import Talk
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import Typed, command, takes
+from ggufspec.cli.parameters import Typed, command, option, takes
 from ggufspec.cli.run import GROUPS, end, prepare_pair
 from ggufspec.decoding.options import ROWS
 from ggufspec.errors import GgufspecError, UsageError
@@ -39,35 +37,22 @@ from ggufspec.settings.table import Settings
 )
 def chat(
     *,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
-    system_file: Annotated[
-        Path | None, typer.Option("--system-file", metavar="FILE", help="The same, from a file.")
-    ] = None,
-    load: Annotated[
-        Path | None, typer.Option("--load", metavar="FILE", help="Resume a conversation that /save wrote.")
-    ] = None,
+    system: Annotated[str | None, option("--system TEXT", "The system prompt.")] = None,
+    system_file: Annotated[Path | None, option("--system-file FILE", "The same, from a file.")] = None,
+    load: Annotated[Path | None, option("--load FILE", "Resume a conversation that /save wrote.")] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown/--no-markdown", help="Render answers, where the model has a chat template.")
+        bool, option("--markdown/--no-markdown", "Render answers, where the model has a chat template.")
     ] = True,
     url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", metavar="URL", help="Talk to a running OpenAI-compatible server instead of loading a pair."
-        ),
+        str | None, option("--url URL", "Talk to a running OpenAI-compatible server instead of loading a pair.")
     ] = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key", metavar="KEY", envvar="GGUFSPEC_API_KEY", show_envvar=False, help="The server's API key."
-        ),
+        str | None, option("--api-key KEY", "The server's API key.", envvar="GGUFSPEC_API_KEY", show_envvar=False)
     ] = None,
     served_model: Annotated[
-        str | None,
-        typer.Option(
-            "--served-model", metavar="NAME", help="Which of the server's models; not needed where it has one."
-        ),
+        str | None, option("--served-model NAME", "Which of the server's models; not needed where it has one.")
     ] = None,
-    tint: Annotated[bool, typer.Option("--tint/--no-tint", help="Colour answers by who wrote each token.")] = False,
+    tint: Annotated[bool, option("--tint/--no-tint", "Colour answers by who wrote each token.")] = False,
     given: Annotated[
         Settings,
         takes(*GROUPS, predict={"default": 512}),

@@ -24,7 +24,7 @@ from ggufspec.bench.matrix import (
 )
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, pull, ui
-from ggufspec.cli.parameters import command, profile_names, takes
+from ggufspec.cli.parameters import command, option, profile_names, takes
 from ggufspec.cli.results import check_exports, finish, folder, interruptible
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.files import untrusted
@@ -57,10 +57,8 @@ def compare(
             autocompletion=profile_names,
         ),
     ] = None,
-    no_quality: Annotated[bool, typer.Option("--no-quality", help="Do not measure the targets' quality.")] = False,
-    sort: Annotated[
-        Sort, typer.Option("--sort", metavar="COLUMN", help=f"Order of the rows: {', '.join(Sort)}.")
-    ] = Sort.MATRIX,
+    no_quality: Annotated[bool, option("--no-quality", "Do not measure the targets' quality.")] = False,
+    sort: Annotated[Sort, option("--sort COLUMN", f"Order of the rows: {', '.join(Sort)}.")] = Sort.MATRIX,
     given: Annotated[
         Settings,
         takes(

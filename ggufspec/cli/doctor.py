@@ -8,12 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.text import Text
 
 from ggufspec import __version__
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command
+from ggufspec.cli.parameters import command, option
 from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.hardware import gpus, host, install
 from ggufspec.hardware.gpus import Survey
@@ -30,11 +29,10 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 @command("ggufspec doctor", "ggufspec doctor --quick --json")
 def doctor(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out the self-check, which computes known models: 5 to 15 seconds.")
+        bool, option("--quick", "Leave out the self-check, which computes known models: 5 to 15 seconds.")
     ] = False,
     chat_library: Annotated[
-        bool,
-        typer.Option("--chat-library", help="Compile what tools and JSON schemas need, for some seconds, and end."),
+        bool, option("--chat-library", "Compile what tools and JSON schemas need, for some seconds, and end.")
     ] = False,
 ) -> int:
     """Show what is installed and what is wrong with it. The exit code is 1 if something is an error."""

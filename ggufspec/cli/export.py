@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, one_of, takes
+from ggufspec.cli.parameters import command, one_of, option, takes
 from ggufspec.errors import GgufspecError
 from ggufspec.files.write import check_writable, write_whole
 from ggufspec.models import mmproj
@@ -30,20 +28,12 @@ from ggufspec.settings.table import Settings
 def export(
     *,
     to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="PROGRAM",
-            help=f"The program that is to run it: {', '.join(PROGRAMS)}.",
-            **one_of(PROGRAMS),
-        ),
+        str, option("--to PROGRAM", f"The program that is to run it: {', '.join(PROGRAMS)}.", **one_of(PROGRAMS))
     ] = PROGRAMS[0],
     hub: Annotated[
-        bool, typer.Option("--hub", help="Name files by repository, for a machine that has yet to download them.")
+        bool, option("--hub", "Name files by repository, for a machine that has yet to download them.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file, not to standard output.")
-    ] = None,
+    output: Annotated[Path | None, option("-o --output FILE", "Write to this file, not to standard output.")] = None,
     given: Annotated[
         Settings,
         takes(

@@ -88,6 +88,13 @@ def parameter(row: Option) -> inspect.Parameter:
     )
 
 
+def option(flags: str, about: str, **more: Any) -> Any:
+    """An option of one command alone: ``option("-o --output FILE", "Write to this file.")``; ``more`` is Typer's."""
+    words = flags.split()
+    names = [word for word in words if word.startswith("-")]
+    return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=about, **more)
+
+
 def _completion(known: Iterable[str]) -> Callable[[str], list[str]]:
     """For a shell: the words that begin with what is typed."""
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ggufspec import api, ranking
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, option, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import UsageError
 from ggufspec.models.hub.repository import Repository
@@ -29,15 +27,12 @@ from ggufspec.settings.table import Settings
 def plan(
     *,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this machine's speed again, in some ten seconds; it is kept.")
+        bool, option("--calibrate", "Measure this machine's speed again, in some ten seconds; it is kept.")
     ] = False,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Predicted tokens/s over the target's layers.")] = False,
-    search: Annotated[
-        str | None, typer.Option("--search", metavar="WORDS", help="Rank models of repositories that the hub finds.")
-    ] = None,
+    sweep: Annotated[bool, option("--sweep", "Predicted tokens/s over the target's layers.")] = False,
+    search: Annotated[str | None, option("--search WORDS", "Rank models of repositories that the hub finds.")] = None,
     draft_repo: Annotated[
-        str | None,
-        typer.Option("--draft-repo", metavar="USER/REPO", help="Rank the drafts of this repository beside the target."),
+        str | None, option("--draft-repo USER/REPO", "Rank the drafts of this repository beside the target.")
     ] = None,
     given: Annotated[
         Settings,

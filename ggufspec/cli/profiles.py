@@ -13,7 +13,7 @@ import typer
 
 from ggufspec import api
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, commands_of, epilog, own_profile_names, profile_names, takes
+from ggufspec.cli.parameters import command, commands_of, epilog, option, own_profile_names, profile_names, takes
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files.write import write_whole
 from ggufspec.hardware.host import physical_cores
@@ -102,8 +102,8 @@ def show(name: Name) -> int:
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help=_HELP)],
     *,
-    why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="What the pairing is for.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a profile of yours.")] = False,
+    why: Annotated[str | None, option("--why TEXT", "What the pairing is for.")] = None,
+    force: Annotated[bool, option("--force", "Overwrite a profile of yours.")] = False,
     given: Annotated[
         Settings,
         takes(*("files", "hub", "ctx_size", "draft_max"), ctx_size={"default": None}, draft_max={"shown": ""}),

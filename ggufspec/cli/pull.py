@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Column
 
 from ggufspec.child import Emit, Event
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, option, takes
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 from ggufspec.models.heads import sidecar
 from ggufspec.models.hub import download
@@ -39,15 +38,13 @@ from ggufspec.settings.table import Settings
 def pull(
     *,
     revision: Annotated[
-        str | None,
-        typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the target's repository."),
+        str | None, option("--revision REV", "A branch, tag or commit of the target's repository.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show files, sizes, what is here and the free disk; download nothing.")
+        bool, option("--dry-run", "Show files, sizes, what is here and the free disk; download nothing.")
     ] = False,
     row: Annotated[
-        int | None,
-        typer.Option("--row", metavar="N", help="The target is this row of the table that plan -hf USER/REPO prints."),
+        int | None, option("--row N", "The target is this row of the table that plan -hf USER/REPO prints.")
     ] = None,
     given: Annotated[Settings, takes("profile", "hub")],
 ) -> int:

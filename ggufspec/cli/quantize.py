@@ -12,7 +12,7 @@ import typer
 from ggufspec import child
 from ggufspec.bench.summary import machine
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, option, takes
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware.host import free_disk_bytes, physical_cores
 from ggufspec.llamacpp import quantize as job
@@ -32,13 +32,11 @@ _ROOM = 16 << 20  # that must be left on the disk
 )
 def quantize(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The model in F32, F16 or BF16.", show_default=False)],
-    types: Annotated[str, typer.Option("--types", metavar="TYPES", help="Types, as listed above: Q8_0,Q4_K_M,Q3_K_L.")],
-    folder: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to write.  [beside FILE]")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    types: Annotated[str, option("--types TYPES", "Types, as listed above: Q8_0,Q4_K_M,Q3_K_L.")],
+    folder: Annotated[Path | None, option("-o --output FOLDER", "Where to write.  [beside FILE]")] = None,
+    force: Annotated[bool, option("--force", "Write over files that are there.")] = False,
     requantize: Annotated[
-        bool, typer.Option("--requantize", help="Take a FILE that is quantised already: quality is lost twice.")
+        bool, option("--requantize", "Take a FILE that is quantised already: quality is lost twice.")
     ] = False,
     *,
     given: Annotated[Settings, takes("threads")],

@@ -10,14 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ggufspec import api
 from ggufspec.bench import rehearse as rehearsal
 from ggufspec.bench.batch_timing import Result, measure
 from ggufspec.bench.rehearse import Stage
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, option, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import GgufspecError
 from ggufspec.files.cache import cache_folder, writable
@@ -41,10 +39,8 @@ from ggufspec.settings.table import Settings
 )
 def rehearse(
     *,
-    depth: Annotated[
-        int, typer.Option("--depth", metavar="N", min=1, help="Tokens in the cache while batches are timed.")
-    ] = 128,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the dummy files and print where they are.")] = False,
+    depth: Annotated[int, option("--depth N", "Tokens in the cache while batches are timed.", min=1)] = 128,
+    keep: Annotated[bool, option("--keep", "Keep the dummy files and print where they are.")] = False,
     given: Annotated[
         Settings,
         takes(

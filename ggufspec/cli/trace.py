@@ -10,7 +10,7 @@ import typer
 
 from ggufspec.chat.stream import source_styles
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, option, takes
 from ggufspec.cli.results import check_exports
 from ggufspec.cli.run import GROUPS, answered, described, end, prepare, show_statistics
 from ggufspec.files.write import write_whole
@@ -41,13 +41,9 @@ def _range(text: str) -> str:
 )
 def trace(
     *,
-    rounds: Annotated[
-        str | None,
-        typer.Option("--rounds", metavar="N|N-M|N-", parser=_range, help="Print these rounds only.  [all]"),
-    ] = None,
+    rounds: Annotated[str | None, option("--rounds N|N-M|N-", "Print these rounds only.  [all]", parser=_range)] = None,
     likeliest: Annotated[
-        int,
-        typer.Option("--likeliest", metavar="N", min=0, max=_LIKELIEST, help="Of a row, list the N likeliest tokens."),
+        int, option("--likeliest N", "Of a row, list the N likeliest tokens.", min=0, max=_LIKELIEST)
     ] = _LIKELIEST,
     given: Annotated[
         Settings,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-import typer
-
 from ggufspec import api
 from ggufspec.bench import prompting
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, seconds, takes
+from ggufspec.cli.parameters import command, option, seconds, takes
 from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.reports import table
@@ -37,21 +35,14 @@ _SHOWN = 10  # settings, without --explain
 def tune(
     *,
     budget: Annotated[
-        float | None,
-        typer.Option(
-            "--budget", metavar="TIME", parser=seconds, help="Stop after this long: 90s, 10m, 2h.  [no limit]"
-        ),
+        float | None, option("--budget TIME", "Stop after this long: 90s, 10m, 2h.  [no limit]", parser=seconds)
     ] = None,
     threshold: Annotated[
-        float, typer.Option("--threshold", metavar="PERCENT", min=0, max=50, help="Stop when no setting promises more.")
+        float, option("--threshold PERCENT", "Stop when no setting promises more.", min=0, max=50)
     ] = 0.1,
-    save: Annotated[
-        str | None, typer.Option("--save", metavar="NAME", help="The profile to write.  [PAIR, or the target's name]")
-    ] = None,
-    no_save: Annotated[bool, typer.Option("--no-save", help="Leave the profile as it is.")] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Explain why this setting won, and what was learned.")
-    ] = False,
+    save: Annotated[str | None, option("--save NAME", "The profile to write.  [PAIR, or the target's name]")] = None,
+    no_save: Annotated[bool, option("--no-save", "Leave the profile as it is.")] = False,
+    explain: Annotated[bool, option("--explain", "Explain why this setting won, and what was learned.")] = False,
     given: Annotated[
         Settings,
         takes(

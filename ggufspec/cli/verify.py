@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-import typer
 from rich.text import Text
 
 from ggufspec import api
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, option, takes
 from ggufspec.cli.results import check_exports, finish
 from ggufspec.errors import StopError, UsageError
 from ggufspec.models.profile import Pair
@@ -39,34 +38,23 @@ _DRAFTERS = (*DRAFTERS, "both")
 )
 def verify(
     *,
-    prompts: Annotated[
-        int | None, typer.Option("--prompts", metavar="N", min=1, help="How many of the bundled prompts.  [8, all]")
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option("--seeds", metavar="N", min=1, help=f"Answers to each prompt at --temp.  [{_SEEDS}]"),
-    ] = None,
+    prompts: Annotated[int | None, option("--prompts N", "How many of the bundled prompts.  [8, all]", min=1)] = None,
+    seeds: Annotated[int | None, option("--seeds N", f"Answers to each prompt at --temp.  [{_SEEDS}]", min=1)] = None,
     quick: Annotated[
         bool,
-        typer.Option(
+        option(
             "--quick",
-            help=f"{_QUICK_PROMPTS} prompts, {_QUICK_TOKENS} tokens, {_QUICK_SEEDS} seed, fewer draft lengths: a "
+            f"{_QUICK_PROMPTS} prompts, {_QUICK_TOKENS} tokens, {_QUICK_SEEDS} seed, fewer draft lengths: a "
             "smoke test.",
         ),
     ] = False,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            "--drafter",
-            metavar="|".join(_DRAFTERS),
-            help="Check this one only; may be repeated.  [all that the pair has]",
-        ),
+        option(f"--drafter {'|'.join(_DRAFTERS)}", "Check this one only; may be repeated.  [all that the pair has]"),
     ] = None,
-    accept: Annotated[
-        str | None, typer.Option("--accept", metavar="RULE", help="Check this rule only.  [exact and residual]")
-    ] = None,
+    accept: Annotated[str | None, option("--accept RULE", "Check this rule only.  [exact and residual]")] = None,
     no_hash: Annotated[
-        bool, typer.Option("--no-hash", help="Do not read the files for their SHA-256; the certificate names none.")
+        bool, option("--no-hash", "Do not read the files for their SHA-256; the certificate names none.")
     ] = False,
     given: Annotated[
         Settings,

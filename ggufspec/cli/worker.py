@@ -7,10 +7,8 @@ import json
 import socket
 from typing import Annotated, Any
 
-import typer
-
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, option, takes
 from ggufspec.errors import ChildError, StopError
 from ggufspec.hardware import host as machine
 from ggufspec.llamacpp import rpc
@@ -21,13 +19,10 @@ SCHEMA = "ggufspec/worker@1"
 
 @command("ggufspec worker", "ggufspec worker --host 0.0.0.0 --port 50052 --device CUDA0")
 def worker(
-    host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Serve here; 0.0.0.0 is the whole network.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=2**16 - 1, help="0 picks a free one.")] = 50052,
+    host: Annotated[str, option("--host ADDRESS", "Serve here; 0.0.0.0 is the whole network.")] = "127.0.0.1",
+    port: Annotated[int, option("--port N", "0 picks a free one.", min=0, max=2**16 - 1)] = 50052,
     device: Annotated[
-        list[str] | None,
-        typer.Option("--device", metavar="NAME", help="Serve this device; may be repeated.  [all GPUs, else the CPU]"),
+        list[str] | None, option("--device NAME", "Serve this device; may be repeated.  [all GPUs, else the CPU]")
     ] = None,
     *,
     given: Annotated[Settings, takes("threads")],
