@@ -117,6 +117,6 @@ def test_a_sweep_has_a_dash_where_nothing_fits():
 def test_draft_lengths_are_in_the_terms_of_a_log():
     rows = (DraftLengthRow(3, 33.33, 0.51, 0.45, 0.666), DraftLengthRow(16, 9.0, 0.14, None, None))
     shown = report.draft_lengths(document(model(2**30), model(2**20), draft_lengths=rows))
-    assert shown.rows == (("3", "≈ 33.3", "51%", "45%", "67%"), ("16", "≈ 9.00", "14%", "never", "never"))
-    assert shown.leading == {0}
+    assert shown.rows == [("3", "≈ 33.3", "51%", "45%", "67%"), ("16", "≈ 9.00", "14%", "never", "never")]
+    assert shown.leading == [0]
     assert max(len(line) for line in table.markdown(shown).splitlines()) <= 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
@@ -37,24 +38,15 @@ def results(document: BenchDocument) -> Table:
         Column("Tokens/round", tokens_per_round),
         Column("Accepted by position", _by_position, only="file"),
     )
-    rows = tuple(
-        (
-            mode_name(mode) + (" (lossy)" if getattr(run, "lossy", False) else ""),
-            run,
-            run.tokens_per_s,
-            gains.get(mode),
-            run,
-            run,
-            run,
-        )
-        for mode, run in runs.items()
-    )
-    leading = frozenset(number for number, mode in enumerate(runs) if mode == "speculative")
-    return Table("Results", columns, rows, leading=leading)
+    rows: list[tuple[Any, ...]] = []
+    for mode, run in runs.items():
+        name = mode_name(mode) + (" (lossy)" if getattr(run, "lossy", False) else "")
+        rows.append((name, run, run.tokens_per_s, gains.get(mode), run, run, run))
+    return Table("Results", columns, rows, leading=[n for n, mode in enumerate(runs) if mode == "speculative"])
 
 
 def portions(by_kind: Sequence[Portion], by_part: Sequence[Portion]) -> Table | None:
-    """What drafts brought for each kind of prompt, and for a model's thinking and its answers; None where neither is.
+    """What drafts brought for each kind of prompt, and for a model's thinking and its answers; None without either.
 
     Raw samples and speeds are in documents.
     """
@@ -65,8 +57,8 @@ def portions(by_kind: Sequence[Portion], by_part: Sequence[Portion]) -> Table | 
         Column("Accepted", lambda one: f"{one.accepted / one.drafted:.0%}" if one.drafted else "–"),
         Column("Gain", times),
     )
-    rows = tuple((one.name, one, one.speedup) for one in (*by_kind, *by_part))
-    groups = frozenset({len(by_kind)} if by_kind and by_part else ())
+    rows = [(one.name, one, one.speedup) for one in (*by_kind, *by_part)]
+    groups = [len(by_kind)] if by_kind and by_part else []
     return Table("By kind of prompt" if by_kind else "By part of the answer", columns, rows, groups=groups)
 
 
@@ -87,7 +79,6 @@ def markdown(document: BenchDocument) -> str:
 
 
 def comma_separated(document: BenchDocument) -> str:
-    """A line per trial."""
     heads = (
         *("run", "trial", "gpu_layers", "tokens_per_s", "tokens", "acceptance_rate", "tokens_per_round"),
         *("peak_rss_bytes", "lossy", "prompt_tokens_per_s", "time_to_first_token_s"),
@@ -112,7 +103,6 @@ def remarks(document: BenchDocument, *, everything: bool = True) -> tuple[str, .
 
 
 def failures(document: BenchDocument) -> list[str]:
-    """A line for each run that crashed."""
     return [f"{mode_name(mode)} was not measured: {one.error}" for mode, one in document.failures.items()]
 
 
@@ -137,7 +127,7 @@ def prompts(document: BenchDocument) -> str:
 
 
 def same_text(document: BenchDocument) -> str:
-    """Whether the draft changed the text; empty where it was not compared."""
+    """Whether the draft changed the text; empty if it was not compared."""
     note = document.identity_check.get("note", "")
     if document.identical_output is None:
         return f"Whether a draft changes the text was not checked: {note}." if note else ""

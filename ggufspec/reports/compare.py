@@ -10,6 +10,7 @@ from typing import Any
 from ggufspec.reports import bench, table
 from ggufspec.reports.table import Column, Table
 from ggufspec.reports.words import acceptance, accepted, layers, median, over, ratio, shorter, speed, with_spread
+from ggufspec.schema.base import Failure
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
 from ggufspec.schema.text import of_file, of_memory
 
@@ -40,7 +41,7 @@ def vram_bytes(cell: Cell) -> int:
 
 
 def _on_cards(document: CompareDocument) -> bool:
-    """Whether the cards' memory is what is short: not where everything is on the host."""
+    """Whether the cards' memory is what is short, which it is not if everything is on the host."""
     return any(vram_bytes(cell) for cell in document.cells if cell.run)
 
 
@@ -93,16 +94,12 @@ def results(
     *,
     grouped: bool = False,
 ) -> Table:
-    """A row for each cell, without columns that are empty.
+    """A row for each cell, without columns that are empty, by the short ``names`` of :func:`names_of`.
 
-    Args:
-        document: the comparison.
-        sort: the order of rows.
-        names: short ones, of :func:`names_of`.
-        grouped: whether a target is named in the first of its rows alone, where rows are by target.
+    ``grouped``: a target is named in the first of its rows alone, if rows are by target.
     """
     targets, drafts = names or ({}, {})
-    on_cards = _on_cards(document)
+    on_cards, grouped = _on_cards(document), grouped and sort is Sort.MATRIX
     kl = {model.name: model.quality.mean_kl for model in document.targets if model.quality}
     columns = (
         table.word("Target"),
@@ -120,9 +117,9 @@ def results(
     failed, groups = {}, set()
     previous = ""
     for number, cell in enumerate(cells := ordered(document, sort)):
-        if grouped and sort is Sort.MATRIX and document.drafts and previous and previous != cell.target:
+        if grouped and document.drafts and previous and previous != cell.target:
             groups.add(number)
-        target = "" if grouped and sort is Sort.MATRIX and previous == cell.target else cell.target
+        target = "" if grouped and previous == cell.target else cell.target
         previous, run = cell.target, cell.run
         named = (targets.get(target, target), drafts.get(cell.draft, cell.draft) if cell.draft else TARGET_ONLY)
         if run is None:
@@ -132,8 +129,8 @@ def results(
         memory = _memory(cell, on_cards) or None
         measured = (run, cell.speedup if cell.draft else None, run, run if on_cards else None, memory)
         rows.append((*named, *measured, run.load_s, cell.energy_j_per_token, kl.get(cell.target)))
-    leading = frozenset(number for number, cell in enumerate(cells) if cell.leads)
-    return Table("Results", columns, tuple(rows), failed, leading, frozenset(groups)).filled(least=3)
+    leading = [number for number, cell in enumerate(cells) if cell.leads]
+    return Table("Results", columns, rows, failed, leading, groups).filled(least=3)
 
 
 def portions(document: CompareDocument, names: tuple[dict[str, str], dict[str, str]] | None = None) -> Table | None:
@@ -149,23 +146,16 @@ def portions(document: CompareDocument, names: tuple[dict[str, str], dict[str, s
 
 def quality(document: CompareDocument, names: dict[str, str] | None = None) -> Table:
     """A row for each target: its size and quality, or why that is not known."""
-    columns = (
-        table.word("Target"),
-        Column("Size", of_file),
-        Column("Perplexity"),
-        Column("Mean KL"),
-        Column("Same top token"),
-    )
-    rows = tuple(
+    columns = table.columns("Target", Column("Size", of_file), "Perplexity", "Mean KL", "Same top token")
+    rows = [
         ((names or {}).get(model.name, model.name), model.size_bytes, *_quality_cells(model))
         for model in document.targets
-    )
+    ]
     failed = {n: f"failed: {model.failure.error}" for n, model in enumerate(document.targets) if model.failure}
     return Table("Quality of the targets, with 95 % intervals", columns, rows, failed)
 
 
 def _quality_cells(model: ComparedModel) -> tuple[str, ...]:
-    """Perplexity, mean KL and agreement with their 95 % intervals; nothing where it was not measured."""
     found = model.quality
     if found is None:
         return ()
@@ -186,15 +176,13 @@ def has_quality(document: CompareDocument) -> bool:
 
 def failures(document: CompareDocument) -> list[str]:
     """Why cells have no figures and targets no quality, in words; equal reasons once."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for cell in document.cells:
-        if cell.run is None and cell.failure is not None:
-            by_reason.setdefault((cell.failure.error, cell.failure.hint), []).append(cell_name(cell.target, cell.draft))
-    for model in document.targets:
-        if model.failure is not None:
-            key = (model.failure.error, model.failure.hint)
-            by_reason.setdefault(key, []).append(f"quality of {model.name}")
-    return [f"{', '.join(names)}: {error}{f' ({hint})' if hint else ''}" for (error, hint), names in by_reason.items()]
+    failed = [(cell_name(cell.target, cell.draft), cell.failure) for cell in document.cells if cell.run is None]
+    failed += [(f"quality of {model.name}", model.failure) for model in document.targets]
+    by_reason: dict[Failure, list[str]] = {}
+    for name, failure in failed:
+        if failure is not None:
+            by_reason.setdefault(failure, []).append(name)
+    return [f"{', '.join(names)}: {f.error}{f' ({f.hint})' if f.hint else ''}" for f, names in by_reason.items()]
 
 
 def verdict(document: CompareDocument) -> str:

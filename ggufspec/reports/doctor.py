@@ -98,7 +98,7 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
 def _self_check(
     check: SelfCheck | None, llama: LlamaCpp, build: Build | None, mend: Callable[..., str]
 ) -> Iterator[Finding]:
-    """What it found, a line for each way to fail on each kind of device."""
+    """A line for each way to fail on each kind of device."""
     if check is None:
         return
     if not check.failures:
@@ -220,7 +220,6 @@ def _cards(survey: Survey) -> Iterator[Finding]:
 
 
 def _slot(card: Gpu) -> Iterator[Finding]:
-    """Whether the slot gives the card less than it can take."""
     if card.pcie_generation is None or card.pcie_width is None:
         return
     best_generation = max(card.pcie_generation, card.pcie_max_generation or 0)
@@ -261,11 +260,10 @@ def _machine(machine: Machine) -> Iterator[Finding]:
 
 
 def devices(document: DoctorDocument) -> Table:
-    """A row for each device of llama.cpp."""
-    rows = tuple(
+    rows = [
         (device.name, device.description.strip(), device.kind, gib(device.free_bytes), gib(device.total_bytes))
         for device in document.llama_cpp.devices
-    )
+    ]
     columns = table.columns("Device", table.words("Description"), table.word("Kind"), "Free GiB", "Total GiB")
     return Table("Devices", columns, rows)
 
@@ -283,11 +281,10 @@ def cards(document: DoctorDocument) -> Table:
             used = "?" if process.used_bytes is None else gib(process.used_bytes)
             rows.append(("", f"  {_process(process)}", "", "", "", used, ""))
     columns = table.columns("Card", table.words("Name"), "CUDA", "PCIe", "Busy", "Used GiB", "Total GiB")
-    return Table("Cards", columns, tuple(rows))
+    return Table("Cards", columns, rows)
 
 
 def _link(generation: int | None, width: int | None) -> str:
-    """A link in short, 4.0 ×16 say; empty where it is not known."""
     return "" if generation is None or width is None else f"{generation}.0 ×{width}"
 
 

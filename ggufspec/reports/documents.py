@@ -34,8 +34,7 @@ def read(path: Path) -> dict[str, Result]:
     """The document in a file, under the file's name; of what ``report --json`` printed every one that is in it.
 
     Raises:
-        GgufspecError: there is no such file, it is no whole JSON, or no document that a report is made of; the message
-            names the file.
+        GgufspecError: the file is missing, is not whole JSON, or not a document that a report is made of.
     """
     body = untrusted.read_json(path, hint=_HINT)
     results = body.get("results") if isinstance(body, dict) and body.get("schema") == BUNDLE else None
@@ -48,11 +47,7 @@ def read(path: Path) -> dict[str, Result]:
 
 
 def parse(body: object, name: str = "a result") -> Result:
-    """A document from its JSON.
-
-    Args:
-        body: what ``json.loads`` gave.
-        name: what messages call it.
+    """A document from what ``json.loads`` gave; messages call it ``name``.
 
     Raises:
         GgufspecError: it has no schema, one that is not known, or keys that its schema does not allow.
@@ -95,7 +90,6 @@ def _printable(value: Any) -> Any:
 
 
 def _speculative(value: Any) -> Iterator[Any]:
-    """The runs with drafts, wherever they are."""
     if isinstance(value, dict):
         if "acceptance_rate" in value:
             yield value
@@ -107,7 +101,6 @@ def _speculative(value: Any) -> Iterator[Any]:
 
 
 def _unknown(schema: str) -> str:
-    """What to say of a schema that is not known: another version's, or another command's."""
     same = next((known for known in KNOWN if known.rpartition("@")[0] == schema.rpartition("@")[0]), None)
     if same:
         return f"has the schema {schema}, and this ggufspec reads {same}: it was made by another version"

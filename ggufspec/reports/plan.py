@@ -22,13 +22,11 @@ PARTS = (
     ("overhead", "•", "red", ("overhead",)),
     ("free", "·", "dim", ()),
 )
-
-
 _SHORT = 24  # columns for patterns of -ot
 
 
 def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
-    """Bytes of one device by part, as a comparison has them: ``target weights``, ``draft kv``, …, ``overhead``."""
+    """One device's, as a comparison has them: ``target weights``, ``draft kv``, …, ``overhead``."""
     found = {"overhead": device.overhead_bytes, "mmproj": device.mmproj_bytes}
     for role, model in (("target", option.target), ("draft", option.draft)):
         for kind, size in (model.bytes.get(device.name, {}) if model else {}).items():
@@ -51,7 +49,7 @@ def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
 def bars(document: PlanDocument, width: int, *, everything: bool = True) -> list[Text]:
     """Per device a title, a bar, and what its parts are: the chosen option, then the other one on the cards.
 
-    Without ``everything`` it is the chosen option on the cards; where there is none, on the host.
+    Without ``everything`` it is the chosen option on the cards; without any, on the host.
     """
     from rich.text import Text
 
@@ -67,11 +65,9 @@ def bars(document: PlanDocument, width: int, *, everything: bool = True) -> list
             used = sum(by_part.values())
             sizes = {word: sum(by_part.get(part, 0) for part in parts) for word, _, _, parts in PARTS}
             sizes["free"] = max(0, device.budget_bytes - used)
-            title = Text.assemble((device.name, "bold"), f"  {device.description}" if device.description else "")
-            title.append(
-                f"  {name.replace('_', '-')}: {of_memory(used)} of {of_memory(device.budget_bytes)}", style="dim"
-            )
-            lines += [title, *_bar(sizes, width)]
+            about = f"  {device.description}" if device.description else ""
+            use = f"  {name.replace('_', '-')}: {of_memory(used)} of {of_memory(device.budget_bytes)}"
+            lines += [Text.assemble((device.name, "bold"), about, (use, "dim")), *_bar(sizes, width)]
     return lines
 
 
@@ -93,43 +89,26 @@ def _bar(sizes: dict[str, int], width: int) -> list[Text]:
 def options(document: PlanDocument) -> Table:
     """Both options; the choice is bold. A predicted speed has no spread, hence the sign."""
     shown = {name.replace("_", "-"): option for name, option in document.options.items() if option is not None}
-    rows = tuple(
-        (
-            name,
-            _layers(option.target),
-            _layers(option.draft) if option.draft else "",
-            str(option.draft_length) if option.draft else "",
-            f"≈ {number(option.tokens_per_s)}",
-        )
-        for name, option in shown.items()
-    )
+    rows = []
+    for name, option in shown.items():
+        draft = (_layers(option.draft), str(option.draft_length)) if option.draft else ("", "")
+        rows.append((name, _layers(option.target), *draft, f"≈ {number(option.tokens_per_s)}"))
     columns = table.columns("Option", "Target", "Draft", "Draft length", "Tokens/s")
-    leading = frozenset(index for index, name in enumerate(shown) if name == document.choice)
-    return Table("Both options", columns, rows, leading=leading)
+    return Table("Both options", columns, rows, leading=[n for n, name in enumerate(shown) if name == document.choice])
 
 
 def draft_lengths(document: PlanDocument) -> Table:
     """What each draft length needs, in the terms of a program's log and as the chance of a token; the best is bold."""
     option = document.options["speculative"]
-    rows = tuple(
-        (
-            str(row.draft_length),
-            f"≈ {number(row.tokens_per_s)}",
-            f"{row.accepted_share:.0%}",
-            _share(row.break_even_accepted_share),
-            _share(row.break_even_acceptance),
-        )
-        for row in document.draft_lengths
-    )
+    rows, leading = [], []
+    for index, row in enumerate(document.draft_lengths):
+        shares = (row.break_even_accepted_share, row.break_even_acceptance)
+        even = ["never" if share is None else f"{share:.0%}" for share in shares]
+        rows.append((str(row.draft_length), f"≈ {number(row.tokens_per_s)}", f"{row.accepted_share:.0%}", *even))
+        if option and row.draft_length == option.draft_length:
+            leading.append(index)
     columns = table.columns("Draft length", "Tokens/s", "Accepted ÷ drafted", "Break-even", "Break-even per token")
-    leading = frozenset(
-        index for index, row in enumerate(document.draft_lengths) if option and row.draft_length == option.draft_length
-    )
     return Table("Acceptance needed by draft length", columns, rows, leading=leading)
-
-
-def _share(value: float | None) -> str:
-    return "never" if value is None else f"{value:.0%}"
 
 
 def context(document: PlanDocument) -> str:
@@ -137,15 +116,14 @@ def context(document: PlanDocument) -> str:
     settings, depth = document.settings, document.predicted["depth"]
     tokens, kept = counted(settings["ctx_size"], "token"), settings.get("sequences", 1)
     of = f" for each of {kept} conversations" if kept > 1 else ""
-    return (
-        f"{tokens} of context{of} ({settings['context_from']}); its speeds are with {depth:,.0f} of them in the cache"
-    )
+    given = f"{tokens} of context{of} ({settings['context_from']})"
+    return f"{given}; its speeds are with {depth:,.0f} of them in the cache"
 
 
 def contexts(document: PlanDocument) -> Table:
     """The faster option at several contexts; the plan's own is bold."""
     drafts = any(row.draft_layers is not None for row in document.contexts)
-    leading = frozenset(n for n, row in enumerate(document.contexts) if row.ctx_size == document.settings["ctx_size"])
+    leading = [n for n, row in enumerate(document.contexts) if row.ctx_size == document.settings["ctx_size"]]
     rows = []
     for row in document.contexts:
         speeds = (row.empty_tokens_per_s, row.full_tokens_per_s)
@@ -157,11 +135,11 @@ def contexts(document: PlanDocument) -> Table:
         types = "/".join(dict.fromkeys(filter(None, (row.cache_type_k, row.cache_type_v))))
         rows.append((f"{row.ctx_size:,}", fits, layers, *draft, types, *map(predicted, speeds)))
     columns = table.columns("Context", table.word("Fits"), "Target", *["Draft"] * drafts, "KV", "t/s empty", "t/s full")
-    return Table("Other contexts", columns, tuple(rows), leading=leading)
+    return Table("Other contexts", columns, rows, leading=leading)
 
 
 def predicted(tokens_per_s: float | None) -> str:
-    """Predicted tokens/s; a dash where it does not fit."""
+    """A dash if it does not fit."""
     return "–" if tokens_per_s is None else number(tokens_per_s)
 
 
@@ -189,8 +167,8 @@ def sweep(document: PlanDocument) -> Table:
         ]
         if document.choice in planned:
             leading.add(index)
-        speeds = (predicted(row.target_only_tokens_per_s), predicted(row.speculative_tokens_per_s))
+        speeds = map(predicted, (row.target_only_tokens_per_s, row.speculative_tokens_per_s))
         mark = "both" if len(planned) > 1 else "".join(planned)
         rows.append((f"{row.gpu_layers}/{document.target.layers + 1}", *speeds, mark))
     columns = table.columns("Target layers", "Target-only t/s", "Speculative t/s", table.word("Planned"))
-    return Table("Tokens/s over target layers", columns, tuple(rows), leading=frozenset(leading))
+    return Table("Tokens/s over target layers", columns, rows, leading=leading)

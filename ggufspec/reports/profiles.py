@@ -15,19 +15,14 @@ from ggufspec.schema.profiles import (
 )
 from ggufspec.schema.text import of_file
 
-FITS = {
-    "whole": "fits whole",
-    "partly": "in part",
-    "no": "too large",
-    "unknown": "unknown until its header is read",
-}
+FITS = {"whole": "fits whole", "partly": "in part", "no": "too large", "unknown": "unknown until its header is read"}
 _FIT = len("≈ 51/81 layers")  # columns of what fits
 # Drafters without a draft file
 _WITHOUT_FILE = {"mtp": "its own MTP block", "lookup": "n-grams, no draft", "none": "no draft: it does not pay"}
 
 
 def _here(row: ProfileRow) -> str:
-    """What fits, with the target's layers where only some of them do."""
+    """What fits, with the number of the target's layers if only some of them do."""
     if row.fits != "partly" or row.target is None or row.fits_layers is None:
         return FITS[row.fits]
     about = "" if row.target.read else "≈ "
@@ -56,7 +51,7 @@ def listing(document: ProfilesDocument, width: int, there: str = "") -> Table:
             names.append(_WITHOUT_FILE.get(drafter, drafter))
         rows.append((row.name + ("*" if row.mine else ""), "\n".join(names), "\n".join(sizes), here))
     columns = table.columns("Profile", table.word("Target and draft"), "Size", table.word(there))
-    return Table("Profiles", columns, tuple(rows), leading=frozenset(groups), groups=frozenset(groups))
+    return Table("Profiles", columns, rows, leading=groups, groups=groups)
 
 
 def _size(model: ProfileModel) -> str:
@@ -66,7 +61,7 @@ def _size(model: ProfileModel) -> str:
 def checks(document: CheckDocument) -> Table:
     """A row for each profile, and what is wrong with it."""
     columns = table.columns("Profile", "Target", "Draft", Column("Found", _found, "left", wraps=True, style=_colour))
-    rows = tuple((row.name, of_file(row.target_bytes), of_file(row.draft_bytes), row) for row in document.checks)
+    rows = [(row.name, of_file(row.target_bytes), of_file(row.draft_bytes), row) for row in document.checks]
     return Table("Checks", columns, rows)
 
 

@@ -21,8 +21,7 @@ def outputs(source: Path, folder: Path, types: Sequence[str]) -> dict[str, Path]
 
 
 def results(document: QuantizeDocument) -> Table:
-    """A row for each file."""
-    rows = tuple(
+    rows = [
         (
             Path(one.file).name,
             f"{one.size_bytes / 1e9:.2f} GB" if one.size_bytes >= 1e9 else f"{one.size_bytes / 1e6:.1f} MB",
@@ -31,6 +30,6 @@ def results(document: QuantizeDocument) -> Table:
             f"{one.seconds:.1f} s",
         )
         for one in document.files
-    )
+    ]
     columns = table.columns(table.words("File"), "Size", "Bits per weight", "Of the source", "Time")
     return Table("Files", columns, rows)

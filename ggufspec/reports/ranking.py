@@ -16,7 +16,6 @@ _LEAST_NAME, _OTHERS = 16, 62  # columns of the terminal: for a name, and for wh
 
 
 def tables(document: RankingDocument, width: int) -> list[Table]:
-    """The models, and the drafts if they are ranked."""
     found = [_models(document, width)] if len(document.rows) > 1 else []
     return [*found, *([_drafts(document, width)] if document.drafts else [])]
 
@@ -50,9 +49,9 @@ def _models(document: RankingDocument, width: int) -> Table:
         Column("With draft", number),
         Column("Context", "{:,}".format),
     )
-    leading = frozenset(index for index, row in enumerate(document.rows) if row.name == document.target)
-    groups = frozenset(n for n, row in enumerate(document.rows) if n and row.repo != document.rows[n - 1].repo)
-    return Table("Models", columns, tuple(rows), _failed(document.rows), leading, groups).filled(4)
+    leading = [index for index, row in enumerate(document.rows) if row.name == document.target]
+    groups = [n for n, row in enumerate(document.rows) if n and row.repo != document.rows[n - 1].repo]
+    return Table("Models", columns, rows, _failed(document.rows), leading, groups).filled(4)
 
 
 def _drafts(document: RankingDocument, width: int) -> Table:
@@ -73,8 +72,8 @@ def _drafts(document: RankingDocument, width: int) -> Table:
         Column("Break-even", "{:.2f}".format),
         Column("Length"),
     )
-    leading = frozenset(index for index, row in enumerate(document.drafts) if row.name == document.draft)
-    return Table("Drafts", columns, tuple(rows), _failed(document.drafts), leading)
+    leading = [index for index, row in enumerate(document.drafts) if row.name == document.draft]
+    return Table("Drafts", columns, rows, _failed(document.drafts), leading)
 
 
 def _failed(rows: Sequence[RankedModel | RankedDraft]) -> dict[int, str]:

@@ -11,17 +11,17 @@ from ggufspec.schema.text import number, of_memory
 
 def expected(document: RehearseDocument) -> Table:
     """Tokens/s by acceptance; rows that beat target-only are bold."""
-    rows = tuple(
+    rows = [
         (f"{row.acceptance:.0%}", str(row.draft_length), number(row.tokens_per_s), f"{row.gain:.2f}×")
         for row in document.expected
-    )
-    gains = frozenset(index for index, row in enumerate(document.expected) if row.gain > 1)
+    ]
+    gains = [index for index, row in enumerate(document.expected) if row.gain > 1]
     columns = table.columns("Acceptance", "Draft length", "Tokens/s", "Against target-only")
     return Table("Expected", columns, rows, leading=gains)
 
 
 def runs(document: RehearseDocument) -> Table:
-    """What was measured: each model where it was, target-only or beside the other."""
+    """What was measured: each model where it was, target-only or next to the other."""
     rows = []
     for run in document.runs:
         memory = (of_memory(run.ram_bytes), of_memory(run.vram_bytes) if run.vram_bytes else "–")
@@ -33,14 +33,14 @@ def runs(document: RehearseDocument) -> Table:
                 name = run.name.replace("_", "-") if first else ""
                 rows.append((name, role, layers, *speeds, *(memory if first else ("", ""))))
     columns = table.columns("Run", "Model", "GPU layers", "Tokens/s", "Load", "RAM", "VRAM")
-    return Table("Runs", columns, tuple(rows))
+    return Table("Runs", columns, rows)
 
 
 def batches(document: RehearseDocument) -> Table:
     """The target's batch latency in milliseconds, and how many times that of one token."""
     target = next(run.target for run in document.runs if run.target is not None)
-    rows = tuple(
+    rows = [
         (str(width), with_spread(seconds, 1e3), f"{seconds.median / target.batch_s[1].median:.2f}")
         for width, seconds in target.batch_s.items()
-    )
+    ]
     return Table("Batch latency", table.columns("Batch of", "Milliseconds", "T(n) / T(1)"), rows)

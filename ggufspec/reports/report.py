@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def terminal(machines: Sequence[Machine], width: int) -> Iterable[RenderableType]:
-    """What is printed, for a console of ``width`` columns: tables, plots are the page's."""
+    """Tables only: plots are the page's."""
     from rich.text import Text
 
     for machine in machines:

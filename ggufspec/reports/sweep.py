@@ -26,9 +26,7 @@ def label(document: SweepDocument) -> str:
 
 
 def best(document: SweepDocument) -> SweepPoint | None:
-    """The value whose speculative run is the fastest; without any such run, whose target-only run is. None where
-    nothing was measured.
-    """
+    """The value whose speculative run is the fastest, else whose target-only run is; None if nothing was measured."""
     drafted = [point for point in document.points if point.speculative is not None]
     measured = [point for point in drafted or document.points if _leading(point)]
     return max(measured, key=_speed, default=None)
@@ -79,17 +77,15 @@ def results(document: SweepDocument, width: int = 80) -> Table:
     """A row for each value; on a terminal of ``width`` columns with a bar."""
     leader = best(document)
     column = min(40, max(8, width - 58)) / (_speed(leader) if leader else 1.0)
+
+    def bar(point: SweepPoint) -> str:
+        return "█" * round(_speed(point) * column)
+
     columns = (
         table.word(flag(document)),
         Column("Target-only", speed),
         Column("Speculative", speed),
-        Column(
-            "tokens/s",
-            lambda point: "█" * round(_speed(point) * column),
-            align="left",
-            style=lambda _: "cyan",
-            only="terminal",
-        ),
+        Column("tokens/s", bar, "left", style=lambda _: "cyan", only="terminal"),
         Column("Gain", ratio),
         Column("Accepted", accepted),
         Column("GPU layers", layers),
@@ -102,17 +98,12 @@ def results(document: SweepDocument, width: int = 80) -> Table:
         why = point.failure.error if point.failure else None
         measured = (point.target_only, pair, point, point.speedup, pair, run, pair, why)
         rows.append((point.value, *measured) if run else (point.value,))
-    return Table(
-        "Results",
-        columns,
-        tuple(rows),
-        {n: f"failed: {point.failure.error}" for n, point in enumerate(document.points) if point.failure},
-        frozenset(number for number, point in enumerate(document.points) if point is leader),
-    )
+    failed = {n: f"failed: {point.failure.error}" for n, point in enumerate(document.points) if point.failure}
+    leading = [n for n, point in enumerate(document.points) if point is leader]
+    return Table("Results", columns, rows, failed, leading)
 
 
 def failures(document: SweepDocument) -> list[str]:
-    """A line for each value that failed."""
     return [
         f"{flag(document)} {point.value} failed: {point.failure.error}"
         + (f" (next: {point.failure.hint})" if point.failure.hint else "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,22 +52,21 @@ class Table:
     """
 
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    columns: Sequence[Column]
+    rows: Sequence[tuple[Any, ...]]
     failed: Mapping[int, str] = field(default_factory=dict)
-    leading: frozenset[int] = frozenset()
-    groups: frozenset[int] = frozenset()
+    leading: Collection[int] = ()
+    groups: Collection[int] = ()
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
-        """The rows as texts."""
         return [
             tuple("" if value is None else column.text(value) for column, value in zip(self.columns, row, strict=False))
             for row in self.rows
         ]
 
     @property
-    def best(self) -> frozenset[tuple[int, int]]:
+    def best(self) -> set[tuple[int, int]]:
         """(row, column) of the best of each column that has at least two different values."""
         found: set[tuple[int, int]] = set()
         for index, column in enumerate(self.columns):
@@ -78,7 +77,7 @@ class Table:
             known = {number: rank for number, rank in ranks.items() if rank is not None}
             if len(set(known.values())) > 1:
                 found |= {(number, index) for number, rank in known.items() if rank == max(known.values())}
-        return frozenset(found)
+        return found
 
     def filled(self, least: int = 1) -> Table:
         """The table without columns in which no row has anything; the first ``least`` stay."""
@@ -90,30 +89,27 @@ class Table:
         return self._of([n for n, column in enumerate(self.columns) if column.only != where])
 
     def _of(self, kept: Sequence[int]) -> Table:
-        rows = tuple(tuple(row[n] for n in kept if n < len(row)) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[n] for n in kept), rows=rows)
+        rows = [tuple(row[n] for n in kept if n < len(row)) for row in self.rows]
+        return replace(self, columns=[self.columns[n] for n in kept], rows=rows)
 
     def reasons(self) -> list[str]:
-        """Why rows failed, a line each."""
         found = {number: why for number, why in self.failed.items() if why.startswith("failed: ")}
         return [f"{' + '.join(filter(None, self.cells[number]))}: {why}" for number, why in found.items()]
 
 
-def columns(*labels: str | Column) -> tuple[Column, ...]:
+def columns(*labels: str | Column) -> list[Column]:
     """Columns of texts by their labels: the first at the left, the others at the right."""
-    return tuple(
+    return [
         label if isinstance(label, Column) else Column(label, align="right" if index else "left")
         for index, label in enumerate(labels)
-    )
+    ]
 
 
 def word(label: str) -> Column:
-    """A column of words."""
     return Column(label, align="left")
 
 
 def words(label: str) -> Column:
-    """A column of sentences."""
     return Column(label, align="left", wraps=True)
 
 
@@ -151,7 +147,7 @@ def terminal(table: Table, width: int | None = None) -> RichTable:
 
 
 def pairs(rows: Iterable[tuple[str | Text, str | Text]]) -> RichTable:
-    """Names and values without lines, values as wide as there is room; a name that is no Text is bold."""
+    """Names and values without lines, values as wide as there is room; a name that is not a Text is bold."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -163,7 +159,7 @@ def pairs(rows: Iterable[tuple[str | Text, str | Text]]) -> RichTable:
     return made
 
 
-def _style(table: Table, row: int, column: int, best: frozenset[tuple[int, int]]) -> str:
+def _style(table: Table, row: int, column: int, best: Collection[tuple[int, int]]) -> str:
     style = table.columns[column].style
     return "green" if (row, column) in best else style(table.rows[row][column]) if style else ""
 

@@ -13,7 +13,7 @@ from ggufspec.schema.text import counted, number
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 from ggufspec.settings.registry import drafters_label, drafts_with_file
 
-# What is not named where it is as usual: its llama.cpp flag, and its usual value.
+# What is not named if it is as usual: its llama.cpp flag, and its usual value.
 _OTHER = {"n_cpu_moe": ("ncmoe", 0), "flash_attn": ("fa", "auto"), "ubatch_size": ("ub", 512)}
 
 
@@ -44,7 +44,6 @@ def _places_draft(document: TuneDocument, setting: TunedSetting) -> bool:
 
 
 def _layers(document: TuneDocument, setting: TunedSetting) -> str:
-    """Target layers, draft layers behind a plus."""
     own = _places_draft(document, setting)
     return f"{setting.gpu_layers} + {setting.gpu_layers_draft}" if own else str(setting.gpu_layers)
 
@@ -56,10 +55,8 @@ def _length(setting: TunedSetting) -> str:
 
 
 def _other(setting: TunedSetting) -> str:
-    """What is not as usual."""
-    found = [
-        f"{flag} {getattr(setting, key)}" for key, (flag, usual) in _OTHER.items() if getattr(setting, key) != usual
-    ]
+    values = [(flag, getattr(setting, key), usual) for key, (flag, usual) in _OTHER.items()]
+    found = [f"{flag} {value}" for flag, value, usual in values if value != usual]
     types = [*dict.fromkeys((setting.cache_type_k, setting.cache_type_v))]
     return " ".join(found if types == ["f16"] else [*found, f"kv {'/'.join(types)}"])
 
@@ -78,11 +75,9 @@ COLUMNS = (
 
 
 def trials(document: TuneDocument, *, best: int | None = None) -> Table:
-    """A row for each trial.
+    """A row for each trial in their order, or the ``best`` so many and what was planned.
 
-    Args:
-        document: has them in the order in which they were made.
-        best: show only so many, and what was planned: the winner, then those of the final, the fastest first.
+    The best are the winner, then those of the final, the fastest first.
     """
     shown, named = list(document.trials), (document.winner, document.baseline)
     if best is not None:  # of a single trial that looks fast the half is luck
@@ -94,13 +89,8 @@ def trials(document: TuneDocument, *, best: int | None = None) -> Table:
         mark = mark or ("final" if best is not None and trial.searched else "")
         setting = (_layers(document, trial.setting), *(trial.setting,) * 4)
         rows.append((trial.index + 1, *setting, trial.predicted_tokens_per_s, trial.tokens_per_s or False, mark))
-    return Table(
-        "Trials",
-        COLUMNS,
-        tuple(rows),
-        {n: "failed" for n, trial in enumerate(shown) if trial.tokens_per_s is None},
-        frozenset(number for number, trial in enumerate(shown) if trial.index == document.winner),
-    )
+    failed = {n: "failed" for n, trial in enumerate(shown) if trial.tokens_per_s is None}
+    return Table("Trials", COLUMNS, rows, failed, [n for n, one in enumerate(shown) if one.index == document.winner])
 
 
 def _median(trial: TuneTrial) -> float:
@@ -117,10 +107,8 @@ def failures(document: TuneDocument) -> list[str]:
 
 
 def markdown(document: TuneDocument) -> str:
-    """The table and why."""
-    shown = trials(document)
-    sentences = (*document.explanation, *failures(document))
-    return "\n".join([table.markdown(shown), "", *(f"- {table.escaped(sentence)}" for sentence in sentences)]) + "\n"
+    sentences = (f"- {table.escaped(one)}" for one in (*document.explanation, *failures(document)))
+    return "\n".join([table.markdown(trials(document)), "", *sentences]) + "\n"
 
 
 def comma_separated(document: TuneDocument) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
@@ -18,7 +19,7 @@ _MOST = 3  # differences that are shown of a check
 
 
 def section(checks: Sequence[Check]) -> Table:
-    """The checks of one section. ``Accepted`` are drafted tokens that became part of answers."""
+    """``Accepted`` are drafted tokens that became part of answers."""
     columns = (
         Column("", lambda status: _MARKS[status][0], "left", style=lambda status: _MARKS[status][1]),
         table.word("Drafter"),
@@ -26,21 +27,14 @@ def section(checks: Sequence[Check]) -> Table:
         *(Column(label, lambda count: f"{count:,}") for label in ("Answers", "Tokens", "Accepted")),
         table.word(""),
     )
-    rows = tuple(
-        (
-            check.status,
-            check.drafter,
-            check.rule,
-            *(count or None for count in (check.answers, check.tokens, check.accepted)),
-            remark(check),
-        )
-        for check in checks
-    )
+    rows: list[tuple[Any, ...]] = []
+    for check in checks:
+        counts = [count or None for count in (check.answers, check.tokens, check.accepted)]
+        rows.append((check.status, check.drafter, check.rule, *counts, remark(check)))
     return Table("Checks", columns, rows)
 
 
 def remark(check: Check) -> str:
-    """What there is to say of a check in a few words."""
     if check.status == "not possible":
         return "not possible" if check.rule == "exact" else check.reason
     if check.p_value is not None:
@@ -60,12 +54,9 @@ def details(check: Check) -> list[str]:
         return []
     name = f"{check.drafter}, {check.rule}"
     if check.p_value is not None:
-        return [
-            f"{name}: p = {check.p_value:.2g} is below {check.threshold:.2g}",
-            *(
-                f"  {place.name}: {place.observed:,} of {place.tokens:,} tokens, {place.expected:,.1f} expected"
-                for place in check.places
-            ),
+        return [f"{name}: p = {check.p_value:.2g} is below {check.threshold:.2g}"] + [
+            f"  {place.name}: {place.observed:,} of {place.tokens:,} tokens, {place.expected:,.1f} expected"
+            for place in check.places
         ]
     wrong = [one for one in check.differences if not one.explained]
     lines = [f"{name}: {_difference(one)}" for one in wrong[:_MOST]]

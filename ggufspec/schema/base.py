@@ -30,73 +30,52 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way of running, over all its trials.
+    """One way of running, over all its trials."""
 
-    Args:
-        gpu_layers: of the target, which has ``layers``.
-        tokens: of the answers to one trial's prompts together.
-        tokens_per_s: of answers; prompts, and the first tokens, which their batches give, are not counted.
-        prompt_tokens_per_s: with the draft model's reading.
-        peak_rss_bytes: of the child, with all that it had loaded.
-        vram_bytes: by which the use of all cards rose then.
-        prompt_tokens: that were decoded before the answers of one trial: without those that a cache held.
-        time_to_first_token_s: of loaded models; the median of all answers.
-        prompts: that were answered.
-        answers: to them, of all trials together.
-    """
-
-    gpu_layers: Count
+    gpu_layers: Count  # of the target
     layers: Count
-    tokens: Count
-    tokens_per_s: Spread
-    prompt_tokens_per_s: Amount
-    peak_rss_bytes: Count
-    vram_bytes: Count
+    tokens: Count  # of the answers to one trial's prompts together
+    tokens_per_s: Spread  # of answers; prompts, and the first tokens, which their batches give, are not counted
+    prompt_tokens_per_s: Amount  # with the draft model's reading
+    peak_rss_bytes: Count  # of the child, with all that it had loaded
+    vram_bytes: Count  # by which the use of all cards rose then
     load_s: Amount
-    prompt_tokens: Count = field(default=0, kw_only=True)
-    time_to_first_token_s: Amount | None = field(default=None, kw_only=True)
+    prompt_tokens: Count = field(default=0, kw_only=True)  # decoded before one trial's answers: not those in a cache
+    time_to_first_token_s: Amount | None = field(default=None, kw_only=True)  # of loaded models; the median of all
     prompts: Count = field(default=0, kw_only=True)
-    answers: Count = field(default=0, kw_only=True)
+    answers: Count = field(default=0, kw_only=True)  # to the prompts, of all trials together
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeRun(Run):
-    """A run with drafts. ``accepted_by_position[i]`` is accepted ÷ drafted at place i of the draft.
-
-    ``draft_s`` and ``verify_s`` are the mean seconds of a round. ``lossy`` says that the rule may change the text.
-    ``plain_rounds`` had no draft, for it would not have paid; ``lookup_drafted`` and ``lookup_accepted`` are the tokens
-    that came from the n-gram lookup.
-    """
+    """A run with drafts."""
 
     gpu_layers_draft: Count
     draft_layers: Count
     acceptance_rate: Share
     tokens_per_round: Amount
-    accepted_by_position: tuple[Share, ...]
+    accepted_by_position: tuple[Share, ...]  # accepted ÷ drafted at each position of the draft
     drafted: Count
     accepted: Count
     rounds: Count
-    draft_s: Amount
+    draft_s: Amount  # the mean of a round
     verify_s: Amount
-    lossy: bool = False
-    plain_rounds: Count = 0
-    lookup_drafted: Count = 0
+    lossy: bool = False  # the rule may change the text
+    plain_rounds: Count = 0  # without a draft, for it would not have paid
+    lookup_drafted: Count = 0  # from the n-gram lookup
     lookup_accepted: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What drafts brought for one kind of prompt, or for the thinking of a model: a part of two paired runs.
-
-    ``tokens`` are one speculative trial's, ``drafted`` and ``accepted`` those of all its trials.
-    """
+    """What drafts brought for one kind of prompt, or for the thinking of a model: a part of two paired runs."""
 
     name: str
-    tokens: Count
+    tokens: Count  # of one speculative trial
     target_only_tokens_per_s: Spread
     tokens_per_s: Spread
     speedup: Spread
-    drafted: Count
+    drafted: Count  # of all speculative trials
     accepted: Count
 
 
@@ -109,8 +88,6 @@ class Failure:
 
 
 class Document(Protocol):
-    """A frozen dataclass with a schema."""
-
     @property
     def schema(self) -> str: ...
 

@@ -13,9 +13,8 @@ class Divergence:
     """Where the text with draft leaves the text without.
 
     ``margin`` is by how much logits have to shift for the other token to be chosen, the difference of both when greedy;
-    ``noise`` the largest change that the batch width
-    alone makes to the difference between two leading tokens, along the texts that diverged. ``explained`` says that the
-    margin is below the noise.
+    ``noise`` the largest change that the batch width alone makes to the difference between two leading tokens, along
+    the texts that diverged.
     """
 
     prompt: Count
@@ -24,42 +23,34 @@ class Divergence:
     speculative: Count
     margin: float
     noise: Amount
-    explained: bool
+    explained: bool  # the margin is below the noise
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to the question that the bench was run for; ``why`` is what a round gives and costs, in a sentence."""
+    """The answer to the question that the bench was run for."""
 
     worth_it: bool
     text: str
-    why: str = ""
+    why: str = ""  # what a round gives and costs, in a sentence
 
 
 @dataclass(frozen=True, slots=True)
 class HookComparison:
-    """llama-cpp-python's ``Llama`` with our draft as its draft model: the runs ``llama_target_only``, ``llama_hook``.
+    """llama-cpp-python's ``Llama`` with our draft model: the runs ``llama_target_only``, ``llama_hook``."""
 
-    ``speedup`` is over ``Llama`` alone, ``over_own`` over the run ``speculative``. ``identical_output`` compares short
-    greedy answers of ``Llama`` with and without the hook; ``divergences`` are those of the measured answers, if greedy.
-    """
-
-    speedup: Spread | None
-    over_own: Spread | None
-    identical_output: bool | None
+    speedup: Spread | None  # over ``Llama`` alone
+    over_own: Spread | None  # over the run ``speculative``
+    identical_output: bool | None  # of short greedy answers of ``Llama`` with and without the hook
     identity_check: dict[str, Any]
-    divergences: tuple[Divergence, ...]
+    divergences: tuple[Divergence, ...]  # of the measured answers, if greedy
     text: str
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BenchDocument:
-    """``ggufspec/bench@1``. ``interrupted`` says that Ctrl-C ended it: what is there was measured in full.
-
-    ``hook`` is there with ``--engine hook``. ``failures`` has the runs that crashed, with the reason. ``by_kind`` is by
-    kind of prompt where there are several, ``by_part`` thinking and answer where the model thinks.
-    """
+    """``ggufspec/bench@1``."""
 
     pair: dict[str, Any]
     machine: dict[str, Any]
@@ -72,9 +63,9 @@ class BenchDocument:
     divergences: tuple[Divergence, ...]
     verdict: Verdict
     notes: tuple[str, ...] = ()
-    interrupted: bool = False
-    hook: HookComparison | None = None
-    failures: dict[str, Failure] = field(default_factory=dict)
-    by_kind: tuple[Portion, ...] = ()
-    by_part: tuple[Portion, ...] = ()
+    interrupted: bool = False  # by Ctrl-C: what is there was measured in full
+    hook: HookComparison | None = None  # with ``--engine hook``
+    failures: dict[str, Failure] = field(default_factory=dict)  # of the runs that crashed
+    by_kind: tuple[Portion, ...] = ()  # of prompts, if there are several
+    by_part: tuple[Portion, ...] = ()  # thinking and answer, if the model thinks
     schema: str = field(default="ggufspec/bench@1")

@@ -34,33 +34,26 @@ class ChatFigures:
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """One of several answers to the same question: ``target-only``, ``draft-only`` or ``speculative``.
-
-    ``differs_at`` is the place of the first token, from 1, that is not target-only's; absent where there is none.
-    """
+    """One of several answers to the same question: ``target-only``, ``draft-only`` or ``speculative``."""
 
     name: str
     answer: str
     figures: ChatFigures
-    differs_at: Count | None = None
+    differs_at: Count | None = None  # the position of the first token, from 1, that is not target-only's
     stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A question and its answer. ``stopped``: the user cut it short. ``answer`` is absent where none came.
-
-    ``dropped`` counts the oldest turns that did not fit the context with this one; ``compared`` are the answers of
-    ``/compare``.
-    """
+    """A question and its answer, if one came."""
 
     user: str
     answer: str | None = None
-    stopped: bool = False
-    dropped: Count = 0
+    stopped: bool = False  # the user cut it short
+    dropped: Count = 0  # the oldest turns that did not fit the context with this one
     stop_reason: str = ""
     figures: ChatFigures | None = None
-    compared: tuple[ChatRun, ...] = ()
+    compared: tuple[ChatRun, ...] = ()  # the answers of ``/compare``
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,22 +29,14 @@ def dump(value: object, kind: Any = None) -> Any:
 
 
 def load(kind: type[Value], data: object) -> Value:
-    """A value of type ``kind`` from plain data.
-
-    Raises:
-        pydantic.ValidationError: it does not fit the type.
-    """
+    """A value from plain data; a pydantic.ValidationError if it does not fit the type."""
     with interrupts.held():
         value: Value = _adapter(kind).validate_python(data)
     return value
 
 
 def load_json(kind: type[Value], text: bytes) -> Value:
-    """The same from JSON, which may have NaN and Infinity.
-
-    Raises:
-        pydantic.ValidationError: it does not fit the type, or is not JSON.
-    """
+    """The same from JSON, which may have NaN and Infinity."""
     with interrupts.held():
         value: Value = _adapter(kind).validate_json(text)
     return value

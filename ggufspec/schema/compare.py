@@ -40,45 +40,36 @@ class ComparedModel:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One target with one draft, or alone, at its own best placement.
+    """One target with one draft, or target-only, at its own best placement.
 
-    Args:
-        draft: None is target-only.
-        run: absent if it failed.
-        speedup: over the best target-only run of the same target file, paired by repetition; absent for that run.
-        bytes: by device, the plan's parts ``target weights``, ``target kv``, ``target compute``, ``draft weights``,
-            ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``.
-        energy_j_per_token: where NVML counts energy: all cards together, the whole answers, idle power included.
-        leads: whether it is the fastest of all, or its interval overlaps the fastest one's.
-        by_kind: of prompts, where there are several.
-        by_part: thinking and answer, where the target thinks.
+    ``speedup`` is over the best target-only run of the same target file, paired by repetition; absent for that run.
+    ``bytes`` has, by device, the plan's parts ``target weights``, ``target kv``, ``target compute``, ``draft weights``,
+    ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``. ``energy_j_per_token`` is of all cards
+    together if NVML counts energy: the whole answers, idle power included.
     """
 
     target: str
     draft: str | None
-    run: Run | SpeculativeRun | None
+    run: Run | SpeculativeRun | None  # absent if it failed
     speedup: Spread | None
     bytes: dict[str, dict[str, Count]] = field(default_factory=dict)
     energy_j_per_token: Amount | None = None
-    leads: bool = False
+    leads: bool = False  # it is the fastest of all, or its interval overlaps the fastest one's
     failure: Failure | None = None
-    by_kind: tuple[Portion, ...] = ()
-    by_part: tuple[Portion, ...] = ()
+    by_kind: tuple[Portion, ...] = ()  # of prompts, if there are several
+    by_part: tuple[Portion, ...] = ()  # thinking and answer, if the target thinks
 
 
 @dataclass(frozen=True, slots=True)
 class CompareDocument:
-    """``ggufspec/compare@1``: many targets × many drafts on one machine.
-
-    ``warnings`` tell what makes the ranking unsure: leaders that overlap, throttled clocks.
-    """
+    """``ggufspec/compare@1``: many targets × many drafts on one machine."""
 
     machine: dict[str, Any]
     settings: dict[str, Any]
     targets: tuple[ComparedModel, ...]
     drafts: tuple[ComparedModel, ...]
     cells: tuple[Cell, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what makes the ranking unsure: leaders that overlap, throttled clocks
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     schema: str = field(default="ggufspec/compare@1")

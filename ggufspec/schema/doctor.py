@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; ``fix`` is what to type, empty where there is nothing to mend."""
+    """One thing that was looked at; ``fix`` is what to type, if there is something to mend."""
 
     level: Literal["ok", "warning", "error"]
     text: str
@@ -17,33 +17,28 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LlamaDevice:
-    """A device of llama.cpp; ``kind`` is cpu, gpu, igpu or accelerator."""
+    """A device of llama.cpp."""
 
     name: str
     description: str
-    kind: str
+    kind: str  # cpu, gpu, igpu or accelerator
     free_bytes: int
     total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """llama-cpp-python as it is installed: ``error`` and ``fix`` say why it does not load.
-
-    ``system`` is llama.cpp's own line about what it was built with; ``lacks`` names the function that it has not and a
-    kind of head needs, by drafter; ``without_device`` the backends that are compiled in and find no device;
-    ``without_chat`` why its chat library cannot be used.
-    """
+    """llama-cpp-python as it is installed."""
 
     version: str | None
     backends: tuple[str, ...] = ()
     devices: tuple[LlamaDevice, ...] = ()
-    error: str | None = None
+    error: str | None = None  # why it does not load
     fix: str = ""
-    system: str = ""
-    lacks: dict[str, str] = field(default_factory=dict)
-    without_device: tuple[str, ...] = ()
-    without_chat: str = ""
+    system: str = ""  # llama.cpp's own line about what it was built with
+    lacks: dict[str, str] = field(default_factory=dict)  # by drafter, the function that its kind of head needs
+    without_device: tuple[str, ...] = ()  # backends that are compiled in and find no device
+    without_chat: str = ""  # why its chat library cannot be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,56 +52,49 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """What the self-check was at: ``place`` is host or device, empty before anything is decoded."""
+    """What the self-check was at."""
 
     type: str
-    place: str = ""
+    place: str = ""  # host or device; empty before anything is decoded
     flash: str = ""
     batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """What came of a step.
-
-    ``outcome`` is ok, wrong (``error`` is above the limit), the name of the signal that ended the child, silence (it
-    hung), or failed.
-    """
+    """What came of a step."""
 
     step: CheckStep
     error: float | None
-    outcome: str
+    outcome: str  # ok, wrong (above the limit), the name of the signal that ended the child, silence (it hung), failed
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What llama.cpp computed of known models; ``limit`` is the error that is allowed (verify/selfcheck.py)."""
+    """What llama.cpp computed of known models."""
 
     rows: tuple[CheckRow, ...]
     seconds: float
-    limit: float
+    limit: float  # the error that is allowed (verify/selfcheck.py)
 
     @property
     def failures(self) -> tuple[CheckRow, ...]:
-        """What is not as it should be."""
         return tuple(row for row in self.rows if row.outcome != "ok")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The host: ``cores`` and ``free_memory_bytes`` are what this process may use, ``model_folder`` is the cache;
-    ``others_cpus`` are CPUs that other programs keep busy.
-    """
+    """The host."""
 
     cpu: str
-    cores: int
+    cores: int  # that this process may use
     total_memory_bytes: int
-    free_memory_bytes: int
-    model_folder: str
+    free_memory_bytes: int  # that this process may use
+    model_folder: str  # the cache
     free_disk_bytes: int
     hub_is_offline: bool = False
-    others_cpus: float = 0.0
+    others_cpus: float = 0.0  # CPUs that other programs keep busy
     cpu_flags: tuple[str, ...] = ()
 
 
@@ -122,27 +110,22 @@ class Prebuilt:
 
 @dataclass(frozen=True, slots=True)
 class DoctorDocument:
-    """``ggufspec/doctor@1``; ``driver`` is NVIDIA's version, None without a driver.
-
-    ``build`` is None outside a checkout, ``self_check`` where it was left out, ``prebuilt`` where nobody builds wheels
-    for such a machine.
-    """
+    """``ggufspec/doctor@1``."""
 
     ggufspec: str
     python: str
     llama_cpp: LlamaCpp
     machine: Machine
-    driver: str | None
+    driver: str | None  # NVIDIA's version; None without a driver
     cards: tuple[Gpu, ...]
     findings: tuple[Finding, ...]
-    build: Build | None = None
-    self_check: SelfCheck | None = None
-    prebuilt: Prebuilt | None = None
+    build: Build | None = None  # None outside a checkout
+    self_check: SelfCheck | None = None  # None if it was left out
+    prebuilt: Prebuilt | None = None  # None if nobody builds wheels for such a machine
     schema: str = field(default="ggufspec/doctor@1")
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is an error."""
         return all(finding.level != "error" for finding in self.findings)
 
 
@@ -152,8 +135,6 @@ class Gpu:
 
     ``pcie_generation`` and ``pcie_width`` are what the link reaches in its slot: the highest generation that both ends
     know (a link at rest runs at a lower one) and the lanes that are connected. ``pcie_max_…`` is the card's own best.
-    ``utilisation`` is the share of the last moment in which a kernel ran, 0 to 1. ``throttled`` are the reasons for
-    which the clocks are held down at this moment, heat say.
     """
 
     index: int
@@ -168,15 +149,15 @@ class Gpu:
     pcie_width: int | None = None
     pcie_max_generation: int | None = None
     pcie_max_width: int | None = None
-    utilisation: float | None = None
+    utilisation: float | None = None  # the share of the last moment in which a kernel ran, 0 to 1
     processes: tuple[GpuProcess, ...] = ()
-    throttled: tuple[str, ...] = ()
+    throttled: tuple[str, ...] = ()  # why clocks are held down at this moment: heat, for example
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has memory on a card; ``name`` is empty where NVML does not know it, in a container say."""
+    """A process that has memory on a card."""
 
     pid: int
-    name: str
+    name: str  # empty if NVML does not know it, in a container for example
     used_bytes: int | None

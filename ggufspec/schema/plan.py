@@ -31,7 +31,7 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """One device and what the plan uses of it; ``mmproj_bytes`` are an image projector's, for which it leaves room."""
+    """One device and what the plan uses of it."""
 
     name: str
     description: str
@@ -40,7 +40,7 @@ class PlannedDevice:
     budget_bytes: Count
     used_bytes: Count
     overhead_bytes: Count
-    mmproj_bytes: Count = 0
+    mmproj_bytes: Count = 0  # an image projector's, for which the plan leaves room
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class DraftLengthRow:
     """One draft length at the pair's placement: the speed that is expected, and the acceptance that it takes.
 
     ``accepted_share`` is accepted ÷ drafted tokens at that length, as programs log it: what is expected.
-    ``break_even_accepted_share`` is the same where the pair is as fast as target-only, ``break_even_acceptance`` the
-    chance of one token there. Both are None where not even a draft that is always right is worth it.
+    ``break_even_accepted_share`` is the same if the pair is as fast as target-only, ``break_even_acceptance`` the
+    chance of one token then. Both are None if not even a draft that is always right is worth it.
     """
 
     draft_length: Count
@@ -80,13 +80,10 @@ class DraftLengthRow:
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """The faster option with so many tokens of context, and its predicted tokens/s with none and all of them filled.
-
-    ``fits`` is False where the cards cannot hold it, and the rest is None then, or where the host cannot.
-    """
+    """The faster option with so many tokens of context, and its predicted tokens/s with none and all of them filled."""
 
     ctx_size: Count
-    fits: bool
+    fits: bool  # on the cards; if not, or if the host cannot hold it, the rest is None
     target_layers: Count | None = None
     n_cpu_moe: Count = 0
     n_cpu_ffn: Count = 0
@@ -100,18 +97,14 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanDocument:
-    """``ggufspec/plan@1``. ``target`` and ``draft`` are those of the chosen option; ``options`` has both ways.
-
-    ``predicted`` is with ``depth`` tokens in the cache, and ``guessed`` where it rests on a host of which no speed was
-    measured; ``contexts`` are there where no context was asked for.
-    """
+    """``ggufspec/plan@1``."""
 
     pair: dict[str, Any]
     devices: tuple[PlannedDevice, ...]
-    target: PlannedModel
+    target: PlannedModel  # of the chosen option, and so is the draft
     draft: PlannedModel | None
     options: dict[str, PlannedOption | None]
-    predicted: dict[str, Amount | None]
+    predicted: dict[str, Amount | None]  # with ``depth`` tokens in the cache
     choice: str
     why: str
     settings: dict[str, Any]
@@ -119,8 +112,8 @@ class PlanDocument:
     confirmed: bool
     speed: str
     notes: tuple[str, ...]
-    guessed: bool = False
+    guessed: bool = False  # the host's speed was not measured
     sweep: tuple[SweepRow, ...] = ()
-    contexts: tuple[ContextRow, ...] = ()
+    contexts: tuple[ContextRow, ...] = ()  # if no context was asked for
     draft_lengths: tuple[DraftLengthRow, ...] = ()
     schema: str = field(default="ggufspec/plan@1")

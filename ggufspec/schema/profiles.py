@@ -8,11 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProfileModel:
-    """One model of a profile.
-
-    ``size_bytes`` and ``layers`` are from its header where that was read, else from the profile; ``read`` says which.
-    None is not known. ``approximate``: the profile's bytes are computed or rounded.
-    """
+    """One model of a profile; None is not known."""
 
     repo: str | None
     file: str
@@ -20,18 +16,13 @@ class ProfileModel:
     gpu_layers: int | None
     size_bytes: int | None
     layers: int | None
-    read: bool = False
-    approximate: bool = False
+    read: bool = False  # its header, which gives bytes and layers; otherwise they are the profile's
+    approximate: bool = False  # the profile's bytes are computed or rounded
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One profile. ``fits`` is ``whole``, ``partly``, ``no`` (not even with the host's memory) or ``unknown``.
-
-    ``fits_layers`` are the target's layers that fit on this machine's cards beside the whole draft, as ``-ngl`` counts
-    them; None without a card. ``error`` says why a file is not a profile. ``group`` is ``reference`` for what is kept
-    for its published figures and not for use.
-    """
+    """One profile."""
 
     name: str
     path: str
@@ -41,10 +32,10 @@ class ProfileRow:
     target: ProfileModel | None
     draft: ProfileModel | None
     settings: dict[str, Any]
-    fits: str
-    fits_layers: int | None = None
-    error: str = ""
-    group: str = ""
+    fits: str  # ``whole``, ``partly``, ``no`` (not even with the host's memory) or ``unknown``
+    fits_layers: int | None = None  # ``-ngl`` of the target next to the whole draft; None without a card
+    error: str = ""  # why a file is not a profile
+    group: str = ""  # ``reference``: kept for its published figures and not for use
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,35 +7,28 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class PulledFile:
-    """A file of the hub. ``verified`` says that its bytes were held against the hub's digest.
-
-    ``sha256`` is of the bytes; before they are here it is what the hub names, and null where it names none.
-    ``present_bytes`` were here before.
-    """
+    """A file of the hub."""
 
     repo: str
     file: str
     revision: str | None
     commit: str
     bytes: int
-    sha256: str | None
-    verified: bool
+    sha256: str | None  # of the bytes; before they are here what the hub names, if it names one
+    verified: bool  # the bytes were held against the hub's digest
     path: str | None
     downloaded_bytes: int
-    present_bytes: int
+    present_bytes: int  # here before
 
 
 @dataclass(frozen=True, slots=True)
 class PullDocument:
-    """``ggufspec/pull@1``. ``needed_bytes`` were to be fetched into ``folder``, with ``free_bytes`` on its disk.
-
-    ``heads`` are files of the target's repository that draft for it and were not asked for.
-    """
+    """``ggufspec/pull@1``."""
 
     files: tuple[PulledFile, ...]
-    free_bytes: int
-    needed_bytes: int
+    free_bytes: int  # on the disk of ``folder``
+    needed_bytes: int  # to be fetched
     folder: str
     dry_run: bool
-    heads: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()  # files of the target's repository that draft for it and were not asked for
     schema: str = field(default="ggufspec/pull@1")

@@ -29,28 +29,21 @@ ROUND = "ggufspec/trace-round@2"
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    r"""One of the likeliest tokens of a row; ``permitted`` by the grammar or not.
-
-    Bytes of ``text`` that are no whole character are ``\xNN``. ``probability`` is the softmax of the row after
-    penalties, before temperature, truncation and grammar.
-    """
+    """One of the likeliest tokens of a row."""
 
     token: int
-    text: str
-    probability: float
-    permitted: bool = True
+    text: str  # bytes that are not a whole character are written as ``\\xNN``
+    probability: float  # the softmax of the row after penalties, before temperature, truncation and grammar
+    permitted: bool = True  # by the grammar
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A token in a model's row: after penalties, before temperature, truncation and grammar.
+    """A token in a model's row: after penalties, before temperature, truncation and grammar."""
 
-    ``likeliest`` are its ten likeliest tokens. ``logit`` is absent where it is not finite: the token is impossible.
-    """
-
-    logit: float | None
+    logit: float | None  # absent if it is not finite: the token is impossible
     probability: float
-    likeliest: tuple[Likely, ...]
+    likeliest: tuple[Likely, ...]  # the row's ten
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,74 +60,58 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The target's own choice at a position; ``p`` is its probability under the sampling settings."""
+    """The target's own choice at a position."""
 
     token: int
     text: str
-    p: float
+    p: float  # under the sampling settings
     sum: Sum
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What ``top-k:N`` compares: how many tokens are likelier, plus 1, and N."""
+    """What ``top-k:N`` compares."""
 
-    rank: int
-    most: int
+    rank: int  # how many tokens are likelier, plus 1
+    most: int  # N
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """What ``typical:EPS`` compares: a probability over the whole vocabulary at the sampling temperature, or at 1 if
-    that is 0, and the bar that the distribution's entropy (in nats) sets.
-    """
+    """What ``typical:EPS`` compares, over the whole vocabulary at the sampling temperature, or at 1 if that is 0."""
 
     probability: float
-    entropy: float
+    entropy: float  # nats
     epsilon: float
-    bar: float
+    bar: float  # that the entropy sets
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Why a drafted token was accepted or not.
+    """Why a drafted token was accepted or not. ``own`` and ``uniform`` are absent if the grammar permits nothing."""
 
-    Args:
-        target: the target's row, and the drafted token in it.
-        p: the target's probability of the token under the sampling settings, and the grammar's where it ``masked``.
-        ratio: p / q.
-        masked: the grammar changed what the target chose from.
-        sum: of the drafted token, except under ``residual``; absent if sampling or grammar leaves it out.
-        own: the target's own choice, except under ``residual``; absent if the grammar permits nothing.
-        uniform: under ``residual``; absent if the grammar permits nothing.
-    """
-
-    target: Seen
-    p: float
-    ratio: float
-    masked: bool
-    sum: Sum | None = None
-    own: Own | None = None
-    uniform: float | None = None
+    target: Seen  # the target's row, and the drafted token in it
+    p: float  # the target's probability of the token under the sampling settings, and the grammar if it ``masked``
+    ratio: float  # p / q
+    masked: bool  # the grammar changed what the target chose from
+    sum: Sum | None = None  # of the drafted token, except under ``residual``; absent if sampling or grammar excludes it
+    own: Own | None = None  # the target's own choice, except under ``residual``
+    uniform: float | None = None  # under ``residual``
     rank: Rank | None = None
     typical: Typical | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A token that ``draft`` or ``lookup`` drafted for a position of the sequence.
-
-    ``q`` is the probability with which it was drawn, under the sampling settings; 1 for a lookup, which has no row.
-    Behind the first rejection it is ``unread``: nothing was ``judged``.
-    """
+    """A token that ``draft`` or ``lookup`` drafted for a position of the sequence."""
 
     position: int
     drafter: str
     token: int
     text: str
-    q: float
+    q: float  # the probability with which it was drawn, under the sampling settings; 1 for a lookup, which has no row
     draft: Seen | None
-    result: Literal["accepted", "rejected", "unread"] = "unread"
+    result: Literal["accepted", "rejected", "unread"] = "unread"  # after the first rejection nothing is judged
     judged: Judged | None = None
 
 
@@ -150,76 +127,51 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The target's own token at the end of a round.
-
-    Args:
-        source: ``bonus`` behind a draft that was accepted whole, ``target`` otherwise.
-        distribution: what it is from: ``p``, the target's, or ``residual``, which is ``max(p - q, 0)`` with sum 1.
-        probability: in that distribution; ``p``, ``masked``, ``target`` and ``sum`` are as in :class:`Judged`.
-        drawn: under the residual rule.
-        emitted: False if the text ended before it.
-    """
+    """The target's own token at the end of a round; ``p``, ``masked``, ``target``, ``sum`` as in :class:`Judged`."""
 
     position: int
     token: int
     text: str
-    source: Literal["bonus", "target"]
-    distribution: Literal["p", "residual"]
-    probability: float
+    source: Literal["bonus", "target"]  # bonus: after a draft that was accepted whole
+    distribution: Literal["p", "residual"]  # what it is from: the target's, or ``max(p - q, 0)`` with sum 1
+    probability: float  # in that distribution
     p: float
     masked: bool
     target: Seen
     sum: Sum | None = None
-    drawn: Drawn | None = None
-    emitted: bool = True
+    drawn: Drawn | None = None  # under the residual rule
+    emitted: bool = True  # False if the text ended before it
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A drafter that decodes read what it had not, before it was asked.
-
-    Args:
-        tokens: of the text, the last ones.
-        hoped: target-only tokens whose time this may save in the answer: a mean over how good the drafter may be.
-    """
+    """A drafter that decodes read what it had not, before it was asked."""
 
     drafter: str
-    tokens: int
+    tokens: int  # the last ones of the text
     seconds: float
-    hoped: float
+    hoped: float  # target-only tokens whose time this may save in the answer: a mean over how good the drafter may be
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """``ggufspec/trace-round@2``: one draft and one verification, or the first token, which the prompt's batch gave.
+    """``ggufspec/trace-round@2``: one draft and one verification, or the first token, which the prompt's batch gave."""
 
-    Args:
-        number: from 1; the first token's is 0.
-        description: when the rule accepts a drafted token.
-        lossless: whether the text has the target's distribution under the rule.
-        added: the token that follows those that were accepted; absent if the grammar permits none.
-        emitted: ids of the tokens that the round added to the text.
-        width: tokens in the target's batch, padding included; 0 of the first token.
-        draft_s: drafters catching up included.
-        penalised: whether there are penalties; all rows are recorded as these leave them.
-        readings: of drafters that caught up.
-    """
-
-    number: int
+    number: int  # from 1; the first token's is 0
     rule: str
-    description: str
-    lossless: bool
+    description: str  # when the rule accepts a drafted token
+    lossless: bool  # the text has the target's distribution under the rule
     temperature: float
     seed: int
     grammar: bool
     drafted: tuple[Drafted, ...]
-    added: Added | None
+    added: Added | None  # the token that follows those that were accepted; absent if the grammar permits none
     accepted: int
-    emitted: tuple[int, ...]
-    width: int
-    draft_s: float
+    emitted: tuple[int, ...]  # ids of the tokens that the round added to the text
+    width: int  # tokens in the target's batch, padding included; 0 of the first token
+    draft_s: float  # drafters catching up included
     verify_s: float
     total_s: float
-    penalised: bool = False
-    readings: tuple[Reading, ...] = ()
+    penalised: bool = False  # there are penalties; all rows are recorded as these leave them
+    readings: tuple[Reading, ...] = ()  # of drafters that caught up
     schema: str = field(default=ROUND)

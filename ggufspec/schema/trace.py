@@ -13,11 +13,10 @@ class Written:
     """A token of a traced answer and the text that became certain with it.
 
     ``source`` is who wrote it: ``draft`` or ``lookup``, whose token was accepted, or the target: ``bonus`` after a
-    draft that was accepted whole, ``target`` otherwise. The id is -1 where a grammar ended the answer and text was held
-    back.
+    draft that was accepted whole, ``target`` otherwise.
     """
 
-    token: int
+    token: int  # -1 if a grammar ended the answer and text was held back
     text: str
     source: str
     round: Count

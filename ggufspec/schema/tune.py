@@ -10,12 +10,12 @@ from ggufspec.schema.base import Amount, Count, Failure, Spread
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """One point of the space that tuning searches. ``drafted`` False is target-only."""
+    """One point of the space that tuning searches."""
 
     gpu_layers: Count
     gpu_layers_draft: Count
     n_cpu_moe: Count
-    drafted: bool
+    drafted: bool  # or target-only
     drafter: str
     draft_policy: str
     draft_max: Count
@@ -30,48 +30,33 @@ class TunedSetting:
 
 @dataclass(frozen=True, slots=True)
 class TuneTrial:
-    """One measurement of a tuning, in the order in which they were made.
-
-    ``predicted_tokens_per_s`` is what the model expected before it; ``why`` why it was measured. ``seconds`` is what
-    the trial took, its loading included. A setting that was measured again side by side at the end has these samples in
-    ``tokens_per_s``, and those of before in ``searched``; a ``failure`` beside a speed is of one of several trials.
-    """
+    """One measurement of a tuning, in the order in which they were made."""
 
     index: Count
     setting: TunedSetting
-    predicted_tokens_per_s: Amount
-    tokens_per_s: Spread | None
+    predicted_tokens_per_s: Amount  # what the model expected before it
+    tokens_per_s: Spread | None  # of a setting that was measured again side by side at the end the samples of then
     prompt_tokens_per_s: Amount | None
-    seconds: Amount
-    why: str
-    failure: Failure | None = None
-    searched: tuple[Amount, ...] = ()
+    seconds: Amount  # loading included
+    why: str  # it was measured
+    failure: Failure | None = None  # next to a speed it is of one of several trials
+    searched: tuple[Amount, ...] = ()  # the samples from before the end, if it was measured again
 
 
 @dataclass(frozen=True, slots=True)
 class TuneDocument:
-    """``ggufspec/tune@1``: the search for the fastest setting.
-
-    Args:
-        trials: every measurement, those of an earlier, interrupted search too.
-        winner: index of the trial whose setting won; None if none succeeded.
-        baseline: the same of the planner's first choice.
-        target_only: the same of the fastest without a draft.
-        gain: winner ÷ baseline, measured interleaved at the end.
-        stopped: why the search ended.
-        saved: the profile that the winner was written to.
-    """
+    """``ggufspec/tune@1``: the search for the fastest setting."""
 
     pair: dict[str, Any]
     machine: dict[str, Any]
     settings: dict[str, Any]
-    trials: tuple[TuneTrial, ...]
-    winner: Count | None
-    baseline: Count | None
-    target_only: Count | None
-    gain: Spread | None
-    stopped: str
-    saved: str | None
+    trials: tuple[TuneTrial, ...]  # every measurement, those of an earlier, interrupted search too
+    winner: Count | None  # index of the trial whose setting won; None if none succeeded
+    baseline: Count | None  # the same of the planner's first choice
+    target_only: Count | None  # the same of the fastest without a draft
+    gain: Spread | None  # winner ÷ baseline, measured interleaved at the end
+    stopped: str  # why the search ended
+    saved: str | None  # the profile that the winner was written to
     explanation: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     interrupted: bool = False

@@ -10,10 +10,9 @@ from ggufspec.schema.base import Amount, Count, Share
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer that is not target-only's: the first token that differs.
+    """An answer that is not target-only's: the first token that differs, absent if one answer had ended.
 
-    ``margin`` and ``noise`` are :class:`Divergence`'s, and absent where they were not asked for: in strict mode nothing
-    excuses a difference. A token is absent where one answer had ended.
+    ``margin`` and ``noise`` are :class:`Divergence`'s, and absent in strict mode: nothing excuses a difference there.
     """
 
     prompt: Count
@@ -40,54 +39,35 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of a certificate.
+    """One line of a certificate."""
 
-    Args:
-        section: ``strict``, ``default`` or ``distribution``.
-        drafter: who drafted; ``target-only`` for the control of a distribution.
-        rule: ``greedy``, ``coupled`` or ``residual``.
-        status: ``passed``, ``failed`` or ``not possible``, which claims nothing.
-        policies: how far was drafted, ``adaptive 15`` say.
-        answers: that were compared; they have ``tokens``.
-        drafted: tokens that the target judged for them, of which it ``accepted`` some.
-        differences: answers that differ; a passed check of the default mode may have some, all explained.
-        places: observed and expected counts of a distribution.
-        p_value: of the least likely count, times the number of counts.
-        threshold: the p-value from which on the check passes.
-        reason: why it was not possible.
-    """
-
-    section: str
-    drafter: str
-    rule: str
-    status: str
-    policies: tuple[str, ...] = ()
+    section: str  # ``strict``, ``default`` or ``distribution``
+    drafter: str  # who drafted; ``target-only`` for the control of a distribution
+    rule: str  # ``greedy``, ``coupled`` or ``residual``
+    status: str  # ``passed``, ``failed`` or ``not possible``, which claims nothing
+    policies: tuple[str, ...] = ()  # how far was drafted: ``adaptive 15``
     seeds: tuple[Count, ...] = ()
-    answers: Count = 0
-    tokens: Count = 0
-    drafted: Count = 0
+    answers: Count = 0  # that were compared
+    tokens: Count = 0  # in these answers
+    drafted: Count = 0  # tokens that the target judged for them
     accepted: Count = 0
-    differences: tuple[Difference, ...] = ()
-    places: tuple[Place, ...] = ()
-    p_value: Share | None = None
-    threshold: Share | None = None
-    reason: str = ""
+    differences: tuple[Difference, ...] = ()  # a passed check of the default mode may have some, all explained
+    places: tuple[Place, ...] = ()  # observed and expected counts of a distribution
+    p_value: Share | None = None  # of the least likely count, times the number of counts
+    threshold: Share | None = None  # the p-value from which on the check passes
+    reason: str = ""  # why it was not possible
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyDocument:
-    """``ggufspec/verify@1``: the certificate that speculation changed nothing.
-
-    ``models`` names target and draft by their files' SHA-256. ``passed`` says that every check that could be made was
-    passed, and that none is missing.
-    """
+    """``ggufspec/verify@1``: the certificate that speculation changed nothing."""
 
     pair: dict[str, Any]
-    models: dict[str, Any]
+    models: dict[str, Any]  # target and draft by their files' SHA-256
     machine: dict[str, Any]
     settings: dict[str, Any]
     checks: tuple[Check, ...]
-    passed: bool
+    passed: bool  # every check that could be made, and none is missing
     verdict: str
     notes: tuple[str, ...] = ()
     interrupted: bool = False
