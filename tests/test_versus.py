@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.bench import summary, trial, trials, versus
+from ggufspec.bench import answers, summary, trial, versus
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -359,7 +359,7 @@ def measured(monkeypatch):
     """A bench of so many prompts on a machine of arithmetic; what it said, too."""
     monkeypatch.setattr(versus, "machine_and_build", lambda system_info: {"cpu": "a cpu"})
     monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: ())
-    monkeypatch.setattr(trials, "_fit_side_by_side", lambda specs: False)
+    monkeypatch.setattr(answers, "_fit_side_by_side", lambda specs: False)
 
     def measure(machine, spec, repetitions=None, **more):
         found = versus.Bench(
@@ -406,8 +406,8 @@ def test_the_first_pass_shares_the_budget(measured):
     lengths = bench.answers.lengths
     assert len(lengths) == 8
     assert 8 <= min(lengths) < max(lengths) < 128
-    assert bench.answers.spent_s <= 180
-    assert bench.answers.spent_s > 150
+    assert bench.answers.budget.spent_s <= 180
+    assert bench.answers.budget.spent_s > 150
     assert [len(one.answers) for one in bench.results["target_only"]] == [8]
     settings = bench.document().settings
     assert (settings["prompts"], settings["max_tokens"], settings["repetitions"]) == (8, max(lengths), 1)
@@ -422,7 +422,7 @@ def test_a_slow_pair_leaves_prompts_out_rather_than_a_few_tokens_of_each(measure
     assert min(bench.answers.lengths) >= 32
     assert bench.experiment.spec.kinds == ("code", "prose", "list", "code", "prose")  # those that are asked first
     assert bench.experiment.spec.prompts[:3] == ("prompt 0", "prompt 2", "prompt 4")
-    assert bench.answers.spent_s <= 180
+    assert bench.answers.budget.spent_s <= 180
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ def test_what_is_not_clear_is_measured_until_the_budget_ends(measured):
     machine = Machine(token_s={"target": 0.1, "pair": pair})
     bench = measured(machine, prompted(8, max_tokens=32), budget_s=180.0)
     assert len(bench.results["speculative"]) > 1
-    assert 100 < bench.answers.spent_s <= 180
+    assert 100 < bench.answers.budget.spent_s <= 180
     assert bench.document().verdict.text.startswith("Not shown to be worth it: 1.00×")
     pairs = zip(bench.results["speculative"], bench.results["target_only"], strict=True)
     assert all(len(a.answers) == len(b.answers) for a, b in pairs)
@@ -468,7 +468,7 @@ def test_repetitions_are_exactly_so_many(measured):
     assert bench.document().settings["budget_s"] is None
     bench = measured(Machine(), prompted(8, max_tokens=32), 40, budget_s=60.0)
     assert 0 < len(bench.results["speculative"]) < 40
-    assert bench.answers.spent_s <= 60
+    assert bench.answers.budget.spent_s <= 60
 
 
 def test_one_prompt_is_repeated_before_it_is_judged(measured):
@@ -484,8 +484,8 @@ def test_what_is_before_the_prompts_is_read_at_nobody_s_expense(measured):
     warm_ups = 3 * (0.5 + 4 * 0.1)
     counted = replace(deep, depth=0, options=deep.options)
     machine = Machine()
-    assert bench.answers.spent_s < measured(machine, counted, 1, budget_s=60.0).answers.spent_s < 60
-    assert bench.answers.spent_s > warm_ups
+    assert bench.answers.budget.spent_s < measured(machine, counted, 1, budget_s=60.0).answers.budget.spent_s < 60
+    assert bench.answers.budget.spent_s > warm_ups
 
 
 def test_another_placement_is_another_load_and_a_pass_goes_on_with_the_one_that_is_open(measured):

@@ -11,7 +11,7 @@ from ggufspec.bench import quality, trial
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import by_kind, by_part, machine
-from ggufspec.bench.trials import Progress, Trials, identity, in_turn
+from ggufspec.bench.trials import Progress, Trials, identity
 from ggufspec.errors import GgufspecError
 from ggufspec.files.write import scratch
 from ggufspec.schema import codec
@@ -92,20 +92,17 @@ class Comparison:
             GgufspecError: the log cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
-        repetitions, done = self.experiment.repetitions, 0
-        total = repetitions * len(self._runs) + len(self._judged)
-        runs = list(self._runs)
-        for repetition in range(repetitions * (1 + MORE)):
-            if repetition >= repetitions:
-                runs = self.leaders()
-                if len(runs) < 2 or len(self.trials.speeds(runs[0])) < 2:
-                    break
-                total += len(runs)
-            for run in in_turn(runs, repetition):
-                progress(done, total, self._runs[run].name)
-                self.trials.measure(run, repetition)
-                done += 1
+        names = {run: contender.name for run, contender in self._runs.items()}
+        done = self.trials.run(
+            names, self.experiment.repetitions, progress, more=MORE, leaders=self._again, later=len(self._judged)
+        )
+        total = done + len(self._judged)
         self._judge(lambda number, name: progress(done + number, total, f"quality of {name}"))
+
+    def _again(self) -> list[trial.Spec]:
+        """The leaders, if they have an interval at all."""
+        leaders = self.leaders()
+        return leaders if leaders and len(self.trials.speeds(leaders[0])) > 1 else []
 
     def _judge(self, progress: Callable[[int, str], None]) -> None:
         """Measure the targets' quality. The largest that can be read is the reference."""

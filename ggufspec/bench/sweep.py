@@ -9,7 +9,7 @@ from typing import Any
 from ggufspec.bench import trial
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.summary import alone, machine, settings_of
-from ggufspec.bench.trials import Progress, Trials, in_turn
+from ggufspec.bench.trials import Progress, Trials
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp.options import Placement
 from ggufspec.schema.base import Failure
@@ -110,13 +110,8 @@ class Sweep:
             GgufspecError: the log cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
-        done, total = 0, self.experiment.repetitions * len(self._runs)
-        for repetition in range(self.experiment.repetitions):
-            for spec, name in in_turn(tuple(self._runs.items()), repetition):
-                progress(done, total, name)
-                self.trials.measure(spec, repetition)
-                done += 1
-        progress(total, total, "done")
+        done = self.trials.run(self._runs, self.experiment.repetitions, progress)
+        progress(done, done, "done")
 
     def document(self, *, interrupted: bool = False) -> SweepDocument:
         """Everything that has been measured so far."""

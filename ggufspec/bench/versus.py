@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from ggufspec.bench import divergence, hooked, trial
+from ggufspec.bench.answers import Answers, Budget, Way, asked
 from ggufspec.bench.statistics import mean_ratio, paired_ratios
 from ggufspec.bench.summary import (
     alone,
@@ -20,7 +21,7 @@ from ggufspec.bench.summary import (
     speed_of,
     summarise,
 )
-from ggufspec.bench.trials import Answers, Progress, Way, asked
+from ggufspec.bench.trials import Progress
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.models.profile import Pair
@@ -120,12 +121,11 @@ class Bench:
         self.answers = Answers(
             {mode: self._way(mode) for mode in experiment.modes},
             "speculative",
-            budget_s=experiment.limit_s,
+            Budget(experiment.limit_s, clock),
             repetitions=experiment.repetitions,
             cut=experiment.cut,
             verbose=experiment.verbose,
             opened=opened,
-            clock=clock,
         )
         self.results, self.crashes = self.answers.results, self.answers.crashes
         self._cut_off: list[str] = []
@@ -234,9 +234,9 @@ class Bench:
         found: list[trial.Result] = []
         for one in (short, alone(short)):
             with self._opened(one, engine, verbose=self.experiment.verbose) as load:
-                found.append(self.answers.ask(load, trial.Request()))
+                found.append(self.answers.budget.ask(load, trial.Request()))
                 if one.draft is not None and engine == trial.__name__ and load.ready.alone:
-                    found.append(self.answers.ask(load, trial.Request(alone="target")))
+                    found.append(self.answers.budget.ask(load, trial.Request(alone="target")))
             if len(found) == 2:
                 break
         if not all(result.finished for result in found):
@@ -252,7 +252,7 @@ class Bench:
         for prompts in range(min(_CHECK_PROMPTS, len(spec.prompts)), 0, -1):
             for tokens in (most, most // 2, most // 4):
                 cost_s = sum(_STRICT * self.answers.cost_s(mode, i, tokens) for mode in both for i in range(prompts))
-                if tokens and cost_s < self.answers.left_s:
+                if tokens and cost_s < self.answers.budget.left_s:
                     return prompts, tokens
         return None
 
@@ -267,7 +267,7 @@ class Bench:
             for index, (alone, drafted) in enumerate(answers)
             if any(a != b for a, b in zip(alone.tokens, drafted.tokens, strict=False))  # one may have been cut short
         ]
-        left_s, explained = self.answers.left_s, list[divergence.Case]()
+        left_s, explained = self.answers.budget.left_s, list[divergence.Case]()
         for case in cases:
             left_s -= self.answers.cost_s("target_only", case.index, _EXPLAINED * (case.position + 1))
             if left_s > 0:
@@ -319,7 +319,7 @@ class Bench:
             "prompts": self.answers.prompts,
             "max_tokens": max(self.answers.lengths, default=self.experiment.spec.max_tokens),
             "budget_s": self.experiment.limit_s,
-            "spent_s": self.answers.spent_s if self.experiment.limit_s else None,
+            "spent_s": self.answers.budget.spent_s if self.experiment.limit_s else None,
         }
 
     def _summary(self, mode: str) -> Run | SpeculativeRun:

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from ggufspec.bench import trial
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.bench.summary import machine, speed
 from ggufspec.bench.trial import Attempt, attempt
+from ggufspec.bench.trials import rounds
 from ggufspec.errors import UsageError
 from ggufspec.files.write import file_name
 from ggufspec.schema import codec
@@ -31,7 +30,6 @@ _MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", 
 _SAME = 1.0
 _FINAL_SHARE = 0.4  # of the budget, that the final may keep back
 _FEWEST_FINALISTS = 2
-_MOST_REPEATED = 2  # times the requested repetitions, where leaders overlap
 _FINAL = "final"  # the log's key of the finalists; trials are under their numbers
 
 
@@ -154,14 +152,10 @@ class Tuning:
         self._index = {one.setting: index for index, one in enumerate(self.experiment.space)}
         self._by_round: dict[tuple[TunedSetting, int], Measurement] = {}
         self._rules = self.experiment.rules()
-        while (value := self.log.get(str(len(self.kept)))) is not None:
-            try:
-                self._learn(codec.load(Measurement, value))
-            except ValidationError:
-                break
+        while (kept := self.log.load(str(len(self.kept)), Measurement)) is not None:
+            self._learn(kept)
         self.resumed = len(self.kept)
-        begun = self.log.get(_FINAL)
-        self._final: Final | None = None if begun is None else codec.load(Final, begun)
+        self._final = self.log.load(_FINAL, Final)
 
     def run(self, show: Show) -> None:
         """Search, then measure the finalists interleaved; ``show`` gets a line before each trial.
@@ -201,24 +195,23 @@ class Tuning:
         if before is not None and (before.searched == self._searched or set(before.settings) == set(settings)):
             settings, above = before.settings, before.above
         self._final = Final(settings, above, self._searched, self._rules, self.stopped)
-        self.log.put(_FINAL, codec.dump(self._final))
+        self.log.keep(_FINAL, self._final)
 
     def _side_by_side(self, show: Show) -> None:
         """Measure the finalists in turn, and again as long as the first place is open."""
         finalists, above = self.finalists(), self._final.above if self._final else 0
         if len(finalists) < _FEWEST_FINALISTS:
             return
-        for repetition in range(1, _MOST_REPEATED * self.experiment.repeats + 1):
-            if repetition > self.experiment.repeats and not self._unsure():
-                return
-            turn = (repetition - 1) % len(finalists)
-            missing = [i for i in finalists[turn:] + finalists[:turn] if not self._has(i, above + repetition)]
+        turns = rounds(finalists, self.experiment.repeats, 1, lambda: finalists if self._unsure() else ())
+        for repetition, turn in turns:
+            number = above + repetition + 1
+            missing = [index for index in turn if not self._has(index, number)]
             if missing and self._left_s < self._round_s(missing):
                 self.stopped += "; the budget left no time for the whole final"
                 return
             for index in missing:
-                proposal = Next(index, self.search.expected(index), f"final, repetition {repetition}")
-                self._measure(proposal, above + repetition, show)
+                proposal = Next(index, self.search.expected(index), f"final, repetition {repetition + 1}")
+                self._measure(proposal, number, show)
 
     def _unsure(self) -> bool:
         """Whether the fastest of the final may not be: its gain over another one may be none."""
@@ -260,7 +253,7 @@ class Tuning:
             repetition,
             tried.failure,
         )
-        self.log.put(str(len(self.kept)), codec.dump(kept))
+        self.log.keep(str(len(self.kept)), kept)
         self._learn(kept)
 
     def _progress(self, doing: str) -> str:

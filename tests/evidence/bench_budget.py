@@ -142,7 +142,7 @@ def verdict_of(bench: Bench) -> dict[str, Any]:
         "prompts": bench.answers.prompts,
         "tokens": bench.answers.lengths,
         "passes": len(bench.results["speculative"]),
-        "spent_s": bench.answers.spent_s,
+        "spent_s": bench.answers.budget.spent_s,
     }
 
 

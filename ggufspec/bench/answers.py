@@ -1,0 +1,413 @@
+"""Answers to the same prompts in several ways, prompt by prompt in turn, within a budget of time."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ggufspec.bench import trial
+from ggufspec.bench.trials import Progress, in_turn
+from ggufspec.decoding.decoder import Statistics
+from ggufspec.errors import ChildError, UsageError
+from ggufspec.hardware import host
+from ggufspec.schema.text import counted, duration
+
+_RESERVE = 0.15  # of a budget, for what comes after the measuring
+_FEWEST_TOKENS = 32  # of an answer; rather than less, prompts are left out
+_LEAST_TOKENS = 8  # of an answer to the only prompt
+_ASIDE_PROMPTS, _ASIDE_TOKENS = 3, 32  # of a way that only informs
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of answering.
+
+    Args:
+        spec: how it is loaded by itself.
+        engine: the job's module.
+        shared: how the load of the pair answers this way, of :class:`~ggufspec.bench.trial.Request`'s ``alone``; None
+            if it cannot.
+        aside: it only informs: a few short answers, once.
+    """
+
+    spec: trial.Spec
+    engine: str = trial.__name__
+    shared: str | None = None
+    aside: bool = False
+
+
+_Place = tuple[str, trial.Spec]  # a load: the job's module and what is loaded
+
+
+class _SpentError(Exception):
+    """The budget is spent."""
+
+
+@dataclass
+class Budget:
+    """Seconds of answering, loads not counted, and how long an answer takes: by those before it.
+
+    Args:
+        limit_s: None: no limit.
+        clock: seconds.
+    """
+
+    limit_s: float | None
+    clock: Callable[[], float]
+    spent_s: float = 0.0
+    _answers: dict[str, list[Statistics]] = field(default_factory=lambda: defaultdict(list))
+    _warm_ups: dict[str, list[Statistics]] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        """Of all."""
+        return math.inf if self.limit_s is None else self.limit_s - self.spent_s
+
+    @property
+    def measuring_s(self) -> float:
+        """What is left for measuring; the rest is for what comes after it."""
+        return math.inf if self.limit_s is None else (1 - _RESERVE) * self.limit_s - self.spent_s
+
+    def ask(self, load: trial.Load, request: trial.Request) -> trial.Result:
+        """Have a load answer, and count the time; a request that exceeds the budget ends unfinished."""
+        if self.limit_s is None:
+            return load.ask(request)
+        stop = threading.Timer(max(self.left_s, 0.0), load.stop)
+        began = self.clock()
+        stop.start()
+        try:
+            return load.ask(request)
+        finally:
+            stop.cancel()
+            self.spent_s += self.clock() - began
+
+    def learn(self, name: str, result: trial.Result, *, warm_up: bool = False) -> None:
+        """Take note of how fast a way answered; its warm-up counts until it has answered."""
+        found = [answer.statistics for answer in result.answers]
+        if warm_up:
+            self._warm_ups[name] = found
+        else:
+            self._answers[name] += found
+
+    def read_s(self, name: str) -> float:
+        """Of a prompt's token in one way, or else in the slowest that is known."""
+        return self._known(name, lambda s: (s.prompt_s, s.prompt_read))
+
+    def write_s(self, name: str) -> float:
+        """Of an answer's token, the same."""
+        return self._known(name, lambda s: (s.decode_s, s.decoded))
+
+    def _known(self, name: str, part: Callable[[Statistics], tuple[float, int]]) -> float:
+        def of(one: str) -> float:
+            parts = [part(statistics) for statistics in self._answers[one] or self._warm_ups[one]]
+            return sum(seconds for seconds, _ in parts) / max(sum(tokens for _, tokens in parts), 1)
+
+        return (of(name) if name in self._warm_ups else 0.0) or max(map(of, self._warm_ups), default=0.0)
+
+
+class Answers:
+    """Answers to the same prompts in several ways, interleaved prompt by prompt within a budget.
+
+    The ways that share a placement are answered by one child, which has loaded the pair once. Another placement takes
+    another load: next to the first if the memory is the host's and holds both, else one after the other, so that a
+    pass over the prompts is measured before the next load. A way whose child dies is not tried again; those that shared
+    its load go on in loads of their own.
+
+    With a budget the first pass over the prompts is made to fit: each answer gets its share of the time that is left,
+    as the speed of those before has it. If that would be too few tokens, the last prompts are left out.
+
+    Args:
+        ways: by name, the pair's first load under ``first``.
+        first: the way whose load serves those that share it.
+        budget: of answering.
+        repetitions: passes over the prompts; None: until there is enough.
+        cut: whether answers may be shorter than the spec says.
+        verbose: let llama.cpp's log through.
+        opened: opens a load.
+
+    Attributes:
+        results: what was measured, by way: a result for each pass, with the answers to the first prompts of the spec.
+        crashes: why ways were given up.
+        prompts: how many prompts are asked.
+        lengths: tokens of the answers to each of them, at most.
+    """
+
+    def __init__(
+        self,
+        ways: Mapping[str, Way],
+        first: str,
+        budget: Budget,
+        *,
+        repetitions: int | None,
+        cut: bool = True,
+        verbose: bool = False,
+        opened: Callable[..., trial.Load] = trial.Load,
+    ) -> None:
+        self.results: dict[str, list[trial.Result]] = {name: [] for name in ways}
+        self.crashes: dict[str, ChildError] = {}
+        self.lengths: list[int] = []
+        self.budget, self.repetitions = budget, repetitions
+        self._ways, self._first, self._spec = ways, first, ways[first].spec
+        self.prompts = len(self._spec.prompts)
+        self._cut = cut and budget.limit_s is not None
+        self._verbose, self._opened = verbose, opened
+        self._apart: set[str] = {name for name, way in ways.items() if way.shared is None}
+        self._open: dict[_Place, trial.Load] = {}
+        self._side_by_side = True
+        self._prompt_tokens: tuple[int, ...] = ()
+
+    @property
+    def _working(self) -> list[str]:
+        """The ways that did not crash, those that are compared before those that only inform."""
+        names = [name for name in self._ways if name not in self.crashes]
+        return sorted(names, key=lambda name: self._ways[name].aside)
+
+    @property
+    def _compared(self) -> list[str]:
+        return [name for name in self._working if not self._ways[name].aside]
+
+    # ---- time
+
+    def cost_s(self, name: str, prompt: int, tokens: int) -> float:
+        """Seconds that an answer is expected to take."""
+        read = self._prompt_tokens[prompt] - self._spec.depth
+        return read * self.budget.read_s(name) + tokens * self.budget.write_s(name)
+
+    def _aside_s(self, prompts: int) -> float:
+        """Seconds of what only informs, as far as it is not measured yet."""
+        return sum(
+            self.cost_s(name, i, _ASIDE_TOKENS)
+            for name in self._working
+            if self._ways[name].aside
+            for i in range(asked(self.results[name]), min(prompts, _ASIDE_PROMPTS))
+        )
+
+    def _share(self, prompts: int) -> int:
+        """Tokens of the next answer, if it and the rest of so many prompts share what is left."""
+        done = len(self.lengths)
+        left = self.budget.measuring_s - self._aside_s(prompts)
+        for name in self._compared:
+            left -= sum(self.cost_s(name, i, self.lengths[i]) for i in range(asked(self.results[name]), done))
+            left -= sum(self.cost_s(name, i, 0) for i in range(done, prompts))
+        each = sum(map(self.budget.write_s, self._compared))
+        return int(left / max(each * (prompts - done), 1e-9))
+
+    def _fit(self) -> None:
+        """Leave prompts out if the budget is too short for all of them.
+
+        Raises:
+            UsageError: it is too short for one.
+        """
+        most = self._spec.max_tokens
+        wanted, least = (min(_FEWEST_TOKENS, most), min(_LEAST_TOKENS, most)) if self._cut else (most, most)
+        while self.prompts > 1 and self._share(self.prompts) < wanted:
+            self.prompts -= 1
+        if self._share(self.prompts) < least:
+            needed = sum(self.cost_s(name, 0, least) for name in self._compared) + self._aside_s(1)
+            needed = math.ceil((self.budget.spent_s + needed) / (1 - _RESERVE) + 1)
+            raise UsageError(
+                f"a budget of {duration(self.budget.left_s + self.budget.spent_s)} is too short for one answer of "
+                f"{counted(least, 'token')} in each way",
+                f"--budget {needed}s" + ("" if self._cut else ", or fewer tokens with -n"),
+            )
+
+    def _length(self) -> int:
+        """Tokens of the next answer to a prompt that was not asked yet."""
+        most = self._spec.max_tokens
+        return min(most, max(_LEAST_TOKENS, self._share(self.prompts))) if self._cut else most
+
+    def _forecast(self) -> str:
+        """How long it will take."""
+        most, tokens, limit_s = self._spec.max_tokens, self._length(), self.budget.limit_s
+        about = f"{counted(self.prompts, 'prompt')} × {'about ' * (tokens < most)}{counted(tokens, 'token')}"
+        once = sum(self.cost_s(name, i, tokens) for name in self._compared for i in range(self.prompts))
+        all_s = (self.repetitions or 1) * (once + self._aside_s(self.prompts))
+        if limit_s is None:
+            return f"{about}, {counted(self.repetitions or 1, 'time')}: about {duration(all_s)}"
+        if tokens < most or all_s > self.budget.measuring_s:
+            return f"{about}: about {duration(limit_s)}"
+        return f"{about}: {duration(self.budget.spent_s + all_s)} to {duration(limit_s)}, until the verdict is clear"
+
+    # ---- loads
+
+    def _place(self, name: str) -> _Place:
+        way = self._ways[name]
+        return (way.engine, way.spec if name in self._apart else self._spec)
+
+    def _request(self, name: str, prompt: int = 0, length: int = 0, *, warm_up: bool = False) -> trial.Request:
+        alone = "" if name in self._apart else self._ways[name].shared or ""
+        return trial.Request((prompt,), length, alone, warm_up)
+
+    def _load(self, name: str) -> trial.Load | None:
+        """The load of a way, warmed up; None if it crashed."""
+        place = self._place(name)
+        if place not in self._open:
+            if not self._side_by_side:
+                self._close()
+            try:
+                load = self._open[place] = self._opened(place[1], place[0], verbose=self._verbose)
+            except ChildError as error:
+                self._crashed(self._first if place == self._place(self._first) else name, error)
+                return None if name in self.crashes else self._load(name)
+            self._prompt_tokens = self._prompt_tokens or load.ready.prompt_tokens
+            if not load.ready.alone:
+                self._apart |= {one for one, way in self._ways.items() if way.shared == "target"}
+            for one in [one for one in self._working if self._place(one) == place]:
+                try:
+                    self._warm_up(one, load)
+                except ChildError as error:
+                    self._crashed(one, error)
+                    break
+        return None if name in self.crashes else self._open.get(self._place(name)) or self._load(name)
+
+    def _warm_up(self, name: str, load: trial.Load) -> None:
+        request = self._request(name, warm_up=True)
+        # What is before the prompts is read now, and its time is not measured
+        reply = load.ask(request) if self._spec.depth else self.budget.ask(load, request)
+        if not reply.finished:
+            raise _SpentError
+        self.budget.learn(name, reply, warm_up=True)
+
+    def _crashed(self, name: str, error: ChildError) -> None:
+        """Give up a way, and end its load; those that shared it have their own from now on."""
+        self.crashes[name] = error
+        place = self._place(name)
+        if load := self._open.pop(place, None):
+            load.close()
+        if place[1] is self._spec:
+            self._apart |= set(self._ways)
+
+    def _close(self) -> None:
+        for load in self._open.values():
+            load.close()
+        self._open.clear()
+
+    def _groups(self) -> list[list[str]]:
+        """The ways of each load, of an open one first; or all of them if loads are side by side."""
+        by_place: dict[_Place, list[str]] = {}
+        for name in self._working:
+            by_place.setdefault(self._place(name), []).append(name)
+        self._side_by_side = len(by_place) < 2 or _fit_side_by_side([spec for _, spec in by_place])
+        if self._side_by_side:
+            return [self._working]
+        return [by_place[place] for place in sorted(by_place, key=lambda place: place not in self._open)]
+
+    # ---- measuring
+
+    def measure(self, progress: Progress, note: Callable[[str], None], enough: Callable[[], bool]) -> None:
+        """Measure, after a forecast of how long it takes.
+
+        Args:
+            progress: told of answers.
+            note: takes the forecast.
+            enough: asked after each pass; without a number of repetitions True ends the measurement.
+
+        Raises:
+            UsageError: the budget is too short for one answer.
+            GgufspecError: a load failed in a way that the user can mend.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        progress(0, 1, "loading")
+        try:
+            self._load(self._first)
+            self._groups()
+            for name in self._compared if self._side_by_side else ():
+                self._load(name)
+            if not self._prompt_tokens and self._compared:
+                self._load(self._compared[0])
+            if not self._prompt_tokens:
+                return
+            if self.budget.limit_s is not None:
+                self._fit()
+            note(self._forecast())
+            passes = 0
+            while self._pass(passes, progress):
+                passes += 1
+                if passes == self.repetitions or (self.repetitions is None and enough()):
+                    break
+        except _SpentError:
+            if not any(self.results.values()):
+                raise UsageError(
+                    f"a budget of {duration(self.budget.spent_s + self.budget.left_s)} is too short for one answer",
+                    "--budget 3m is the default",
+                ) from None
+        finally:
+            self._close()
+
+    def _pass(self, repetition: int, progress: Progress) -> bool:
+        """Ask every prompt in every way; False if the budget ended it."""
+        count = self._affordable() if repetition else self.prompts
+        total = self.prompts * len(self._compared) * (self.repetitions or repetition + 1)
+        for group in self._groups():
+            main = [name for name in group if not self._ways[name].aside]
+            aside = [name for name in group if self._ways[name].aside]
+            for prompt in range(count):
+                few = prompt < _ASIDE_PROMPTS and (repetition == 0 or self.repetitions is not None)
+                for name in (*in_turn(main, prompt + repetition), *(aside if few else ())):
+                    done = sum(len(one.answers) for way in self._compared for one in self.results[way])
+                    progress(done, max(total, done), name.replace("_", "-"))
+                    self._answer(name, prompt, repetition)
+        return count == self.prompts
+
+    def _affordable(self) -> int:
+        """How many prompts another pass has the time for."""
+        left = self.budget.measuring_s
+        for prompt in range(self.prompts):
+            left -= sum(self.cost_s(name, prompt, self.lengths[prompt]) for name in self._compared)
+            if left < 0:
+                return prompt
+        return self.prompts
+
+    def _answer(self, name: str, prompt: int, repetition: int) -> None:
+        """One answer, unless its way has crashed."""
+        if name in self.crashes or (load := self._load(name)) is None:
+            return
+        if prompt == len(self.lengths):
+            self.lengths.append(self._length())
+        length = min(self.lengths[prompt], _ASIDE_TOKENS) if self._ways[name].aside else self.lengths[prompt]
+        try:
+            reply = self.budget.ask(load, self._request(name, prompt, length))
+        except ChildError as error:
+            self._crashed(name, error)
+            return
+        if not reply.finished or not reply.answers:
+            raise _SpentError
+        self.budget.learn(name, reply)
+        kept = self.results[name]
+        if len(kept) == repetition:
+            kept.append(reply)
+        else:
+            kept[repetition] = joined(kept[repetition], reply)
+
+
+def asked(results: Sequence[trial.Result]) -> int:
+    """How many prompts have an answer."""
+    return len(results[0].answers) if results else 0
+
+
+def _fit_side_by_side(specs: Sequence[trial.Spec]) -> bool:
+    """Whether loads may be open at the same time: their memory is the host's, and holds them."""
+    if any(spec.options.target.gpu_layers or spec.options.draft.gpu_layers or spec.rpc for spec in specs):
+        return False
+    files = [path for spec in specs for path in (spec.target, spec.draft) if path is not None]
+    try:
+        return sum(path.stat().st_size for path in files) < host.obtainable_memory_bytes()
+    except OSError:
+        return False
+
+
+def joined(one: trial.Result, more: trial.Result) -> trial.Result:
+    """One result of two of the same way, in the order in which they were measured."""
+    answers = (*one.answers, *more.answers)
+    energies = (one.energy_j, more.energy_j)
+    return replace(
+        more,
+        answers=answers,
+        peak_rss_bytes=max(one.peak_rss_bytes, more.peak_rss_bytes),
+        vram_bytes=max(one.vram_bytes, more.vram_bytes),
+        energy_j=None if None in energies else sum(filter(None, energies)),
+        others_cpus=(one.others_cpus * len(one.answers) + more.others_cpus * len(more.answers)) / max(len(answers), 1),
+    )
