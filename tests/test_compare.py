@@ -273,8 +273,8 @@ def test_more_repetitions_add_to_what_is_there(machine, run_log):
 
 def test_a_placement_is_kept_as_it_was(run_log):
     planned = Planned(DecoderOptions(Placement(7, (3.0, 1.0))), {"CUDA0": {"target weights": 5}})
-    run_log().keep("placement", planned)
-    assert run_log().load("placement", Planned) == planned
+    run_log().put("placement", planned)
+    assert run_log().get("placement", Planned) == planned
 
 
 def test_what_is_kept_in_another_shape_is_measured_anew(machine, run_log, tmp_path):
@@ -573,9 +573,9 @@ def test_the_table_fits_the_terminal(width):
 
 def test_a_kept_trial_is_the_same_again(run_log):
     one = result(10.0, energy_j=5.0)
-    run_log().keep("a 0", one)
-    assert run_log().load("a 0", trial.Result) == one
-    assert run_log().load("a 1", trial.Result) is None
+    run_log().put("a 0", one)
+    assert run_log().get("a 0", trial.Result) == one
+    assert run_log().get("a 1", trial.Result) is None
 
 
 def file(path):

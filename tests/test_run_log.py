@@ -27,7 +27,11 @@ def test_what_was_put_is_there_again(path):
         run_log.put("one", {"speed": [1.5, 2.0]})
         run_log.put("two", None)
         run_log.put("one", "later")
-        assert (run_log.get("one"), run_log.get("two"), run_log.get("three")) == ("later", None, None)
+        assert (run_log.get("one", object), run_log.get("two", object), run_log.get("three", object)) == (
+            "later",
+            None,
+            None,
+        )
     assert kept(path) == ({"one": "later", "two": None}, ())
 
 
@@ -95,7 +99,7 @@ def test_one_process_at_a_time(path):
             assert "--results" in error.value.hint
     assert kept(path)[0] == {"a": 1}
     with RunLog(path, SCHEMA, fresh=True) as run_log:
-        assert run_log.get("a") is None
+        assert run_log.get("a", object) is None
     assert path.with_name("trials.jsonl.old").exists()
 
 

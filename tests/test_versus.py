@@ -565,10 +565,10 @@ def test_answers_of_one_token_have_no_speed(bench, measured, monkeypatch):
 
 def test_what_each_mode_runs(bench):
     spec = bench.experiment.spec
-    assert bench.spec_of("speculative") == spec
-    only = bench.spec_of("target_only")
+    assert bench.experiment.ways["speculative"].spec == spec
+    only = bench.experiment.ways["target_only"].spec
     assert (only.target, only.draft, only.options) == (spec.target, None, replace(OPTIONS, drafters=()))
-    draft = bench.spec_of("draft_only")
+    draft = bench.experiment.ways["draft_only"].spec
     assert (draft.target, draft.draft, draft.options.target.gpu_layers) == (spec.draft, None, 5)
     assert draft.options.drafter == "none"
 
@@ -578,8 +578,8 @@ def test_a_lookup_alone_has_no_draft_to_measure(bench):
     spec = replace(bench.experiment.spec, draft=None, options=options)
     bench = versus.Bench(replace(bench.experiment, spec=spec))
     assert bench.experiment.modes == ("target_only", "speculative")
-    assert bench.spec_of("speculative") == spec
-    only = bench.spec_of("target_only").options
+    assert bench.experiment.ways["speculative"].spec == spec
+    only = bench.experiment.ways["target_only"].spec.options
     assert (only.drafter, only.lookup_corpus) == ("none", None)
     bench.results["target_only"] = [alone(10)] * 3
     bench.results["speculative"] = [result(statistics(20, 5.0, 8, (8,), (7,)), drafters=("lookup",))] * 3
@@ -619,9 +619,10 @@ def test_the_rival_runs_at_its_own_placement(bench):
     rival = replace(OPTIONS, target=Placement(14), draft=Placement())
     bench = versus.Bench(replace(bench.experiment, alone=rival))
     assert bench.experiment.modes == (*versus.MODES, versus.AT_PAIR)
-    assert bench.spec_of("target_only").options.target.gpu_layers == 14
-    assert bench.spec_of(versus.AT_PAIR).options.target.gpu_layers == bench.spec_of("speculative").options.target.gpu_layers == 9
-    assert bench.spec_of(versus.AT_PAIR).draft is None
+    specs = {mode: way.spec for mode, way in bench.experiment.ways.items()}
+    assert specs["target_only"].options.target.gpu_layers == 14
+    assert specs[versus.AT_PAIR].options.target.gpu_layers == specs["speculative"].options.target.gpu_layers == 9
+    assert specs[versus.AT_PAIR].draft is None
     bench.results["target_only"], bench.results[versus.AT_PAIR] = [alone(8)] * 3, [alone(10)] * 3
     bench.results["speculative"] = [pair(5)] * 3
     document = bench.document()

@@ -132,12 +132,12 @@ class Comparison:
     def _quality(self, spec: quality.Spec, reference: quality.Spec) -> Quality:
         facts = codec.dump(replace(spec, rows=Path()))
         key = key_of("quality", identity(spec.model), identity(reference.model), facts)
-        found = self._log.load(key, Quality)
+        found = self._log.get(key, Quality)
         if found is None:
             if spec is not reference and not spec.rows.exists():  # the reference is in the log, and its file is gone
                 quality.measure(reference, verbose=self.experiment.verbose)
             found = quality.measure(spec, verbose=self.experiment.verbose)
-            self._log.keep(key, found)
+            self._log.put(key, found)
         return found
 
     # ---- the document

@@ -243,7 +243,7 @@ class Matrix:
         asked = self._ask(one.target.path)
         if isinstance(asked, GgufspecError):
             return replace(cell, failure=Failure(asked.message, asked.hint))
-        planned = log.load(key, Planned)
+        planned = log.get(key, Planned)
         if planned is None:
             try:
                 headers = [self._header(path) for path in files]
@@ -252,7 +252,7 @@ class Matrix:
                 planned = self._place(cell.target, one, options)
             except GgufspecError as error:
                 return replace(cell, failure=Failure(error.message, error.hint))
-            log.keep(key, planned)
+            log.put(key, planned)
         spec = self._spec(one, planned.options, asked)
         try:
             check_room(spec, max(asked.tokens))

@@ -29,7 +29,7 @@ def key_of(*facts: Any) -> str:
     """A key for a measurement: the same facts give the same key, in any process.
 
     Args:
-        facts: JSON values; what :meth:`RunLog.get` shall not mistake for each other must differ in one of them.
+        facts: JSON values; what is measured apart must differ in one of them.
     """
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -118,19 +118,22 @@ class RunLog:
             os.truncate(self.path, whole)
         return True
 
-    def get(self, key: str) -> Any | None:
-        """The measurement under a key, as JSON; None if there is none."""
-        return self._values.get(key)
+    def get(self, key: str, kind: type[_Value]) -> _Value | None:
+        """The measurement under a key; None if there is none, or one of another shape."""
+        try:
+            return codec.load(kind, self._values[key]) if key in self._values else None
+        except ValidationError:
+            return None
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Keep a measurement; it is on the disk when this returns.
 
         Raises:
             GgufspecError: the disk is full, say.
         """
-        self._values[key] = value
+        self._values[key] = codec.dump(value)
         try:
-            self._write({"key": key, "value": value})
+            self._write({"key": key, "value": self._values[key]})
         except OSError as error:
             raise GgufspecError(
                 f"results cannot be kept in {self.path}: {error.strerror}", "free some space and run the command again"
@@ -140,22 +143,6 @@ class RunLog:
         self._file.write(json.dumps(entry).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-    def load(self, key: str, kind: type[_Value]) -> _Value | None:
-        """The measurement under a key; None if there is none, or one of another shape."""
-        value = self.get(key)
-        try:
-            return None if value is None else codec.load(kind, value)
-        except ValidationError:
-            return None
-
-    def keep(self, key: str, value: object) -> None:
-        """Write what :meth:`load` shall find.
-
-        Raises:
-            GgufspecError: the disk is full, say.
-        """
-        self.put(key, codec.dump(value))
 
     def close(self) -> None:
         """Close the file; an error in writing was raised by :meth:`put`."""

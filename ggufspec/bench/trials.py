@@ -126,7 +126,7 @@ class Trials:
         if run in self.failures:
             return
         key = f"{self.key(run)} {repetition}"
-        result = self._log.load(key, trial.Result)
+        result = self._log.get(key, trial.Result)
         if result is not None:
             self.resumed += 1
         else:
@@ -137,7 +137,7 @@ class Trials:
             if done.result is None:
                 return
             result = done.result
-            self._log.keep(key, result)
+            self._log.put(key, result)
         self.results[run][repetition] = result
 
     def key(self, run: trial.Spec) -> str:

@@ -81,12 +81,26 @@ class Experiment:
         return self.budget_s or (None if self.repetitions else BUDGET_S)
 
     @property
+    def ways(self) -> dict[str, Way]:
+        """How each mode is answered; a load of the pair answers for the target too if its options are the same."""
+        spec, own = self.spec, self.spec.options
+        rival = alone(replace(spec, options=self.rival))
+        same = replace(self.rival, draft=own.draft, draft_max=own.draft_max)
+        found = {"target_only": Way(rival, shared="target" if same == own else None)}
+        if spec.draft is not None and not own.head:  # a head writes nothing of its own
+            draft = alone(replace(spec, target=spec.draft, options=replace(own, target=own.draft)))
+            found["draft_only"] = Way(draft, shared="draft", aside=True)
+        found["speculative"] = Way(spec, shared="")
+        if self.rival.target != own.target:
+            found[AT_PAIR] = Way(alone(spec), shared="target", aside=True)
+        if self.engine == "hook":
+            found |= {LLAMA_ALONE: Way(rival, hooked.__name__), LLAMA_HOOK: Way(spec, hooked.__name__)}
+        return found
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """What is measured."""
-        writes = self.spec.draft is not None and not self.spec.options.head  # a head writes nothing of its own
-        modes = MODES if writes else tuple(mode for mode in MODES if mode != "draft_only")
-        modes = modes if self.rival.target == self.spec.options.target else (*modes, AT_PAIR)
-        return (*modes, LLAMA_ALONE, LLAMA_HOOK) if self.engine == "hook" else modes
+        return tuple(self.ways)
 
 
 @dataclass
@@ -119,7 +133,7 @@ class Bench:
         self.own, self.hook = SameText(), SameText()
         self._opened = opened
         self.answers = Answers(
-            {mode: self._way(mode) for mode in experiment.modes},
+            experiment.ways,
             "speculative",
             Budget(experiment.limit_s, clock),
             repetitions=experiment.repetitions,
@@ -160,24 +174,6 @@ class Bench:
         if spec.sampling.temperature == 0:  # above, Llama's random numbers are its own
             self.hook.divergences = self._divergences(LLAMA_ALONE, LLAMA_HOOK)
 
-    def _way(self, mode: str) -> Way:
-        """How a mode is answered. A load of the pair answers for the target where the options are the same."""
-        spec = self.spec_of(mode)
-        same = replace(
-            self.experiment.rival,
-            draft=self.experiment.spec.options.draft,
-            draft_max=self.experiment.spec.options.draft_max,
-        )
-        if mode in (LLAMA_ALONE, LLAMA_HOOK):
-            return Way(spec, hooked.__name__)
-        if mode == "target_only":
-            return Way(spec, shared="target" if same == self.experiment.spec.options else None)
-        return Way(
-            spec,
-            shared={"speculative": "", "draft_only": "draft", AT_PAIR: "target"}[mode],
-            aside=mode in ("draft_only", AT_PAIR),
-        )
-
     def _enough(self) -> bool:
         """Whether the verdict is clear, or so precise that more answers would not change it."""
         pairs = [("speculative", "target_only")]
@@ -190,19 +186,6 @@ class Bench:
         low, high = speedup.ci95
         few = self.answers.prompts < _FEWEST_PROMPTS and len(self.results["speculative"]) < _FEWEST_PASSES
         return not few and (low > 1 or high < 1 or high - low <= 2 * _PRECISE * speedup.median)
-
-    def spec_of(self, mode: str) -> trial.Spec:
-        """The trial of one mode."""
-        spec = self.experiment.spec
-        if mode in ("speculative", LLAMA_HOOK):
-            return spec
-        if mode in ("target_only", LLAMA_ALONE):
-            return alone(replace(spec, options=self.experiment.rival))
-        if mode == AT_PAIR:
-            return alone(spec)
-        assert spec.draft is not None
-        options = replace(spec.options, target=spec.options.draft)
-        return alone(replace(spec, target=spec.draft, options=options))
 
     def _check_own(self) -> None:
         """Text with a draft and without, in strict mode, placed alike."""

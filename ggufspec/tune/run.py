@@ -14,7 +14,7 @@ from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.bench.summary import machine, speed
 from ggufspec.bench.trial import Attempt, attempt
-from ggufspec.bench.trials import rounds
+from ggufspec.bench.trials import identity, rounds
 from ggufspec.errors import UsageError
 from ggufspec.files.write import file_name
 from ggufspec.schema import codec
@@ -74,18 +74,13 @@ class Experiment:
                 draft_max=1,
             )
         )
-        files = [_identity(path) for path in (spec.target, spec.draft) if path is not None]
+        files = [identity(path) for path in (spec.target, spec.draft) if path is not None]
         return [codec.dump(spec), fixed, files, machine()]
 
     def rules(self) -> str:
         """A key for what is searched, and how far: a search that ended goes on where this is another."""
         settings = [repr(one.setting) for one in self.space]
         return key_of(settings, [settings[index] for index in self.first], self.threshold, self.budget_s, self.most)
-
-
-def _identity(path: Path) -> list[Any]:
-    seen = path.stat()
-    return [str(path.resolve()), seen.st_size, seen.st_mtime_ns]
 
 
 def log_path(folder: Path, experiment: Experiment) -> Path:
@@ -152,10 +147,10 @@ class Tuning:
         self._index = {one.setting: index for index, one in enumerate(self.experiment.space)}
         self._by_round: dict[tuple[TunedSetting, int], Measurement] = {}
         self._rules = self.experiment.rules()
-        while (kept := self.log.load(str(len(self.kept)), Measurement)) is not None:
+        while (kept := self.log.get(str(len(self.kept)), Measurement)) is not None:
             self._learn(kept)
         self.resumed = len(self.kept)
-        self._final = self.log.load(_FINAL, Final)
+        self._final = self.log.get(_FINAL, Final)
 
     def run(self, show: Show) -> None:
         """Search, then measure the finalists interleaved; ``show`` gets a line before each trial.
@@ -195,7 +190,7 @@ class Tuning:
         if before is not None and (before.searched == self._searched or set(before.settings) == set(settings)):
             settings, above = before.settings, before.above
         self._final = Final(settings, above, self._searched, self._rules, self.stopped)
-        self.log.keep(_FINAL, self._final)
+        self.log.put(_FINAL, self._final)
 
     def _side_by_side(self, show: Show) -> None:
         """Measure the finalists in turn, and again as long as the first place is open."""
@@ -253,7 +248,7 @@ class Tuning:
             repetition,
             tried.failure,
         )
-        self.log.keep(str(len(self.kept)), kept)
+        self.log.put(str(len(self.kept)), kept)
         self._learn(kept)
 
     def _progress(self, doing: str) -> str:

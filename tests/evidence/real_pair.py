@@ -414,7 +414,7 @@ def measure(target: str, repetition: int, settings: Row, log: RunLog, arguments:
             began = time.perf_counter()
             for way in rotated(ways, index * (len(ways) // len(TASKS) + 1) + repetition):
                 key = key_of(settings, target, task, way, repetition)
-                if log.get(key) is None:
+                if log.get(key, dict) is None:
                     row = {"target": target, "task": task, "way": way, "repetition": repetition, "at": time.time()}
                     row |= {**asdict(servers.answer(way, index)), "load_average": os.getloadavg()[0]}
                     log.put(key, row)
@@ -428,7 +428,7 @@ def kept(target: str, settings: Row, log: RunLog) -> list[Row]:
     """All rows of a target."""
     repetitions = range(MOST_REPETITIONS)
     keys = (key_of(settings, target, task, way, one) for one in repetitions for task in TASKS for way in WAYS)
-    return [row for key in keys if (row := log.get(key)) is not None]
+    return [row for key in keys if (row := log.get(key, dict)) is not None]
 
 
 def template_digest(model: Path) -> str:
