@@ -169,7 +169,7 @@ def test_json_lines_are_texts_prompts_and_requests(tmp_path: Path) -> None:
         (b'{"prompt": "x"}\nnot json\n', "line 2 of x.txt is no whole JSON document"),
         (b'{"prompt": " "}', "line 1 of x.txt has no text"),
         (b'{"input": "x"}', "line 1 of x.txt has no text"),
-        (b'{"prompt": "x"}\n[1]\n', "line 2 of x.txt is no prompt"),
+        (b'{"prompt": "x"}\n[1]\n', "line 2 of x.txt is not a prompt"),
         (b'{"messages": ["x"]}', "messages and tools are lists of objects"),
         (b'{"messages": [{"content": "x"}]}', "a message without role"),
         (b'{"messages": [{"role": "user", "content": 3}]}', "whose content is not text"),

@@ -30,10 +30,7 @@ _FEWEST_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One model: its file, where it goes, and how many tokens its batches have.
-
-    A ``head`` is on the part before it, whose file may have its blocks.
-    """
+    """One model; ``widths`` are tokens of its batches. A head is on the part before it, in whose file it may be."""
 
     path: Path
     placement: Placement
@@ -44,14 +41,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to time.
+    """Models that are loaded at once and timed in turn, with ``depth`` tokens in each cache.
 
-    Args:
-        parts: models that are loaded at once and timed in turn.
-        depth: tokens in each cache while a batch is timed.
-        rounds: times that each width of each model is timed; fewer, but three, once ``seconds`` have passed.
-        seconds: see ``rounds``.
-        rpc: workers whose devices are used.
+    Each width of each model is timed ``rounds`` times; fewer, but three, once ``seconds`` have passed.
     """
 
     parts: tuple[Part, ...]
@@ -63,9 +55,10 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One model as it ran. ``seconds`` are samples by width, one a round; ``bytes`` llama.cpp's own count by device.
+    """One model as it ran.
 
-    ``depth`` is the number of tokens in the cache: less than requested if the context is shorter.
+    ``seconds`` are samples by width, one a round; ``bytes`` llama.cpp's own count by device. ``depth``, tokens in the
+    cache, is less than requested if the context is shorter.
     """
 
     layers: int
@@ -119,7 +112,6 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 def _load(
     part: Part, depth: int, stack: ExitStack, emit: child.Emit, on: Context | Head | None
 ) -> tuple[Context | Head, Timed]:
-    """A model that is loaded, with no batch timed yet; a head on its target."""
     began = time.perf_counter()
     own = on is not None and part.path == on.model.path
     model = on.model if on is not None and own else stack.enter_context(Model(part.path, part.placement))

@@ -29,7 +29,7 @@ ByDevice = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """One cell of the matrix: a target with a draft, or target-only. ``failure`` is why there is no ``spec``."""
+    """One cell: a target with a draft, or target-only. ``failure`` is why there is no ``spec``."""
 
     target: str
     draft: str | None
@@ -39,23 +39,15 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """For people."""
         return cell_name(self.target, self.draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to compare.
+    """What to compare: every cell, target-only of each target among them, and the targets' quality if asked for.
 
-    Args:
-        targets: their files.
-        drafts: theirs.
-        contenders: every cell, target-only of each target among them.
-        repetitions: trials of each cell; up to :data:`MORE` times as many more of those that lead.
-        settings: for the document.
-        quality: measure the targets' too.
-        verbose: let llama.cpp's log through.
-        notes: for the document.
+    ``repetitions`` are trials of each cell; up to :data:`MORE` times as many more of those that lead. ``settings`` and
+    ``notes`` are for the document.
     """
 
     targets: tuple[ComparedModel, ...]

@@ -37,7 +37,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt and both its answers; ``sampling`` is how their tokens were chosen under the exact rule."""
+    """One prompt and both its answers, whose tokens ``sampling`` chose under the exact rule."""
 
     index: int
     prompt: str
@@ -47,14 +47,11 @@ class Case:
 
     @property
     def position(self) -> int:
-        """Index of the first answer token that differs."""
         return first_difference(self.target_only, self.speculative)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Divergences to look into, on the target as it was placed."""
-
     target: Path
     options: DecoderOptions
     cases: tuple[Case, ...]
@@ -67,7 +64,7 @@ Result = tuple[Divergence, ...]
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Measure margin and noise of each case, in this process."""
+    """In the child process."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     with Model(spec.target, spec.options.target) as model:
@@ -117,12 +114,12 @@ def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Seque
     At temperature 0 that is the difference of both. Above, a token is passed over because its sum of score and noise
     is lower, or because a truncation leaves it out; hence three shifts, each by so much: the wanted token against all
     others, it against those more likely, and those more likely than the other token against that one and the rest.
-    Penalties come behind the shift, as they come behind rounding.
+    Penalties come after the shift, as they come after rounding.
 
     Args:
         row: (vocab,) the target's logits.
         tokens: the two.
-        sampling: how tokens are chosen.
+        sampling: temperature, truncations and penalties.
         text: the token ids before.
     """
     first, second = tokens
@@ -166,5 +163,4 @@ def _read(context: Context, text: Sequence[int], start: int, first: int, step: i
 
 
 def explain(spec: Spec, *, verbose: bool = False) -> Result:
-    """Measure in a child process."""
     return child.call(__name__, spec, Result, verbose=verbose) if spec.cases else ()

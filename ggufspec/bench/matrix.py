@@ -45,7 +45,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A target and a draft of the matrix; ``draft`` is None for target-only, :data:`LOOKUP` or :data:`MTP`."""
+    """A cell before it is placed; ``draft`` is None for target-only, :data:`LOOKUP` or :data:`MTP`."""
 
     target: File
     draft: File | str | None
@@ -53,7 +53,6 @@ class Pairing:
 
     @property
     def draft_path(self) -> Path | None:
-        """The draft's file, if it has one."""
         return self.draft.path if isinstance(self.draft, File) else None
 
 
@@ -75,11 +74,7 @@ def without_file(drafter: str | None) -> str | None:
 
 
 def check_twice(files: Sequence[File], role: str) -> None:
-    """Refuse a file that is given twice.
-
-    Raises:
-        UsageError: one is.
-    """
+    """Raises UsageError if a file is given twice."""
     seen: dict[Path, File] = {}
     for one in files:
         if (before := seen.setdefault(untrusted.real(one.path), one)) is not one:
@@ -159,12 +154,7 @@ class Matrix:
         return key_of(cells, options, codec.dump(self._prompts, tuple[Prompt, ...]), self._given.raw, machine())[:12]
 
     def experiment(self, log: RunLog, on_event: api.OnEvent | None = None, *, quality: bool) -> Experiment:
-        """Read headers and place cells; a cell that cannot run has its reason.
-
-        Args:
-            log: has the placements of an earlier run of the same comparison.
-            on_event: progress of headers that are read, as :func:`ggufspec.api.make_plan` has it.
-            quality: measure the targets' too.
+        """Read headers and place cells, as in an earlier run if ``log`` has one; a cell that cannot run has its reason.
 
         Raises:
             UsageError: an option is out of range.
@@ -261,21 +251,11 @@ class Matrix:
         return replace(cell, spec=spec, bytes=planned.bytes)
 
     def _header(self, path: Path) -> Known:
-        """A file's header, which is read once.
-
-        Raises:
-            GgufspecError: it cannot be read.
-        """
         if path not in self._headers:
             (self._headers[path],) = read_headers([path], None, self._on_event)
         return self._headers[path]
 
     def _place(self, name: str, one: Pairing, options: DecoderOptions) -> Planned:
-        """Plan a cell.
-
-        Raises:
-            GgufspecError: it does not fit.
-        """
         pair = PairSpec(name, one.target.path, one.draft_path, one.settings)
         resolved = api.resolve(pair, self._given, options=options, on_event=self._on_event)
         plan = resolved.plan
@@ -288,7 +268,6 @@ class Matrix:
 
 
 def _models(files: Iterable[File], names_: Mapping[Path, str]) -> tuple[ComparedModel, ...]:
-    """The files, each once."""
     once: dict[str, ComparedModel] = {}
     for file in files:
         name, size_bytes = names_[untrusted.real(file.path)], 0
@@ -299,12 +278,7 @@ def _models(files: Iterable[File], names_: Mapping[Path, str]) -> tuple[Compared
 
 
 def parts(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
-    """A planned option's bytes by device, under the names of :class:`ggufspec.schema.compare.Cell`.
-
-    Args:
-        option: of a plan.
-        overheads: what each device's driver takes for itself.
-    """
+    """Bytes by device, as :class:`ggufspec.schema.compare.Cell` has them; ``overheads`` are what drivers take."""
     found: ByDevice = {}
     models: tuple[tuple[str, PlannedModel | None], ...] = (("target", option.target), ("draft", option.draft))
     for role, model in models:

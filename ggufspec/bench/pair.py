@@ -80,18 +80,16 @@ def bench_pair(
         GgufspecError: a file is not here, nothing fits, or a trial failed.
         KeyboardInterrupt: Ctrl-C; what was measured is lost.
     """
-    own = None if prompts is None else tuple(Prompt("", one) if isinstance(one, str) else one for one in prompts)
-    if own is not None and not all([own, *(one.text or one.messages for one in own)]):
+    own = tuple(Prompt("", one) if isinstance(one, str) else one for one in prompts or ())
+    if prompts is not None and not all([own, *(one.text or one.messages for one in own)]):
         raise UsageError("there is no prompt, or an empty one", "leave prompts out for the bundled ones")
-    if depth < 0 or (depth and engine == "hook"):
-        raise UsageError("depth is a number of tokens, and of our own loop", "depth=4096, engine='own'")
     if max_tokens < 1 or (repetitions is not None and repetitions < 1) or (budget_s is not None and budget_s <= 0):
         raise UsageError(
             "a bench takes at least one answer of at least one token, and time for it",
             "repetitions=5, max_tokens=128, budget_s=180",
         )
-    check_one_of(engine, versus.ENGINES, "engine")
-    given = of_keywords(options, settings)
+    _check_engine(engine, depth)
+    given, sampling = of_keywords(options, settings), sampling or Sampling()
     files = api.files_of(pair, download=download, on_event=on_event)
     api.check_drafter(files, given)
     places = api.resolve(files, given, rival=True, on_event=on_event, verbose=verbose)
@@ -100,31 +98,39 @@ def bench_pair(
             "a bench compares with a draft, and speculation is off", "drafter='lookup' needs no draft model"
         )
     if engine == "hook":
-        hooked.check(places.pair, sampling or Sampling())
-        hooked.check(places.alone, sampling or Sampling())
-    asked = prompting.prepare(prompting.Spec(files.target, own or (), raw), verbose=verbose)
+        hooked.check(places.pair, sampling)
+        hooked.check(places.alone, sampling)
+    asked = prompting.prepare(prompting.Spec(files.target, own, raw), verbose=verbose)
     spec = trial.Spec(
         target=files.target,
         draft=files.draft if places.pair.needs_draft else None,
         options=places.pair,
-        sampling=sampling or Sampling(),
+        sampling=sampling,
         **asked.trial,
         max_tokens=max_tokens,
         rpc=given.rpc or (),
         depth=depth,
     )
     trial.check_room(spec, max(asked.tokens))
-    run = versus.Bench(
-        versus.Experiment(
-            files, spec, repetitions, verbose, places.alone, places.plan, engine=engine, budget_s=budget_s
-        )
+    experiment = versus.Experiment(
+        files, spec, repetitions, verbose, places.alone, places.plan, engine=engine, budget_s=budget_s
     )
+    return _measure(experiment, places, on_event or (lambda _: None))
 
-    def progress(done: int, total: int, what: str) -> None:
-        if on_event is not None:
-            on_event({"event": "progress", "done": done, "total": total, "what": what})
 
-    run.run(progress, lambda text: on_event({"event": "note", "text": text}) if on_event else None)
+def _check_engine(engine: str, depth: int) -> None:
+    check_one_of(engine, versus.ENGINES, "engine")
+    if depth < 0 or (depth and engine == "hook"):
+        raise UsageError("depth is a number of tokens, and of our own loop", "depth=4096, engine='own'")
+
+
+def _measure(experiment: versus.Experiment, places: api.Resolved, on_event: api.OnEvent) -> BenchDocument:
+    """Measure, and keep for later plans what was learned."""
+    run = versus.Bench(experiment)
+    run.run(
+        lambda done, total, what: on_event({"event": "progress", "done": done, "total": total, "what": what}),
+        lambda text: on_event({"event": "note", "text": text}),
+    )
     record_overhead(places, run.results["speculative"])
-    record_speed(places, spec, run.results["target_only"])
+    record_speed(places, experiment.spec, run.results["target_only"])
     return run.document()

@@ -30,14 +30,10 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to ask a model.
+    """What to ask a model; ``raw``: without its chat template.
 
-    Args:
-        target: its file.
-        prompts: none: the bundled ones, requests where the model has a chat template and texts to continue where not.
-        raw: do not use the chat template.
-        kinds: of the bundled ones; none: all.
-        every: of the bundled ones every second, for example.
+    Without ``prompts`` it is the bundled ones: requests if the model has a chat template, else texts to continue; of
+    these ``kinds``, or of all, and ``every`` second, for example.
     """
 
     target: Path
@@ -136,7 +132,6 @@ def _templated(model: Model, prompts: Sequence[Prompt], notes: list[str]) -> Ite
 
 
 def _plain(prompt: Prompt) -> str:
-    """What is said, one after another."""
     return prompt.text or "\n\n".join(one["content"] for one in prompt.messages if one["content"])
 
 
@@ -147,10 +142,10 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """The prompts of a file: one a line, of plain text or, where the file's name or first line says so, JSON.
 
     A JSON line is a text, ``{"prompt": "…"}`` or a request of OpenAI's chat API, whose ``messages`` and ``tools`` are
-    taken; ``kind`` may be beside them. Empty lines are left out.
+    taken; ``kind`` may be next to them. Empty lines are left out.
 
     Raises:
-        UsageError: the file cannot be read or has no prompt, or a line is none; the line is named.
+        UsageError: the file cannot be read or has no prompt, or a line is not a prompt; the line is named.
     """
     lines = untrusted.read_bytes(path, MOST_FILE_BYTES, failure=UsageError).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     written = [(f"line {number} of {path.name}", line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -179,7 +174,7 @@ def _of_line(text: str, origin: str, *, is_json: bool) -> Prompt:
         value = untrusted.parse_json(text, origin)
         value = {"prompt": value} if isinstance(value, str) else value
         if not isinstance(value, dict):
-            raise UsageError(f"{origin} is no prompt", _FORMS)
+            raise UsageError(f"{origin} is not a prompt", _FORMS)
         prompt = Prompt(
             kind if isinstance(kind := value.get("kind"), str) else "",
             said if isinstance(said := value.get("prompt"), str) and "messages" not in value else "",
@@ -200,7 +195,6 @@ def _of_line(text: str, origin: str, *, is_json: bool) -> Prompt:
 
 
 def _records(value: Any, origin: str) -> list[dict[str, Any]]:
-    """A list of objects; none for null."""
     found = [] if value is None else value
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise UsageError(f"{origin}: messages and tools are lists of objects", _FORMS)

@@ -36,16 +36,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One model to read the text with.
+    """One model to read the text with, each of whose passages is a context of its own.
 
-    Args:
-        model: its file.
-        options: how it is placed, its cache types and threads.
-        rows: the reference's file, in a folder of its own: written by the reference, read by the others.
-        is_reference: whether this is the reference.
-        reference: its name.
-        passages: the text; each passage is a context of its own.
-        rpc: RPC workers that take part.
+    ``rows`` is a file in a folder of its own: written by the reference, whose name is ``reference``, and read by the
+    others.
     """
 
     model: Path
@@ -70,11 +64,7 @@ class Judged:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """Read the text with one model, in this process.
-
-    Raises:
-        ModelError: the model cannot be loaded, its tokens are not the reference's, or the disk is too small.
-    """
+    """In the child process; a ModelError if its tokens are not the reference's, or the disk is too small."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     with Model(spec.model, spec.options.target) as model:
@@ -110,19 +100,12 @@ def _read(
 
 
 def compress(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-    """(n, vocab) logits as they are kept."""
     kept: npt.NDArray[np.float16] = np.maximum(logits - logits.max(axis=1, keepdims=True), _DEEPEST).astype(np.float16)
     return kept
 
 
 def judge(logits: npt.NDArray[np.float32], kept: npt.NDArray[np.float16], following: Sequence[int]) -> Judged:
-    """Hold a model's rows to the reference's.
-
-    Args:
-        logits: (n, vocab) of this model.
-        kept: (n, vocab) of the reference, as :func:`compress` made them.
-        following: (n,) the tokens that follow in the text.
-    """
+    """Hold logits (n, vocab) to the reference's, as :func:`compress` made them, and to the tokens (n,) of the text."""
     ours, theirs = _log_probs(logits), _log_probs(kept)
     divergence = np.sum(np.exp(theirs) * (theirs - ours), axis=1)
     surprise = -ours[np.arange(len(ours)), list(following)]
@@ -157,7 +140,6 @@ def estimate(judged: Sequence[Judged], reference: str, *, is_reference: bool) ->
 
 
 def _error(values: Floats) -> float:
-    """Standard error of the mean."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 

@@ -112,7 +112,6 @@ def spec(
 
 
 def run_of(stage: Stage, result: batch_timing.Result, plan: Plan) -> RehearsedRun:
-    """A stage as the document has it."""
     subjects: tuple[ModelRequest | None, ...] = (plan.request.target, plan.request.draft)
     models = [_model(timed, subject) for timed, subject in zip(result.parts, subjects, strict=False) if subject]
     return RehearsedRun(
@@ -143,16 +142,7 @@ def document(
     dummy_weights: dict[str, Any],
     notes: Sequence[str] = (),
 ) -> RehearseDocument:
-    """What was measured and what it means.
-
-    Args:
-        plan: the plan that was rehearsed.
-        runs: the stages; the first has the target's batch latencies.
-        pair: names and files.
-        settings: the request.
-        dummy_weights: what was read and written for them.
-        notes: for the user.
-    """
+    """What was measured and what it means; the first of the ``runs`` has the target's batch latencies."""
     main = runs[0].target
     assert main is not None
     draft = runs[0].draft
@@ -181,13 +171,10 @@ def document(
 
 
 def expectations(latencies: dict[int, float], draft_s: float, rival: float, most: int) -> Iterator[Expected]:
-    """What the pair reaches at each of ``ACCEPTANCES``, at its best draft length.
+    """What the pair reaches at each of ``ACCEPTANCES``, at its best draft length of at most ``most``.
 
-    Args:
-        latencies: seconds of a target batch by width.
-        draft_s: seconds of a drafted token.
-        rival: tokens/s of target-only.
-        most: the longest draft.
+    ``latencies`` are seconds of a target batch by width, ``draft_s`` those of a drafted token, ``rival`` the tokens/s
+    of target-only.
     """
     for acceptance in ACCEPTANCES:
         best = best_length(lambda n: interpolate(latencies, n), draft_s, acceptance, most, least=1)

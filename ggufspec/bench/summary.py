@@ -26,7 +26,6 @@ BUSY_CPUS = 0.25  # in others' hands for half of the trials: worth telling
 
 
 def alone(spec: trial.Spec) -> trial.Spec:
-    """The same with nobody drafting."""
     return replace(spec, draft=None, options=replace(spec.options, drafters=(), lookup_corpus=None))
 
 
@@ -36,7 +35,6 @@ def speed(result: trial.Result) -> float:
 
 
 def speed_of(answers: Iterable[trial.Answer]) -> float:
-    """The same of some answers."""
     return _speed(answer.statistics for answer in answers)
 
 
@@ -48,13 +46,7 @@ def _speed(statistics: Iterable[Statistics]) -> float:
 def by_kind(
     kinds: Sequence[str], alone: Sequence[trial.Result], drafted: Sequence[trial.Result]
 ) -> tuple[Portion, ...]:
-    """What drafts brought for each kind of prompt; nothing where there is one.
-
-    Args:
-        kinds: of the prompts, in their order.
-        alone: target-only trials.
-        drafted: speculative trials, paired with them.
-    """
+    """What drafts brought for each kind of prompt, by paired trials; nothing if there is one kind."""
 
     def chosen(index: int, answer: trial.Answer, name: str) -> Statistics | None:
         return answer.statistics if kinds[index] == name else None
@@ -63,7 +55,7 @@ def by_kind(
 
 
 def by_part(alone: Sequence[trial.Result], drafted: Sequence[trial.Result]) -> tuple[Portion, ...]:
-    """The same of thinking and of what comes behind; nothing where the target does not think."""
+    """The same of thinking and of what comes after; nothing if the target does not think."""
 
     def chosen(_: int, answer: trial.Answer, name: str) -> Statistics | None:
         return answer.parts[_PARTS.index(name)] if answer.parts else None
@@ -200,13 +192,8 @@ def machine() -> dict[str, object]:
 def machine_and_build(system_info: str | None = None) -> dict[str, object]:
     """:func:`machine` with what speed depends on besides: the processor's model, and how llama.cpp was built.
 
-    Kept results go by :func:`machine` alone, so that they are found again.
-
-    Args:
-        system_info: llama.cpp's own line about its build; a child process asks it otherwise.
-
-    Raises:
-        GgufspecError: llama-cpp-python cannot be loaded.
+    Kept results go by :func:`machine` alone, so that they are found again. ``system_info`` is llama.cpp's own line
+    about its build; without it a child process asks, with a GgufspecError if llama-cpp-python cannot be loaded.
     """
     build = {"system_info": _installed() if system_info is None else system_info}
     if stamp := install.built():

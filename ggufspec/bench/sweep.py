@@ -22,13 +22,9 @@ _LAYERS = ("gpu_layers", "gpu_layers_draft")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of the option.
+    """One value of the option, ``shown`` as it was typed, and its runs.
 
-    Args:
-        shown: as it was typed.
-        pair: the speculative run with it; None if it has no placement, or drafts nothing.
-        alone: the target-only run that it is compared with; None if it has no placement.
-        failure: why it has no placement.
+    ``failure`` says why it has no placement, and no runs; nor is there a ``pair`` where nothing is drafted.
     """
 
     shown: str
@@ -39,15 +35,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to measure.
+    """What to measure: values of an ``option`` (``draft_max``, say), in the order in which they are shown.
 
-    Args:
-        pair: as :meth:`ggufspec.models.profile.Pair.describe` has it.
-        option: its name in documents, ``draft_max``, for example.
-        values: of the option, in the order in which they are shown.
-        repetitions: trials of each run.
-        notes: for the document.
-        verbose: show llama.cpp's log.
+    ``pair`` is what :meth:`ggufspec.models.profile.Pair.describe` says of it.
     """
 
     pair: dict[str, Any]
@@ -67,12 +57,7 @@ def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
     """One value and its target-only run.
 
     Options that only a drafter reads are reset in the target-only run, so that values that differ in nothing else
-    share it.
-
-    Args:
-        shown: the value as it was typed.
-        spec: the run with it.
-        rival: the options of target-only.
+    share it. ``rival`` are the options of target-only.
     """
     target_only = alone(replace(spec, options=rival))
     options = replace(target_only.options, draft=Placement())
@@ -84,13 +69,7 @@ def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
 
 
 class Sweep:
-    """An experiment and what has been measured of it. :meth:`run` may be interrupted, and resumes from the log.
-
-    Args:
-        experiment: what to measure.
-        log: where trials are written.
-        attempt: does a trial.
-    """
+    """An experiment and what has been measured of it. :meth:`run` may be interrupted, and resumes from the log."""
 
     def __init__(
         self, experiment: Experiment, log: RunLog, attempt: Callable[..., trial.Attempt] | None = None

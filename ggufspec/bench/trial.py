@@ -62,7 +62,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one prompt; ``parts`` are its thinking and what comes behind, where the model thinks."""
+    """The answer to one prompt; ``parts`` are its thinking and what comes after, if the model thinks."""
 
     text: str
     tokens: tuple[int, ...]
@@ -72,8 +72,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as it was loaded."""
-
     description: str
     layers: int
     gpu_layers: int
@@ -115,13 +113,11 @@ def prompt_speed(answers: Iterable[Answer]) -> float:
 
 
 def loaded(model: Model) -> LoadedModel:
-    """A model as it was loaded."""
     gpu_layers = model.gpu_layers if devices.has_gpu() else 0
     return LoadedModel(model.description, model.layers, gpu_layers, model.size_bytes)
 
 
 def loaded_models(decoder: SpeculativeDecoder) -> tuple[LoadedModel, LoadedModel | None]:
-    """Those of a decoder."""
     return loaded(decoder.target), loaded(decoder.draft) if decoder.draft else None
 
 
@@ -240,7 +236,6 @@ def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
 
 @contextmanager
 def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iterator[Engine]:
-    """Our own loop."""
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
 
         def answer(text: str, prompt: list[int], request: Request) -> Answer | None:
@@ -316,7 +311,6 @@ class Serving:
         return Ready(self.load_s, tuple(map(len, self.prompts)), self.engine.alone)
 
     def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Result:
-        """Answer the prompts of a request."""
         self.stopping, engine = stopping, self.engine
         request = replace(request, max_tokens=request.max_tokens or self._spec.max_tokens)
         asked = range(len(self.prompts)) if request.prompts is None else request.prompts
@@ -357,11 +351,7 @@ class Serving:
 class Load:
     """A child process in which a pair is loaded, from the parent's side.
 
-    Args:
-        spec: what to load, and the prompts.
-        engine: the module of the job: this one, or :mod:`ggufspec.bench.hooked`.
-        on_event: takes its events.
-        verbose: let llama.cpp's log through to stderr.
+    ``engine`` is the module of the job: this one, or :mod:`ggufspec.bench.hooked`.
 
     Raises:
         GgufspecError: what the user can mend.
@@ -388,7 +378,6 @@ class Load:
         self._session.stop()
 
     def close(self) -> None:
-        """End the child."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -420,15 +409,11 @@ def measure(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = F
 
 
 class NoSpeedError(ModelError):
-    """No answer has a token behind its first, which its prompt's batch gives."""
+    """No answer has a token after its first, which its prompt's batch gives."""
 
 
 def timed(result: Result) -> Result:
-    """A trial that has a speed.
-
-    Raises:
-        NoSpeedError: it has none.
-    """
+    """The trial, or a NoSpeedError if it has no speed."""
     if not any(answer.statistics.decoded for answer in result.answers):
         raise NoSpeedError("answers of one token have no speed", "-n 64, or a prompt with a longer answer")
     return result

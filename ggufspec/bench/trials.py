@@ -59,18 +59,9 @@ def identity(path: Path) -> str:
 
 
 class Trials:
-    """Trials by run and repetition; a run that failed is not tried again.
+    """Trials by run and repetition, of an earlier measurement too if the log has them; what failed is not tried again.
 
-    Args:
-        log: has the trials of an earlier run of the same measurement, and takes those of this one.
-        verbose: show llama.cpp's log.
-        attempt: does a trial.
-
-    Attributes:
-        results: what was measured, by run and repetition, trials of the log included.
-        failures: why runs failed.
-        resumed: trials that the log had.
-        watch: what went on on the cards.
+    ``resumed`` is how many the log had, ``attempt`` what does a trial.
     """
 
     def __init__(
@@ -148,7 +139,6 @@ class Trials:
         return self._keys[run]
 
     def speeds(self, run: trial.Spec) -> dict[int, float]:
-        """Tokens/s of a run by repetition."""
         return {repetition: speed(result) for repetition, result in sorted(self.results[run].items())}
 
     def speedup(self, run: trial.Spec, rival: trial.Spec) -> Spread | None:
@@ -162,12 +152,10 @@ class Trials:
         return [[self.results[run][repetition] for repetition in common] for run in runs]
 
     def summary(self, run: trial.Spec) -> Run | SpeculativeRun | None:
-        """All trials of a run as one row; None where there is none."""
         results = list(self.results[run].values())
         return summarise(results, lossy=is_lossy(run.options.accept)) if results else None
 
     def notes(self) -> tuple[str, ...]:
-        """What the decoders had to say, and whether other programs were at work."""
         results = [result for by_repetition in self.results.values() for result in by_repetition.values()]
         return (*notes_of(results), *busy_notes(results), *unwatched_notes(results))
 
@@ -203,5 +191,4 @@ class CardWatch:
             ]
 
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each thing that was seen."""
         return tuple(dict.fromkeys(self._notes))

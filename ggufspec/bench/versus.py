@@ -72,7 +72,6 @@ class Experiment:
 
     @property
     def rival(self) -> DecoderOptions:
-        """How target-only runs."""
         return self.alone or self.spec.options
 
     @property
@@ -99,7 +98,6 @@ class Experiment:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """What is measured."""
         return tuple(self.ways)
 
 
@@ -115,11 +113,6 @@ class SameText:
 class Bench:
     """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then has
     what is there. A mode whose child process crashes is not tried again; the others go on.
-
-    Args:
-        experiment: what to compare.
-        opened: opens a load.
-        clock: seconds.
     """
 
     def __init__(
@@ -188,7 +181,6 @@ class Bench:
         return not few and (low > 1 or high < 1 or high - low <= 2 * _PRECISE * speedup.median)
 
     def _check_own(self) -> None:
-        """Text with a draft and without, in strict mode, placed alike."""
         spec = self.experiment.spec
         # Strict mode keeps whole caches where a model has windows, for which a long context may leave no room
         longest = max(len(prompt.encode()) for prompt in spec.prompts) + _CHECK_TOKENS

@@ -103,7 +103,6 @@ def experiment(
 
 
 def _busy() -> tuple[str, ...]:
-    """A note if other programs use the machine."""
     others = others_cpus()
     if others < BUSY_CPUS:
         return ()
@@ -112,7 +111,6 @@ def _busy() -> tuple[str, ...]:
 
 
 def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:
-    """What the options leave open."""
     every: tuple[str, ...] = ("both", "draft", "lookup", "none")
     if base.accept != "exact" or given.drafter is not None:
         every = (str(given.drafter or "both"),)

@@ -33,7 +33,7 @@ def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft
     ``own_draft`` says that the profile is tuned with another draft than its own.
 
     Raises:
-        UsageError: ``save`` is not a profile's name, or there is no such profile.
+        UsageError: ``save`` is not a valid name, or there is no such profile.
     """
     if save is not None:
         if not is_name(save) or save.endswith((".toml", ".gguf")):
@@ -162,19 +162,16 @@ def profile_text(
     settings: Mapping[str, Any],
     tuned: Tuned,
 ) -> str:
-    """The profile as TOML.
+    """The profile as TOML, made from ``profile``, whose comments and other keys are kept, or a new one for these files.
 
     Args:
-        profile: the file that it was made from, whose comments and other keys are kept; None makes a new one.
+        profile: a file; a GgufspecError if it cannot be read.
         name: what the profile is called, and its file.
-        target: the target's file, for a new profile.
-        draft: the draft's, or None.
-        layers: ``gpu_layers`` of ``target`` and of ``draft``; None leaves it to the plan.
+        target: the target's file.
+        draft: the draft's.
+        layers: ``gpu_layers`` by role; None leaves it to the plan.
         settings: keys of ``[settings]``; None takes a key away.
         tuned: the evidence.
-
-    Raises:
-        GgufspecError: the file cannot be read.
     """
     if profile is None:
         document = tomlkit.document()
@@ -214,7 +211,6 @@ def profile_text(
 
 
 def _set(table: Any, values: Mapping[str, Any]) -> None:
-    """Put ``values`` into a table, at its end where they are new."""
     assert isinstance(table, Table)
     for old, name in OLD_NAMES.items():  # of an older profile
         if name in values:

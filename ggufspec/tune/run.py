@@ -39,13 +39,13 @@ class Experiment:
 
     Args:
         pair: as :meth:`ggufspec.models.profile.Pair.describe` has it.
-        spec: a trial; its options are those of the setting.
+        spec: a trial, but for its options, which the setting has.
         space: the settings.
         first: indices of the planner's choices: its first one, and its best target-only one.
         threshold: expected gain, as a share, that is worth a trial.
         budget_s: seconds for all trials together, those of an earlier search that goes on too; None: no limit.
         repeats: trials of each finalist in the end, interleaved.
-        most: settings that the search measures at most.
+        most: settings that the search measures.
         notes: for the document.
         verbose: show llama.cpp's log.
     """
@@ -108,7 +108,7 @@ class Final:
 
     Args:
         settings: the finalists.
-        above: repetitions with greater numbers are its own; the others were those of an earlier final.
+        above: the last repetition of an earlier final; this one's numbers go on from there.
         searched: trials that the search had made.
         rules: what the search was; with other rules, a larger budget say, it goes on.
         stopped: why it ended.
@@ -259,7 +259,7 @@ class Tuning:
         return f"trial {len(self.kept) + 1}, {spent}{best}: {doing}"
 
     def _learn(self, kept: Measurement) -> None:
-        """Update the search with a trial, this run's or an earlier one's."""
+        """From a trial of this run or an earlier one."""
         self.kept.append(kept)
         self._by_round[kept.setting, kept.repetition] = kept
         self.spent_s += kept.seconds
@@ -297,7 +297,6 @@ class Tuning:
         return max(0.0, sum(fixed) / len(fixed)) + self._tokens() / self.search.expected(index)
 
     def _round_s(self, indices: Iterable[int]) -> float:
-        """Seconds that one trial of each will take."""
         return sum(self._trial_s(index) for index in indices)
 
     def _final_s(self) -> float:
@@ -366,7 +365,6 @@ class Tuning:
         return (final, before) if final else (before, [])
 
     def spread(self, index: int) -> Spread:
-        """Tokens/s of a setting that succeeded."""
         return spread(self.speeds(self.experiment.space[index].setting)[0])
 
     def ratio(self, index: int, rival: int) -> Spread | None:

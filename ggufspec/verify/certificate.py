@@ -54,20 +54,10 @@ TWO_POLICIES = (ADAPTIVE, Policy("fixed", 4))
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to certify.
+    """What to certify: ``drafters`` under lossless ``rules``, in strict mode with ``policies``.
 
-    Args:
-        target: the target's file.
-        draft: the draft's, or None.
-        options: placement, context and threads; drafter, policy, rule and mode are varied.
-        drafters: names of those to check.
-        rules: acceptance rules to check, all lossless.
-        prompts: texts to continue.
-        max_tokens: tokens of each answer at most.
-        sampling: of the answers that are not greedy; its seed is the first.
-        seeds: answers to each prompt, each with a seed of its own, in every way of running.
-        policies: those of strict mode.
-        rpc: workers whose devices are used.
+    Of ``options`` drafter, policy, rule and mode are varied. ``sampling`` is of the answers that are not greedy; its
+    seed is the first, and ``seeds`` are answers to each prompt, each with a seed of its own, in every way of running.
     """
 
     target: Path
@@ -85,14 +75,11 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for an answer: which prompt, and how tokens are chosen."""
-
     prompt: int
     sampling: Sampling
 
     @property
     def rule(self) -> str:
-        """The exact rule's name for it."""
         return "coupled" if self.sampling.temperature else "greedy"
 
 
@@ -131,7 +118,6 @@ def _seeded(sampling: Sampling, number: int) -> Sampling:
 
 
 def answers_needed(spec: Spec) -> int:
-    """How many answers a run takes."""
     exact, residual = "exact" in spec.rules, "residual" in spec.rules
     identical = len(identical_requests(spec)) * (2 + len(spec.drafters) * (len(spec.policies) + len(TWO_POLICIES)))
     drawn = len(sampled_requests(spec, 0)) * (exact + residual * len(spec.drafters) * len(TWO_POLICIES))
@@ -163,14 +149,7 @@ def compare(
     """A check for the greedy answers and one for those with coupled sampling.
 
     A policy that drafted nothing, as the adaptive one does where no draft is worth it, proves nothing: its answers are
-    compared, but not counted.
-
-    Args:
-        section: ``strict`` or ``default``.
-        drafter: its name.
-        alone: the target-only answers.
-        given: the answers with the drafter, by policy.
-        explained: for the default mode, the measured divergences.
+    compared, but not counted. ``explained`` has the measured divergences of the default mode.
     """
     checks = []
     for rule in ("greedy", "coupled"):
@@ -293,15 +272,9 @@ def tail(chances: npt.ArrayLike, observed: int) -> float:
 def judge_distribution(
     drafter: str, rule: str, policies: tuple[str, ...], answers: Sequence[Answer], events: Events, *, tests: int
 ) -> Check:
-    """Whether answers have the target's distribution.
+    """Whether answers have the target's distribution, by the ``events`` in them.
 
-    Args:
-        drafter: its name.
-        rule: by which the tokens were sampled.
-        policies: draft policies.
-        answers: of this drafter and rule.
-        events: by name, (chance, whether it is so) of tokens in these answers.
-        tests: distributions that are judged in all; they share the chance of a false alarm.
+    ``tests`` are the distributions that are judged in all; they share the chance of a false alarm.
     """
     counts = []
     for name, outcomes in events.items():
@@ -314,7 +287,7 @@ def judge_distribution(
 
 
 def judge(checks: Sequence[Check], *, interrupted: bool = False) -> tuple[bool, str]:
-    """Whether the certificate is given, and the sentence that says so."""
+    """(whether the certificate is given, the sentence that says so)."""
     failed = [check for check in checks if check.status == FAILED]
     passed = [check for check in checks if check.status == PASSED]
     if failed:

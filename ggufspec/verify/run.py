@@ -66,7 +66,7 @@ class Result:
 
 
 class _StoppedError(Exception):
-    """The parent requests for an end."""
+    """The parent asks for an end."""
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:

@@ -75,8 +75,6 @@ def error_of(found: Floats, right: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The file types to be checked, in order, and the limit of time for each."""
-
     types: tuple[str, ...]
     limit_s: float = LIMIT_S
 
@@ -87,7 +85,6 @@ class Result:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Check in this process."""
     for type_name in spec.types:
         if stopping.is_set():
             break
@@ -143,7 +140,7 @@ def _reference(path: Path, tokens: Sequence[int]) -> Floats:
 
 
 def _decoded(context: Context, batch: int, tokens: Sequence[int]) -> Floats:
-    """(tokens, vocab) by llama.cpp, in batches of that size."""
+    """(tokens, vocab) by llama.cpp."""
     context.rewind(0)
     starts = range(0, len(tokens), batch)
     return np.concatenate([context.decode(tokens[i : i + batch], batch).copy() for i in starts])
