@@ -33,13 +33,9 @@ _KINDS = ((True, False), (False, True), (True, True))  # of drafters: whether wi
 _LOOKUP_ACCEPTANCE = 0.3  # of n-grams, before anything is known
 _BOTH_GAIN = 1.03  # of a lookup beside a draft
 
-# Standard deviations of what may be wrong with a prediction, each the logarithm of a factor.
-_WHOLE = 0.15
-_PART = 0.35  # of a device's or a fixed cost's time
-_THREADS, _THREADS_ALONE = 0.3, 0.15
-_DRAFTED, _ACCEPTANCE = 0.1, 0.3
-_DRAFTER, _POLICY, _WIDTH = 0.12, 0.12, 0.12
-_FLASH, _KV, _EXPERTS = 0.08, 0.1, 0.15
+# Standard deviations of what may be wrong with a prediction, each the logarithm of a factor: of a part's time and of
+# the acceptance, and of everything else. Finer ones, and terms for how one depends on another, find nothing faster.
+_PART, _OTHER = 0.35, 0.12
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +47,8 @@ class Candidate:
         options: the same for the decoder, shares of several cards included.
         predicted: tokens/s by the planner's model.
         features: what may be wrong with that; (features,), in standard deviations of log(true ÷ predicted).
-        memory: share of each card's free memory that it takes. Without a card it says which of two takes more of the
-            host's memory, and nothing of what fits: weights that do not are read from the file.
+        memory: share of each card's free memory that it takes; without a card an order only, of the host's memory:
+            weights that do not fit are read from the file.
         offloaded: share of the target's layers on cards.
     """
 
@@ -337,18 +333,15 @@ class _Space:
             self._bytes[key] = self._shares(total([own, *beside]))
 
     def _shares(self, used: ByDevice) -> tuple[float, ...]:
-        """Shares of each card's memory."""
         return tuple(
             (used[card.name].total + (card.overhead_bytes if used[card.name].total else 0)) / self._room(card)
             for card in self.machine.cards
         ) or (self._host_share(used[HOST].total),)
 
     def _host_share(self, size: int) -> float:
-        """Below 1 and growing with the size."""
         return size / (size + max(self.machine.memory_bytes, 1))
 
     def _room(self, card: Card) -> int:
-        """Bytes of a card that may be used."""
         return max(self.machine.budget_bytes(card) if self.free.within_budget else card.free_bytes, 1)
 
     @property
@@ -423,34 +416,25 @@ class _Space:
     ) -> tuple[float, ...]:
         round_s = verify.total + drafting.total
         host = (verify.host + drafting.host) / round_s
-        fewer = math.log2(self.cores / s.threads)
-        tokens = expected_tokens(acceptance, length)
-        nudged = min(acceptance * 1.01, 1.0)
-        steep = (expected_tokens(nudged, length) / tokens - 1) / 0.01 if length else 0.0  # d log tokens / d log α
+        times = verify.host, verify.card, verify.fixed, drafting.host, drafting.card + drafting.fixed
+        tokens, nudged = (expected_tokens(rate, length) for rate in (acceptance, min(acceptance * 1.01, 1.0)))
+        steep = (nudged / tokens - 1) / 0.01 if length else 0.0  # d log tokens / d log α
         mine = drafts_with_file(s.drafter), drafts_with_corpus(s.drafter)
-        one_of = [
-            *(_DRAFTER * (s.drafted and mine == kind) for kind in _KINDS),
-            *(_WIDTH * (s.drafted and s.draft_policy == "fixed" and s.draft_max == width) for width in _FIXED),
-        ]
-        by_drafter = [_ACCEPTANCE * steep * (s.drafted and mine == kind) for kind in _KINDS]
-        card = verify.card / round_s
+        by_kind = [s.drafted and mine == kind for kind in _KINDS]
+        fixed = s.drafted and s.draft_policy == "fixed"
+        others = (
+            True,
+            *(host * (s.threads == count) for count in self.free.threads),
+            s.drafted,
+            *by_kind,
+            fixed,
+            *(fixed and s.draft_max == length for length in _FIXED),
+            s.flash_attn == "off",
+            s.cache_type_k != "f16",
+            bool(s.n_cpu_moe),
+        )
         return (
-            _WHOLE,
-            _PART * verify.host / round_s,
-            _PART * card,
-            _PART * verify.fixed / round_s,
-            _PART * drafting.host / round_s,
-            _PART * (drafting.card + drafting.fixed) / round_s,
-            _THREADS * host * fewer,
-            *(_THREADS_ALONE * host * (s.threads == count) for count in self.free.threads),
-            _DRAFTED * s.drafted,
-            _DRAFTED * s.drafted * card,
-            *by_drafter,
-            *one_of,
-            _POLICY * (s.drafted and s.draft_policy == "fixed"),
-            _POLICY * (s.drafted and s.draft_policy == "fixed") * math.log2(max(s.draft_max, 1) / 4),
-            _FLASH * (s.flash_attn == "off"),
-            _FLASH * (s.flash_attn == "off") * card,
-            _KV * (s.cache_type_k != "f16"),
-            _EXPERTS * bool(s.n_cpu_moe),
+            *(_PART * seconds / round_s for seconds in times),
+            *(_PART * steep * one for one in by_kind),
+            *(_OTHER * one for one in others),
         )
