@@ -161,12 +161,6 @@ def test_each_way_is_measured_its_own_way(bench, monkeypatch):
         def close(self):
             pass
 
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
     monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: cases.append(spec.cases) or ())
     bench = versus.Bench(bench.experiment, opened=Load)
     bench.run(lambda *_: None)

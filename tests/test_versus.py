@@ -335,12 +335,6 @@ class Loaded:
     def close(self):
         self.machine.closed += 1
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
 
 def prompted(count, *, kinds=(), max_tokens=128, **options):
     return trial.Spec(

@@ -161,9 +161,7 @@ class Comparison:
 
     def _target(self, model: ComparedModel) -> ComparedModel:
         found = self._qualities.get(model.name)
-        if isinstance(found, Failure):
-            return replace(model, failure=found)
-        return replace(model, quality=found)
+        return replace(model, failure=found) if isinstance(found, Failure) else replace(model, quality=found)
 
     def _cell(self, contender: Contender, leads: bool) -> Cell:
         spec, run, speedup, failure = contender.spec, None, None, contender.failure

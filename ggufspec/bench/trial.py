@@ -8,12 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ggufspec import child
 from ggufspec.bench.prompts import at_depth
@@ -380,14 +378,6 @@ class Load:
     def close(self) -> None:
         self._session.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def measure(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Result:
     """Do a trial in a child process of its own.
@@ -396,14 +386,11 @@ def measure(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = F
         GgufspecError: what the user can mend.
         Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
     """
-    try:
-        load = Load(spec, on_event=on_event, verbose=verbose)
-    except child.Interrupted:
-        raise child.Interrupted(None) from None
-    with load:
+    with ExitStack() as stack:
         try:
+            load = stack.enter_context(closing(Load(spec, on_event=on_event, verbose=verbose)))
             load.ask(Request(warm_up=True))
-        except child.Interrupted:
+        except child.Interrupted:  # its result is of the warm-up
             raise child.Interrupted(None) from None
         return load.ask(Request())
 

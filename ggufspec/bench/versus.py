@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 from ggufspec.bench import divergence, hooked, trial
@@ -208,7 +209,7 @@ class Bench:
         short = replace(spec, prompts=spec.prompts[: size[0]], max_tokens=size[1], depth=0)
         found: list[trial.Result] = []
         for one in (short, alone(short)):
-            with self._opened(one, engine, verbose=self.experiment.verbose) as load:
+            with closing(self._opened(one, engine, verbose=self.experiment.verbose)) as load:
                 found.append(self.answers.budget.ask(load, trial.Request()))
                 if one.draft is not None and engine == trial.__name__ and load.ready.alone:
                     found.append(self.answers.budget.ask(load, trial.Request(alone="target")))

@@ -17,6 +17,7 @@ import copy
 import json
 import random
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def record(name: str, target: Path, draft: Path, seconds: float, folder: Path) -
     kept = json.loads(path.read_text()) if path.exists() else {"spec": codec.dump(spec), "passes": []}
     moments: list[float] = []
     until = time.monotonic() + seconds
-    with trial.Load(spec, on_event=lambda event: moments.append(time.perf_counter())) as load:
+    with closing(trial.Load(spec, on_event=lambda event: moments.append(time.perf_counter()))) as load:
         kept["prompt_tokens"] = load.ready.prompt_tokens
         for alone in WAYS:
             load.ask(trial.Request(alone=alone, warm_up=True))
@@ -123,12 +124,6 @@ class Replay:
 
     def close(self) -> None:
         """Nothing is open."""
-
-    def __enter__(self) -> Replay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 def verdict_of(bench: Bench) -> dict[str, Any]:
