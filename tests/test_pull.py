@@ -25,6 +25,7 @@ from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.models import locate
 from ggufspec.models.hub import client, download
 from ggufspec.models.hub.client import HubFile
+from ggufspec.schema.text import of_download
 
 NEWER = "beefed" * 6 + "4567"
 BIG, SMALL = "user/big-GGUF", "user/small-GGUF"
@@ -620,7 +621,7 @@ def test_a_cache_that_cannot_be_written(server: Server, here: Path) -> None:
     [(0, "0 B"), (999, "999 B"), (31_900_000_000, "31.9 GB"), (999_960, "1.0 MB"), (10**16, "10000.0 TB")],
 )
 def test_sizes_for_people(bytes_: int, shown: str) -> None:
-    assert download.shown_size(bytes_) == shown
+    assert of_download(bytes_) == shown
 
 
 # ---- who is asked --------------------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 from ggufspec.models.heads import sidecar
 from ggufspec.models.hub import download
 from ggufspec.models.hub.client import HubFile, hub_file, sidecars
-from ggufspec.models.hub.download import Order, check_room, shown_size
+from ggufspec.models.hub.download import Order, check_room
 from ggufspec.models.hub.repository import last_read
 from ggufspec.models.profile import load_profile, on_hub
 from ggufspec.reports import table
 from ggufspec.reports.words import shortened
 from ggufspec.schema.pull import PullDocument, PulledFile
-from ggufspec.schema.text import counted
+from ggufspec.schema.text import counted, of_download
 from ggufspec.settings.table import Settings
 
 
@@ -73,11 +73,6 @@ def pull(
 
 
 def _of_row(repo: str | None, row: int) -> str:
-    """The model of a row, as ``-hf`` names it.
-
-    Raises:
-        UsageError: no repository is given, or with a file; no table of it was printed, or it has no such row.
-    """
     if repo is None or ":" in repo or repo.count("/") != 1:
         raise UsageError("--row is of a repository's table", "ggufspec pull -hf USER/REPO --row 3")
     found = last_read(repo)
@@ -97,7 +92,6 @@ def _heads(repo: str | None, revision: str | None, order: Order) -> tuple[str, .
 
 
 def _offered(repo: str, file: str) -> str:
-    """What a head beside the target is good for."""
     kind = sidecar(file)
     assert kind is not None
     fetch = f"-hfd {repo}:{file} fetches it too" if kind.drafter else "ggufspec cannot run it"
@@ -105,15 +99,10 @@ def _offered(repo: str, file: str) -> str:
 
 
 def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
-    """The files of models that a command is about to run, fetched first after asking where they are not here.
+    """The files of models that a command is about to run, fetched first, after asking, if they are not here.
 
-    Args:
-        sources: the models; of a split one any part.
-        name: what to call them.
-        again: the command that fetches them.
-
-    Raises:
-        GgufspecError: they are not here, and the user does not want them or cannot be asked.
+    ``sources`` has any part of a split model; messages have the models' ``name`` and the command that fetches them,
+    ``again``.
     """
     missing = [source for source in sources if download.here(source) is None]
     if missing:
@@ -130,7 +119,6 @@ def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
 
 
 def command_line(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None = None) -> str:
-    """The command that fetches a pair."""
     flags = (("-hf", repo), ("-hfd", draft_repo), ("--revision", revision))
     words = [name] if name else []
     return shlex.join(["ggufspec", "pull", *words, *(word for flag in flags if flag[1] for word in flag if word)])
@@ -156,23 +144,19 @@ def _sources(name: str | None, repo: str | None, draft_repo: str | None, revisio
 
 
 def _ask(order: Order, again: str) -> None:
-    """Let the user say whether to fetch what is missing.
-
-    Raises:
-        GgufspecError: no, or nobody is there to ask, or the disk is too small.
-    """
+    """Let the user say whether to fetch what is missing; an error if not, or if the disk is too small."""
     missing = [item for item in order.items if item.path is None]
     if not missing:
         return
     check_room(order)
     if ui.flags().yes:
         return
-    what = f"{counted(len(missing), 'file')}, {shown_size(order.missing_bytes)}"
+    what = f"{counted(len(missing), 'file')}, {of_download(order.missing_bytes)}"
     if not ui.can_ask():
         raise GgufspecError(f"{what}, would be downloaded, and there is no terminal to ask on", f"{again} -y")
     for item in missing:
-        ui.note(f"{item.source}: {shown_size(item.missing_bytes)} of {shown_size(item.size_bytes)} are missing")
-    question = f"Fetch {what}, to {order.folder} ({shown_size(order.free_bytes)} free)?"
+        ui.note(f"{item.source}: {of_download(item.missing_bytes)} of {of_download(item.size_bytes)} are missing")
+    question = f"Fetch {what}, to {order.folder} ({of_download(order.free_bytes)} free)?"
     if not ui.confirmed(question, default=True):
         raise GgufspecError("nothing was downloaded", f"{again} -y")
 
@@ -247,8 +231,8 @@ def _show(document: PullDocument) -> None:
         here = [file.present_bytes, file.bytes - file.present_bytes] if document.dry_run else [file.downloaded_bytes]
         checked = () if document.dry_run else ("yes" if file.verified else "the hub has no digest",)
         name, commit = f"{file.repo}/{file.file}", file.commit[:9]
-        rows.append((name, *map(shown_size, (file.bytes, *here)), commit, *checked))
+        rows.append((name, *map(of_download, (file.bytes, *here)), commit, *checked))
     out = ui.out()
     out.print(table.terminal(table.Table("", columns, tuple(rows))))
-    needed = f"{shown_size(document.needed_bytes)} to fetch, " if document.dry_run else ""
-    out.print(f"{needed}{shown_size(document.free_bytes)} free for {document.folder}", style="dim", soft_wrap=True)
+    needed = f"{of_download(document.needed_bytes)} to fetch, " if document.dry_run else ""
+    out.print(f"{needed}{of_download(document.free_bytes)} free for {document.folder}", style="dim", soft_wrap=True)

@@ -476,8 +476,8 @@ class _Search:
             layers = target.header.layers
             fits = f"; {largest.placement.offloaded(layers - 1)} of {layers} layers fit" if largest else ""
         return GgufspecError(
-            f"{what} needs {_finely(needed)} of {card.name} at least, and the budget is "
-            f"{_finely(self.machine.budget_bytes(card))}{fits}",
+            f"{what} needs {of_memory(needed, 2)} of {card.name} at least, and the budget is "
+            f"{of_memory(self.machine.budget_bytes(card), 2)}{fits}",
             hint,
         )
 
@@ -529,11 +529,6 @@ class _Search:
             header = subject.header
             if note := beyond_training(role, header.name, header.context_length, subject.context.ctx_size):
                 yield note
-
-
-def _finely(size: int) -> str:
-    """Memory to a few MiB, so that two sizes that differ look different."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else of_memory(size)
 
 
 def _at_length(

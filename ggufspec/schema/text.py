@@ -36,21 +36,29 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def of_file(size: float | None) -> str:
-    """A file's, in powers of 1000 as disks and downloads are sold; empty where it is not known."""
+    """A file's, in powers of 1000 as disks and downloads are sold; empty if it is not known."""
     if size is None:
         return ""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-def of_memory(size: float | None) -> str:
-    """Of memory, in powers of 1024: GiB from 1 GiB on, MiB below; empty where it is not known."""
+def of_download(size: float) -> str:
+    """The same from bytes to TB, so that what is left of a file is never nothing."""
+    power = 0
+    while size >= 999.95 and power < 4:
+        size, power = size / 1000, power + 1
+    return f"{size:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def of_memory(size: float | None, digits: int = 1) -> str:
+    """Of memory, in powers of 1024: GiB from 1 GiB on, with so many digits, MiB below; empty if it is not known."""
     if size is None:
         return ""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+    return f"{size / 2**30:.{digits}f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
 def gib(size: float) -> str:
-    """A number of GiB, where the unit is said elsewhere."""
+    """A number of GiB, if the unit is said elsewhere."""
     return f"{size / 2**30:.1f}"
 
 

@@ -23,6 +23,7 @@ from ggufspec.hardware import host
 from ggufspec.models.hub import client
 from ggufspec.models.hub.client import HubFile
 from ggufspec.models.locate import cached_parts, part_names
+from ggufspec.schema.text import of_download
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries without progress
 _MOST_PAUSE_S = 300.0  # that the hub may ask for; its limits are per five minutes
@@ -109,18 +110,10 @@ def check_room(order: Order) -> None:
     """
     if order.missing_bytes > order.free_bytes:
         raise GgufspecError(
-            f"{shown_size(order.missing_bytes)} have to be downloaded, and only "
-            f"{shown_size(order.free_bytes)} are free on the disk of {order.folder}",
+            f"{of_download(order.missing_bytes)} have to be downloaded, and only "
+            f"{of_download(order.free_bytes)} are free on the disk of {order.folder}",
             "make room there, or set HF_HOME to a folder on a larger disk",
         )
-
-
-def shown_size(size: float) -> str:
-    """Bytes in powers of 1000, as disks and downloads are sold."""
-    power = 0
-    while size >= 999.95 and power < 4:
-        size, power = size / 1000, power + 1
-    return f"{size:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def fetch(order: Order, on_event: Emit | None = None) -> Order:
@@ -208,7 +201,7 @@ class _File:
         else:
             if item.size_bytes > client.largest_by_http_bytes():
                 raise GgufspecError(
-                    f"{self._name} has {shown_size(item.size_bytes)}, and the hub serves such files to its own "
+                    f"{self._name} has {of_download(item.size_bytes)}, and the hub serves such files to its own "
                     "downloader alone",
                     f"hf download {source.repo} {source.file}, then the same command again",
                 )
