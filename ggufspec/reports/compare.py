@@ -20,8 +20,6 @@ _HALF = 1.96  # of a 95 % interval, in standard errors
 
 
 class Sort(StrEnum):
-    """What rows can be ordered by, the best first."""
-
     MATRIX = "matrix"
     SPEED = "speed"
     SPEEDUP = "speedup"
@@ -170,7 +168,6 @@ def _quality_cells(model: ComparedModel) -> tuple[str, ...]:
 
 
 def has_quality(document: CompareDocument) -> bool:
-    """Whether the quality of any target was measured, or could not be."""
     return any(model.quality or model.failure for model in document.targets)
 
 
@@ -186,7 +183,6 @@ def failures(document: CompareDocument) -> list[str]:
 
 
 def verdict(document: CompareDocument) -> str:
-    """Which is fastest, what its draft brings, and what its quantisation costs."""
     measured = [cell for cell in document.cells if cell.run is not None]
     if not measured:
         return "Nothing could be measured."
@@ -214,7 +210,6 @@ def _price(target: str, found: Quality) -> str:
 
 
 def markdown(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
-    """Both tables, the verdict and the warnings."""
     parts = [table.markdown(results(document, sort))]
     if has_quality(document):
         parts.append(table.markdown(quality(document)))

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,17 +23,7 @@ from ggufspec.schema.export import ExportDocument
 from ggufspec.settings.table import OPTIONS
 
 _WITH_CHAT = ("llama-server", "llama-cli")
-PROGRAMS = (
-    *_WITH_CHAT,
-    "models-preset",
-    "llama-swap",
-    "llama-bench",
-    "llama-speculative-simple",
-    "ollama",
-    "lm-studio",
-)
 ALWAYS_AS_A_PAIR = ("llama-bench", "llama-speculative-simple")  # these measure a plan's two ways
-Lines = Callable[["Settings"], Iterator[str]]
 Options: TypeAlias = Mapping[str, str | int]  # values by flag; True is a switch that is on, what is empty is left out
 _ALL = 999  # Ollama reads a negative number as "choose for me"
 _RATIO_STEPS = 10_000
@@ -50,40 +40,25 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is exported.
-
-    Args:
-        target: the target's file.
-        draft: the draft's file; None runs target-only.
-        options: placements and context.
-        blocks: of the target; LM Studio takes a share of them.
-        devices: names that layers can be offloaded to, in llama.cpp's order; needed where a draft is on one of several.
-        rpc: endpoints of RPC workers, whose devices come first.
-        name: of the pair, by which a server of several models offers it.
-        why: what was planned, for the file's comments; empty without a plan.
-        mmproj: an image projector for llama-server and llama-cli.
-        mmproj_offload: whether it goes to the card.
-    """
+    """What is exported; ``placement`` and ``context`` are the target's."""
 
     target: ModelFile
-    draft: ModelFile | None
+    draft: ModelFile | None  # None runs target-only
     options: DecoderOptions
-    blocks: int = 0
-    devices: tuple[str, ...] = ()
-    rpc: tuple[str, ...] = ()
-    name: str = "model"
-    why: str = ""
-    mmproj: ModelFile | None = None
-    mmproj_offload: bool = True
+    blocks: int = 0  # of the target; LM Studio takes a share of them
+    devices: tuple[str, ...] = ()  # layers can be offloaded to, in llama.cpp's order; for a draft on one of several
+    rpc: tuple[str, ...] = ()  # endpoints of RPC workers, whose devices come first
+    name: str = "model"  # of the pair, by which a server of several models offers it
+    why: str = ""  # what was planned, for the file's comments; empty without a plan
+    mmproj: ModelFile | None = None  # an image projector for llama-server and llama-cli
+    mmproj_offload: bool = True  # whether it goes to the card
 
     @property
     def placement(self) -> Placement:
-        """The target's layers."""
         return self.options.target
 
     @property
     def context(self) -> ContextOptions:
-        """The target's context."""
         return self.options.context(with_draft=self.draft is not None)
 
     @property
@@ -98,19 +73,12 @@ def export(program: str, settings: Settings) -> ExportDocument:
     Raises:
         UsageError: the program cannot be told something that decides whether it runs.
     """
-    if program in _FILES:
-        sign, lines, more = _FILES[program]
-        notes = tuple(filter(None, (settings.why, *more(settings))))
-        return ExportDocument(program, "\n".join([*(f"{sign} {note}" for note in notes), *lines(settings)]), (), notes)
-    window: list[str] = []
-    if program == "lm-studio":
-        command, window, found = _lms_load(settings), _lm_studio_window(settings), _lm_studio_notes(settings)
-    elif program == "llama-bench":
-        command, found = _llama_bench(settings), _bench_notes(settings)
-    else:
-        command, found = _command(program, _options(program, settings)), _llama_notes(program, settings)
-    text = "\n".join([*window, shlex.join(command)])
-    return ExportDocument(program, text, tuple(command), tuple(filter(None, (settings.why, *found))))
+    form = _FORMATS[program]
+    command = form.command(program, settings) if form.command else []
+    notes = tuple(filter(None, (settings.why, *form.notes(program, settings))))
+    comments = [f"{form.comment} {note}" for note in notes] if form.comment else []
+    text = "\n".join([*comments, *form.lines(settings), *([shlex.join(command)] if command else [])])
+    return ExportDocument(program, text, tuple(command), notes)
 
 
 # ---- llama.cpp's programs --------------------------------------------------------------------------------------------
@@ -125,8 +93,11 @@ def _command(program: str, options: Options) -> list[str]:
     return [program, *itertools.chain.from_iterable(_given(options))]
 
 
+def _llama(program: str, settings: Settings) -> list[str]:
+    return _command(program, _options(program, settings))
+
+
 def _options(program: str, settings: Settings) -> Options:
-    """What a program with llama.cpp's common options is given."""
     context, placement, projector = settings.context, settings.placement, settings.mmproj
     has_chat = program in _WITH_CHAT
     if not (has_chat or settings.drafts):
@@ -162,7 +133,6 @@ def _projector(file: ModelFile, *, offloaded: bool) -> Options:
 
 
 def _draft(settings: Settings) -> Options:
-    """What drafts and where it is."""
     options, context = settings.options, settings.options.draft_context()
     draft = settings.draft or ModelFile("")  # a head in the target's own file
     return {
@@ -209,8 +179,7 @@ def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
             yield "its -ts divides the draft too: the draft's layers are not where the plan has them"
 
 
-def _llama_bench(settings: Settings) -> list[str]:
-    """The command of llama.cpp's benchmark: target-only."""
+def _llama_bench(program: str, settings: Settings) -> list[str]:
     context, placement, target = settings.context, settings.placement, settings.target
     if "f32" in (context.cache_type_k, context.cache_type_v):  # ggml_type_from_name in llama-bench.cpp
         raise UsageError("llama-bench has no f32 cache", "-ctk f16 -ctv f16, or another program")
@@ -230,10 +199,10 @@ def _llama_bench(settings: Settings) -> list[str]:
         "-nopo": int(not context.op_offload),
         "-t": context.threads,
     }
-    return _command("llama-bench", options)
+    return _command(program, options)
 
 
-def _bench_notes(settings: Settings) -> Iterator[str]:
+def _bench_notes(_: str, settings: Settings) -> Iterator[str]:
     yield from _file_notes(settings)
     context = settings.context
     yield (
@@ -247,7 +216,6 @@ def _bench_notes(settings: Settings) -> Iterator[str]:
 
 
 def _file_notes(settings: Settings) -> Iterator[str]:
-    """On files of the hub, and on devices that are named by ``-ot``."""
     if settings.target.repo or (settings.draft and settings.draft.repo):
         yield "files are taken from the hub as they are there today: llama.cpp names no revision"
     there = {device for _, device in map(parse_override, settings.placement.override_tensor)} - {HOST}
@@ -306,7 +274,7 @@ _LONG = {row.flags[0]: row.flags[-1] for row in OPTIONS.values() if row.flags} |
 def _preset(settings: Settings) -> Iterator[str]:
     """A section of the INI file that ``llama-server --models-preset FILE`` takes.
 
-    A value ends before the first ``;`` or ``#``, and nothing can be quoted; a name has no ``]``, and behind a colon it
+    A value ends before the first ``;`` or ``#``, and nothing can be quoted; a name has no ``]``, and after a colon it
     is made upper case; ``*`` means all models. Source: common/preset.cpp.
     """
     if not _is_plain(settings.name) or settings.name == "*" or set(settings.name) & set("]:"):
@@ -323,7 +291,7 @@ def _is_plain(text: str) -> bool:
     return text.isprintable() and text == text.strip()
 
 
-def _preset_notes(settings: Settings) -> Iterator[str]:
+def _preset_notes(_: str, settings: Settings) -> Iterator[str]:
     yield "llama-server --models-preset FILE; sections of several pairs go into one file"
     yield "--models-max 1 keeps one model loaded at a time: the plan gives all memory to each"
     yield from _llama_notes("llama-server", settings)
@@ -345,7 +313,7 @@ def _swap(settings: Settings) -> Iterator[str]:
     yield from (f"      {line}" for line in ("llama-server --port ${PORT}", *options))
 
 
-def _swap_notes(settings: Settings) -> Iterator[str]:
+def _swap_notes(_: str, settings: Settings) -> Iterator[str]:
     yield "llama-swap --config FILE; models of several pairs go under one models:"
     yield "a model that takes longer than 120 s to load needs healthCheckTimeout: SECONDS beside models:"
     yield from _llama_notes("llama-server", settings)
@@ -366,7 +334,7 @@ def _modelfile(settings: Settings) -> Iterator[str]:
     yield f"PARAMETER num_thread {context.threads}"
 
 
-def _ollama_notes(settings: Settings) -> Iterator[str]:
+def _ollama_notes(_: str, settings: Settings) -> Iterator[str]:
     context, placement = settings.context, settings.placement
     yield "num_gpu counts the output layer, as -ngl does; an Ollama from before it ran llama-server counts it last"
     yield "num_ctx is for one request at a time: OLLAMA_NUM_PARALLEL=1 ollama serve"
@@ -403,14 +371,13 @@ def _lacks(program: str, settings: Settings) -> Iterator[str]:
 # ---- LM Studio -------------------------------------------------------------------------------------------------------
 
 
-def _lms_load(settings: Settings) -> list[str]:
-    """The command of LM Studio's ``lms`` that loads the target."""
+def _lms_load(_: str, settings: Settings) -> list[str]:
     name = settings.target.name
     model = f"{settings.target.repo}/{name}" if settings.target.repo else name.rpartition("/")[2]
     return ["lms", "load", model, "--gpu", _share(settings), "--context-length", str(settings.context.cells)]
 
 
-def _lm_studio_window(settings: Settings) -> list[str]:
+def _lm_studio_window(settings: Settings) -> Iterator[str]:
     """The load settings under the names that LM Studio's window has."""
     context, placement, draft = settings.context, settings.placement, settings.draft
     blocks = f"{max(placement.gpu_layers - 1, 0)} of {settings.blocks}"
@@ -430,7 +397,7 @@ def _lm_studio_window(settings: Settings) -> list[str]:
         }
     )
     width = max(len(name) for name, _ in rows) + 2
-    return [f"# {name:<{width}}{value}" for name, value in rows]
+    yield from (f"# {name:<{width}}{value}" for name, value in rows)
 
 
 def _share(settings: Settings) -> str:
@@ -441,7 +408,7 @@ def _share(settings: Settings) -> str:
     return "off" if layers <= 1 else f"{((layers - 1) * _RATIO_STEPS // blocks + 1) / _RATIO_STEPS:g}"
 
 
-def _lm_studio_notes(settings: Settings) -> Iterator[str]:
+def _lm_studio_notes(_: str, settings: Settings) -> Iterator[str]:
     yield "lms sets the context and the GPU offload; the rest is set in the load window of LM Studio"
     yield "GPU Offload counts blocks without the output layer; LM Studio's log says how many layers it moved"
     if not settings.target.repo:
@@ -451,11 +418,26 @@ def _lm_studio_notes(settings: Settings) -> Iterator[str]:
     yield from _lacks("LM Studio", settings)
 
 
-# ---- which programs take a file --------------------------------------------------------------------------------------
+# ---- the programs ----------------------------------------------------------------------------------------------------
 
-# name: (how a comment begins, the file's lines, notes)
-_FILES: dict[str, tuple[str, Lines, Lines]] = {
-    "models-preset": (";", _preset, _preset_notes),
-    "llama-swap": ("#", _swap, _swap_notes),
-    "ollama": ("#", _modelfile, _ollama_notes),
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """What a program takes: a command, or the lines of a file, whose comments begin with a sign."""
+
+    notes: Callable[[str, Settings], Iterator[str]]
+    command: Callable[[str, Settings], list[str]] | None = None
+    lines: Callable[[Settings], Iterable[str]] = lambda _: ()
+    comment: str = ""
+
+
+_FORMATS = {
+    **dict.fromkeys(_WITH_CHAT, _Format(_llama_notes, _llama)),
+    "models-preset": _Format(_preset_notes, lines=_preset, comment=";"),
+    "llama-swap": _Format(_swap_notes, lines=_swap, comment="#"),
+    "llama-bench": _Format(_bench_notes, _llama_bench),
+    "llama-speculative-simple": _Format(_llama_notes, _llama),
+    "ollama": _Format(_ollama_notes, lines=_modelfile, comment="#"),
+    "lm-studio": _Format(_lm_studio_notes, _lms_load, _lm_studio_window),
 }
+PROGRAMS = tuple(_FORMATS)

@@ -59,7 +59,6 @@ def _size(model: ProfileModel) -> str:
 
 
 def checks(document: CheckDocument) -> Table:
-    """A row for each profile, and what is wrong with it."""
     columns = table.columns("Profile", "Target", "Draft", Column("Found", _found, "left", wraps=True, style=_colour))
     rows = [(row.name, of_file(row.target_bytes), of_file(row.draft_bytes), row) for row in document.checks]
     return Table("Checks", columns, rows)
@@ -75,7 +74,6 @@ def _colour(row: ProfileCheck) -> str:
 
 
 def facts(document: ProfileDocument) -> list[tuple[str, str]]:
-    """One profile as names and values."""
     row = document.profile
     settings = ", ".join(f"{key} {value}" for key, value in row.settings.items() if value is not None)
     verdict = {"yes": "yes", "yes-with-warning": "yes, but ", "no": "no: "}.get(document.compatible or "", "")

@@ -14,13 +14,11 @@ from ggufspec.settings.table import OPTIONS
 
 
 def flag(document: SweepDocument) -> str:
-    """The option as it is typed."""
     option = OPTIONS.get(document.option)
     return option.flags[0] if option else document.option.replace("_", " ")
 
 
 def label(document: SweepDocument) -> str:
-    """The option in words."""
     option = OPTIONS.get(document.option)
     return option.label if option else document.option.replace("_", " ")
 
@@ -42,7 +40,6 @@ def _speed(point: SweepPoint) -> float:
 
 
 def summary(document: SweepDocument) -> str:
-    """What the sweep shows, in a sentence or three."""
     leader = best(document)
     run = _leading(leader) if leader else None
     if leader is None or run is None:
@@ -113,7 +110,6 @@ def failures(document: SweepDocument) -> list[str]:
 
 
 def markdown(document: SweepDocument) -> str:
-    """The table and what it shows."""
     return f"{table.markdown(results(document).filled())}\n\n{table.escaped(summary(document))}\n"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WRITERS = {
     **{name: f"drafted by the {row.label} and accepted" for name, row in DRAFTERS.items()},
-    "bonus": "the target's own behind a draft that was accepted whole",
+    "bonus": "the target's own after a draft that was accepted whole",
     "target": "the target's own",
 }
 _STYLES = {"accepted": "green", "rejected": "red", "unread": "dim", "added": "bold"}
@@ -30,29 +30,22 @@ _FEWEST_DIGITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A token of a round as cells.
+    """A token of a round as cells."""
 
-    ``number`` is a drafted token's, ``+`` for the target's own, ``who`` its drafter or ``target``. ``q`` and ``p`` are
-    the draft's and the target's probability of it, when greedy before sampling. ``rule`` is what was compared, never
-    rounded so that it contradicts the ``result``. ``draft`` and ``target`` are their likeliest tokens, the target's
-    where it chose another one or its own.
-    """
-
-    number: str
-    who: str
+    number: str  # of a drafted token; ``+`` for the target's own
+    who: str  # its drafter or ``target``
     token: str
-    q: str
-    p: str
+    q: str  # the draft's probability of it, when greedy before sampling
+    p: str  # the target's
     ratio: str
-    rule: str
+    rule: str  # what was compared, never rounded so that it contradicts the result
     result: str
     kind: str
-    draft: tuple[Likely, ...] = ()
-    target: tuple[Likely, ...] = ()
+    draft: tuple[Likely, ...] = ()  # the likeliest tokens
+    target: tuple[Likely, ...] = ()  # the same, if it chose another one or its own
 
 
 def heading(round_: TracedRound) -> str:
-    """What a round did, in a line."""
     if not round_.number:
         return "first token: from the prompt's batch" + ("" if round_.added else ", and the grammar permits nothing")
     parts = ["nothing drafted"]
@@ -67,7 +60,6 @@ def heading(round_: TracedRound) -> str:
 
 
 def readings(round_: TracedRound) -> list[str]:
-    """A sentence for each drafter that caught up: how much it read, and why."""
     return [
         f"{DRAFTERS[one.drafter].label} reads the last {counted(one.tokens, 'token')} in {milliseconds(one.seconds)}: "
         f"it may save the time of {one.hoped:.1f} target-only tokens in this answer"
@@ -76,7 +68,6 @@ def readings(round_: TracedRound) -> list[str]:
 
 
 def explained(round_: TracedRound) -> str:
-    """The rule in a sentence, and what q and p are."""
     text = f"{round_.rule}: a drafted token is accepted if {round_.description}"
     if round_.rule == "residual":
         text += "; otherwise one is drawn from max(p − q, 0)"
@@ -148,7 +139,7 @@ def _added(round_: TracedRound, added: Added) -> Row:
 
 
 def compared(token: int, judged: Judged, *, greedy: bool) -> str:
-    """What the rule compared for a drafted token, with digits enough to tell both sides apart."""
+    """What the rule compared, with digits enough to tell both sides apart."""
     if judged.uniform is not None:
         bound = min(1.0, judged.ratio)
         return _distinct(judged.uniform, "<" if judged.uniform < bound else "≥", bound)
@@ -203,7 +194,6 @@ def probability(value: float | None) -> str:
 
 
 def percent(value: float) -> str:
-    """A share of a row."""
     return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}" if value >= 0.0005 else "<0.1%"
 
 
@@ -245,7 +235,6 @@ def _line(cells: Sequence[str], wide: int) -> str:
 
 
 def _listed(name: str, found: Sequence[Likely], width: int) -> list[str]:
-    """The likeliest tokens of a row, in lines."""
     hard = "\xa0"  # where no line ends
     items = [
         f"{'' if one.permitted else '✗'}{shortened(quoted(one.text), 20)} {percent(one.probability)}".replace(" ", hard)
@@ -279,7 +268,6 @@ def written(tokens: Sequence[Written]) -> dict[str, int]:
 
 
 def summary(tokens: Sequence[Written], rounds: int) -> str:
-    """Who wrote the answer, in a sentence."""
     names = {name: f"the {row.label}" for name, row in DRAFTERS.items()}
     names |= {"bonus": "the target as a bonus", "target": "the target"}
     shares = [f"{count} by {names[who]}" for who, count in written(tokens).items()]

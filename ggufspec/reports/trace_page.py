@@ -18,7 +18,6 @@ _OPEN = 12  # rounds of a trace that is short enough to show them all unfolded
 
 
 def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
-    """The page of a trace with all ``rounds``."""
     rows = {each.number: trace.rows(each) for each in rounds}
     name = str(document.pair.get("name") or "a pair")
     return page.filled(
@@ -58,15 +57,13 @@ def _tokens(document: TraceDocument, rows: Mapping[int, Sequence[Row]]) -> Itera
 
 def _facts(document: TraceDocument) -> list[tuple[str, str]]:
     pair, settings, run = document.pair, document.settings, document.statistics
-    files = [
-        (name, PurePath(str(pair[key])).name) for name, key in (("Target", "target"), ("Draft", "draft")) if pair[key]
-    ]
+    files = [(role.capitalize(), visible(PurePath(str(pair[role])).name)) for role in ("target", "draft") if pair[role]]
     return [
-        *((name, visible(file)) for name, file in files),
+        *files,
         ("Temperature", f"{settings['temperature']:g}"),
         ("Seed", str(settings["seed"])),
         *([("Penalties", penalised)] if (penalised := penalties(settings)) else []),
         ("Tokens/s while traced", f"{run.tokens_per_s.median:.1f}"),
-        ("Prompt", f"{counted(len(document.prompt), 'character')}"),
+        ("Prompt", counted(len(document.prompt), "character")),
         ("Ended by", document.stop_reason or "Ctrl-C"),
     ]

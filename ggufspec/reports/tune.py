@@ -98,7 +98,6 @@ def _median(trial: TuneTrial) -> float:
 
 
 def failures(document: TuneDocument) -> list[str]:
-    """A line for each reason why trials failed, with their numbers."""
     reasons: dict[str, list[int]] = {}
     for trial in document.trials:
         if trial.failure:

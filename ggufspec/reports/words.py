@@ -23,12 +23,7 @@ def mode_name(mode: str) -> str:
 
 
 def conditions(settings: dict[str, Any], swept: str = "") -> str:
-    """Under what a bench was made, in a line; what was swept is left out.
-
-    Args:
-        settings: a document's.
-        swept: a key of them, which has a list.
-    """
+    """The settings of a bench in a line, without the key that was ``swept``."""
     prompts = counted(settings["prompts"], "prompt")
     if how := settings.get("prompt_format"):
         prompts += f" ({how})"
@@ -52,7 +47,7 @@ def conditions(settings: dict[str, Any], swept: str = "") -> str:
 
 
 def penalties(settings: dict[str, Any]) -> str:
-    """The penalties of a document's settings in words; empty where there are none."""
+    """The penalties of a document's settings in words; empty without any."""
     off = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
     found = [f"{key.replace('_', ' ')} {settings[key]}" for key, none in off.items() if settings.get(key, none) != none]
     last = settings.get("repeat_last_n", 0)
@@ -62,17 +57,15 @@ def penalties(settings: dict[str, Any]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A short time."""
     return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
 
 
 def first_token(seconds: float) -> str:
-    """The time to the first token."""
     return f"first token after {f'{seconds:.2f} s' if seconds >= 1 else milliseconds(seconds)}"
 
 
 def prompt_figures(run: Run) -> str:
-    """Prompt speed and time to first token; empty where an old result does not have them."""
+    """Prompt speed and time to first token; empty if an old result does not have them."""
     if run.time_to_first_token_s is None:
         return ""
     read = [f"{counted(run.prompt_tokens, 'token')} at {number(run.prompt_tokens_per_s)}/s"]
@@ -107,7 +100,6 @@ def _interval(value: Spread, words: str = "") -> str:
 
 
 def median(value: Spread) -> float:
-    """By what a measured number is ranked."""
     return value.median
 
 
@@ -120,30 +112,28 @@ def layers(run: Run) -> str:
 
 
 def speed(run: Run) -> str:
-    """Tokens per second of a run with their spread; marked where its rule may change the text."""
+    """Tokens per second of a run with their spread; marked if its rule may change the text."""
     lossy = isinstance(run, SpeculativeRun) and run.lossy
     return with_spread(run.tokens_per_s) + (" (lossy)" if lossy else "")
 
 
 def accepted(run: Run | None) -> str:
-    """The share of drafted tokens that were accepted; a dash where none was drafted, which is not none accepted."""
+    """The share of drafted tokens that were accepted; a dash if none was drafted, which is not none accepted."""
     if not isinstance(run, SpeculativeRun):
         return ""
     return f"{run.acceptance_rate:.0%}" if run.drafted else "–"
 
 
 def acceptance(run: Run | None) -> float | None:
-    """The same as a number, None without one."""
     return run.acceptance_rate if isinstance(run, SpeculativeRun) and run.drafted else None
 
 
 def tokens_per_round(run: Run | None) -> str:
-    """Tokens of a round; empty without a draft."""
     return f"{run.tokens_per_round:.2f}" if isinstance(run, SpeculativeRun) else ""
 
 
 def cards_of(machine: dict[str, Any]) -> list[tuple[str, int]]:
-    """(name, bytes) of each of a document's cards; 0 bytes where they are not known."""
+    """(name, bytes) of each of a document's cards; 0 bytes if they are not known."""
     found = machine.get("gpus")
     return [
         (str(card.get("name", "card")), size if isinstance(size := card.get("total_bytes"), int) else 0)
@@ -183,6 +173,6 @@ def shorter(names: Sequence[str], most: int | None = None) -> dict[str, str]:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text without its middle, where it is longer: a file's name says the most at its ends."""
+    """The text without its middle, if it is longer: a file's name says the most at its ends."""
     tail = most * 3 // 5
     return text if len(text) <= most else f"{text[: max(0, most - tail - 1)]}…{text[-tail:]}"

@@ -39,9 +39,8 @@ def draw(figure: Figure) -> str:
     try:
         svg = vl_convert.vegalite_to_svg(specification(figure), vl_version=_VEGA_LITE, allowed_base_urls=[])
     except ValueError as error:
-        raise GgufspecError(
-            f"the plot {figure.title!r} cannot be drawn: {error}", "the results are complete: leave --html out"
-        ) from None
+        message = f"the plot {figure.title!r} cannot be drawn: {error}"
+        raise GgufspecError(message, "the results are complete: leave --html out") from None
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(svg)
     root.attrib |= {"class": "plot", "role": "group", "aria-label": figure.title}
@@ -53,7 +52,6 @@ def draw(figure: Figure) -> str:
 
 
 def specification(figure: Figure) -> Spec:
-    """The figure in Vega-Lite's words."""
     panels = {mark.panel for mark in figure.marks}
     plot: Spec = {"layer": _bars(figure) if figure.form == "bars" else _points(figure)}
     if len(panels) > 1:
@@ -69,19 +67,15 @@ def specification(figure: Figure) -> Spec:
 
 
 def _points(figure: Figure) -> list[Spec]:
-    """Points with their intervals; lines through those of one series where the figure's form says so."""
+    """Points with their intervals; lines through those of one series if the figure's form says so."""
     x: Spec = {"field": "x", "title": figure.x}
     if any(isinstance(mark.x, str) for mark in figure.marks):
         x |= {"type": "ordinal", "sort": None, "axis": {"labelAngle": 0}}
     else:
         whole = all(float(mark.x).is_integer() for mark in figure.marks)
         x |= {"type": "quantitative", "axis": {"format": "d", "tickMinStep": 1} if whole else {"tickCount": 5}}
-        x["scale"] = {
-            "type": "sqrt" if figure.name == "quality" else "linear",
-            "zero": False,
-            "nice": False,
-            "padding": 12,
-        }
+        scale = "sqrt" if figure.name == "quality" else "linear"
+        x["scale"] = {"type": scale, "zero": False, "nice": False, "padding": 12}
     y: Spec = {"field": "y", "type": "quantitative", "title": figure.y, "scale": {"zero": True}}
     if figure.name == "acceptance":
         y |= {"axis": {"format": ".0%"}, "scale": {"domain": [0, 1]}}
@@ -103,16 +97,11 @@ def _points(figure: Figure) -> list[Spec]:
 
 
 def _bars(figure: Figure) -> list[Spec]:
-    """Bars that lie below their names: one for every name, its parts behind each other."""
+    """Bars that lie below their names: one for every name, its parts one after the other."""
     names = list(dict.fromkeys(mark.x for mark in figure.marks if mark.kind != "limit"))
     stacked = figure.name == "memory"
-    x = {
-        "field": "y",
-        "type": "quantitative",
-        "title": figure.y,
-        "axis": {"tickCount": 6},
-        "stack": "zero" if stacked else None,
-    }
+    x: Spec = {"field": "y", "type": "quantitative", "title": figure.y, "axis": {"tickCount": 6}}
+    x["stack"] = "zero" if stacked else None
     y = {"field": "x", "type": "nominal", "sort": names, "axis": None}
     place = {"x": x, "y": y, "color": _colour(figure), "order": {"field": "order"}}
     layers: list[tuple[str, Spec, Spec]] = [("measured", {"type": "bar", "height": 15, "yOffset": 9}, place | _WORDS)]
@@ -122,11 +111,8 @@ def _bars(figure: Figure) -> list[Spec]:
     rule = {"type": "rule", "aria": True, "strokeDash": [4, 3], "strokeWidth": 1.5, "stroke": "var(--bad)"}
     layers.append(("limit", rule, {"x": {"field": "y", "type": "quantitative"}} | _WORDS))
     head = {"type": "text", "align": "left", "x": 0, "dy": -9, "limit": WIDTH - 20}
-    heads = {
-        "data": {"values": [{"x": name} for name in names]},
-        "mark": head,
-        "encoding": {"y": y, "text": {"field": "x"}},
-    }
+    data = {"values": [{"x": name} for name in names]}
+    heads = {"data": data, "mark": head, "encoding": {"y": y, "text": {"field": "x"}}}
     return [*_drawn(figure, layers), heads]
 
 
@@ -141,7 +127,7 @@ def _drawn(figure: Figure, layers: Sequence[tuple[str, Spec, Spec]]) -> list[Spe
 
 
 def _colour(figure: Figure) -> Spec:
-    """By series. There is a legend unless there is one series, or every bar has its own name beside it."""
+    """By series. There is a legend unless there is one series, or every bar has its own name next to it."""
     if figure.name == "memory":
         colours = [f"var(--p{PARTS.index(name) + 1})" for name in figure.series]
     else:

@@ -25,75 +25,49 @@ from ggufspec.schema.tune import TuneDocument, TuneTrial
 TARGET_ONLY = "target-only"
 HOST = "CPU"
 # Parts of a device's memory, in the order in which they are stacked.
-PARTS = (
-    *(f"{role} {kind}" for role in ("target", "draft") for kind in ("weights", "kv", "compute")),
-    "overhead",
-)
+_KINDS = ("weights", "kv", "compute")
+PARTS = (*(f"{role} {kind}" for role in ("target", "draft") for kind in _KINDS), "overhead")
 _POSITIONS = 8  # of a draft, in a table; a figure has them all
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One thing that was measured, or predicted.
+    """One thing that was measured, or predicted."""
 
-    Args:
-        series: a colour and a shape.
-        x: a number or a name; of bars the name of the bar.
-        y: the height, in the axis's unit.
-        description: shown when it is pointed at, and read aloud.
-        low: end of its 95 % interval, if it has one.
-        high: the other end.
-        panel: where a figure has several.
-        label: what is written beside it.
-        kind: ``line`` is a point of a line without points, ``limit`` a line across bars.
-    """
-
-    series: str
-    x: float | str
-    y: float
-    description: str
-    low: float | None = None
+    series: str  # a colour and a shape
+    x: float | str  # a number or a name; of bars the name of the bar
+    y: float  # the height, in the axis's unit
+    description: str  # shown when it is pointed at, and read aloud
+    low: float | None = None  # ends of its 95 % interval, if it has one
     high: float | None = None
-    panel: str = ""
-    label: str = ""
-    kind: Literal["measured", "line", "failed", "limit"] = "measured"
+    panel: str = ""  # if a figure has several
+    label: str = ""  # written next to it
+    kind: Literal["measured", "line", "failed", "limit"] = "measured"  # line: without points, limit: across bars
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot.
+    """A plot."""
 
-    Args:
-        name: ``speed``, ``acceptance``, ``memory``, ``quality``, ``plan``, ``sweep`` or ``search``.
-        title: of the plot.
-        caption: how it is read.
-        form: ``bars`` lie, one for every x.
-        x: the axis across; bars have none.
-        y: the axis up, or that along the bars.
-        series: in the order of their colours.
-        marks: what is drawn.
-        table: the same in numbers.
-    """
-
-    name: str
+    name: str  # ``speed``, ``acceptance``, ``memory``, ``quality``, ``plan``, ``sweep`` or ``search``
     title: str
-    caption: str
-    form: Literal["points", "lines", "bars"]
-    x: str
-    y: str
-    series: tuple[str, ...]
-    marks: tuple[Mark, ...]
-    table: Table | None = None
+    caption: str  # how it is read
+    form: Literal["points", "lines", "bars"]  # bars lie, one for every x
+    x: str  # the axis across; bars have none
+    y: str  # the axis up, or that along the bars
+    series: Sequence[str]  # in the order of their colours
+    marks: Sequence[Mark]
+    table: Table | None = None  # the same in numbers, if they are in no table of its section
 
 
 def drawable(figures: Iterable[Figure]) -> tuple[Figure, ...]:
-    """The figures without marks that have no place: a divergence may have overflowed."""
-    found = [replace(figure, marks=tuple(filter(_has_place, figure.marks))) for figure in figures]
+    """The figures without marks that have no position: a divergence may have overflowed."""
+
+    def has_position(mark: Mark) -> bool:
+        return isfinite(mark.y) and (isinstance(mark.x, str) or isfinite(mark.x))
+
+    found = [replace(figure, marks=list(filter(has_position, figure.marks))) for figure in figures]
     return tuple(figure for figure in found if figure.marks)
-
-
-def _has_place(mark: Mark) -> bool:
-    return isfinite(mark.y) and (isinstance(mark.x, str) or isfinite(mark.x))
 
 
 def _measured(
@@ -108,7 +82,7 @@ def _measured(
 
 def _speeds(title: str, caption: str, series: Sequence[str], marks: Sequence[Mark]) -> Figure:
     caption += " The lines are 95 % intervals: where two overlap, their order is uncertain."
-    return Figure("speed", title, caption, "bars", "", "tokens/s", tuple(series), tuple(marks))
+    return Figure("speed", title, caption, "bars", "", "tokens/s", series, marks)
 
 
 def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, SpeculativeRun]]) -> Figure:
@@ -119,10 +93,10 @@ def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, Spec
         for pairing, name, panel, run in lines
         for position, share in enumerate(run.accepted_by_position, 1)
     ]
-    rows = []
-    for pairing, _, _, run in lines:
-        shares = [f"{share:.0%}" for share in run.accepted_by_position[:_POSITIONS]]
-        rows.append((pairing, accepted(run), *shares, *[""] * (_POSITIONS - len(shares))))
+    rows = [
+        (pairing, accepted(run), *(f"{share:.0%}" for share in run.accepted_by_position[:_POSITIONS]))
+        for pairing, _, _, run in lines
+    ]
     heads = columns("Pairing", "Accepted", *map(str, range(1, _POSITIONS + 1)))
     return Figure(
         "acceptance",
@@ -131,9 +105,9 @@ def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, Spec
         "lines",
         "position in the draft",
         "accepted",
-        tuple(series),
-        tuple(marks),
-        Table("Acceptance by position", heads, tuple(rows)).filled(least=2),
+        series,
+        marks,
+        Table("Acceptance by position", heads, rows).filled(least=2),
     )
 
 
@@ -145,21 +119,20 @@ def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str =
         for part in PARTS
         if parts.get(part)
     ]
-    series = tuple(part for part in PARTS if any(mark.series == part for mark in marks))
+    drawn = {mark.series for mark in marks}
     caption = "What each pairing needs according to its plan."
     if limit_bytes:
         caption += f" The upright line is {limit}."
         marks.append(Mark(limit, "", limit_bytes / 2**30, f"{limit}: {of_memory(limit_bytes)}", kind="limit"))
     rows = []
     for name, parts in bars:
-        target, draft = (
-            sum(parts.get(f"{role} {kind}", 0) for kind in ("weights", "kv", "compute")) for role in ("target", "draft")
-        )
+        target, draft = (sum(parts.get(f"{role} {kind}", 0) for kind in _KINDS) for role in ("target", "draft"))
         sizes = (sum(parts.values()), target, draft, parts.get("overhead", 0))
         rows.append((name, *(of_memory(size) if size >= 2**19 else "–" for size in sizes)))
     title = f"{where} by part, as planned"
-    table = Table(title, columns("Pairing", "Total", "Target's", "Draft's", "Overhead"), tuple(rows))
-    return Figure("memory", title, caption, "bars", "", "GiB", series, tuple(marks), table)
+    table = Table(title, columns("Pairing", "Total", "Target's", "Draft's", "Overhead"), rows)
+    series = [part for part in PARTS if part in drawn]
+    return Figure("memory", title, caption, "bars", "", "GiB", series, marks, table)
 
 
 # ---- the documents --------------------------------------------------------------------------------------------------
@@ -179,7 +152,7 @@ def of_bench(document: BenchDocument) -> Iterator[Figure]:
 
 
 def of_compare(document: CompareDocument) -> Iterator[Figure]:
-    """Speeds, quality where it is known, memory and acceptance of every cell."""
+    """Speeds, quality if it is known, memory and acceptance of every cell."""
     targets, drafts = compare.names_of(document)
     series = [TARGET_ONLY, *(f"with {name}" for name in drafts.values())]
     quality = {model.name: model.quality for model in document.targets if model.quality is not None}
@@ -190,8 +163,7 @@ def of_compare(document: CompareDocument) -> Iterator[Figure]:
     def series_of(cell: Cell) -> str:
         return f"with {drafts[cell.draft]}" if cell.draft else TARGET_ONLY
 
-    speeds, points, accepted_shares = [], [], []
-    labelled = set()
+    speeds, points, accepted_shares, labelled = [], [], [], set()
     for cell in compare.ordered(document, compare.Sort.SPEED):
         if cell.run is None:
             continue
@@ -205,11 +177,9 @@ def of_compare(document: CompareDocument) -> Iterator[Figure]:
             about = f"mean KL {found.mean_kl:.4f}, {found.top1_agreement:.1%} of the likeliest tokens the same"
             label = "" if cell.target in labelled else targets[cell.target]
             labelled.add(cell.target)
-            points.append(
-                replace(mark, x=found.mean_kl, label=label, description=f"{mark.description}; {about}"),
-            )
-    title, caption = "Tokens/s of every pairing", "Fastest first, each at its own best placement."
-    yield _speeds(title, caption, series, speeds)
+            about = f"{mark.description}; {about}"
+            points.append(replace(mark, x=found.mean_kl, label=label, description=about))
+    yield _speeds("Tokens/s of every pairing", "Fastest first, each at its own best placement.", series, speeds)
     if len(quality) > 1:
         reference = next(iter(quality.values())).reference
         yield Figure(
@@ -220,15 +190,15 @@ def of_compare(document: CompareDocument) -> Iterator[Figure]:
             "points",
             "mean KL divergence, nats a token",
             "tokens/s",
-            tuple(series),
-            tuple(points),
+            series,
+            points,
         )
     yield _planned_memory(document, {id(cell): name_of(cell) for cell in document.cells})
     yield _acceptance(series, accepted_shares)
 
 
 def _planned_memory(document: CompareDocument, names: dict[int, str]) -> Figure:
-    """Of the cards, or of the host where nothing is on a card; ``names`` are of cells, by their id."""
+    """Of the cards, or of the host if nothing is on a card; ``names`` are of cells, by their id."""
     devices = {device for cell in document.cells for device, parts in cell.bytes.items() if any(parts.values())}
     shown = sorted(devices - {HOST}) or sorted(devices)
     bars = [
@@ -243,7 +213,6 @@ def _planned_memory(document: CompareDocument, names: dict[int, str]) -> Figure:
 
 
 def of_plan(document: PlanDocument) -> Iterator[Figure]:
-    """What fits where, and tokens/s over the layers."""
     cards = [device for device in document.devices if device.name != HOST]
     shown = cards or document.devices
     bars = []
@@ -254,17 +223,13 @@ def of_plan(document: PlanDocument) -> Iterator[Figure]:
                 bars.append((label, plan.bytes_by_part(option, device)))
     limit = shown[0].budget_bytes if len(shown) == 1 else 0
     yield _memory("VRAM" if cards else "Memory", bars, "the budget", limit)
-    marks = [
-        Mark(
-            name, row.gpu_layers, speed, f"{name}, GPU layers {row.gpu_layers}: ≈ {number(speed)} tokens/s", kind="line"
-        )
-        for row in document.sweep
-        for name, speed in (
-            (TARGET_ONLY, row.target_only_tokens_per_s),
-            ("speculative", row.speculative_tokens_per_s),
-        )
-        if speed is not None
-    ]
+    marks = []
+    for row in document.sweep:
+        speeds = ((TARGET_ONLY, row.target_only_tokens_per_s), ("speculative", row.speculative_tokens_per_s))
+        for name, speed in speeds:
+            if speed is not None:
+                about = f"{name}, GPU layers {row.gpu_layers}: ≈ {number(speed)} tokens/s"
+                marks.append(Mark(name, row.gpu_layers, speed, about, kind="line"))
     yield Figure(
         "plan",
         "Predicted tokens/s over GPU layers",
@@ -273,13 +238,12 @@ def of_plan(document: PlanDocument) -> Iterator[Figure]:
         "target layers on the GPU",
         "tokens/s",
         (TARGET_ONLY, "speculative"),
-        tuple(marks),
+        marks,
         plan.sweep(document),
     )
 
 
 def of_sweep(document: SweepDocument) -> Iterator[Figure]:
-    """Tokens/s over the option's values."""
     word = sweep.label(document)
     marks = []
     for point in document.points:
@@ -298,12 +262,11 @@ def of_sweep(document: SweepDocument) -> Iterator[Figure]:
         word,
         "tokens/s",
         (TARGET_ONLY, "speculative"),
-        tuple(marks),
+        marks,
     )
 
 
 def of_tune(document: TuneDocument) -> Iterator[Figure]:
-    """The search."""
     measured = [_trial(document, trial) for trial in document.trials]
     best = accumulate((mark.y for mark in measured), max)
     reached = [
@@ -323,12 +286,10 @@ def of_tune(document: TuneDocument) -> Iterator[Figure]:
 
 
 def _trial(document: TuneDocument, trial: TuneTrial) -> Mark:
-    """A trial's number is its index from 1, as tune's own table counts."""
-    series = "with draft" if trial.setting.drafted else TARGET_ONLY
-    name = f"Trial {trial.index + 1}, {tune.setting_name(document, trial.setting)}"
+    series, number = "with draft" if trial.setting.drafted else TARGET_ONLY, trial.index + 1  # as tune's table counts
+    name = f"Trial {number}, {tune.setting_name(document, trial.setting)}"
     if trial.tokens_per_s is None:
         why = trial.failure.error if trial.failure else "not measured"
-        return Mark(series, trial.index + 1, 0.0, f"{name}: {why}", kind="failed")
-    return _measured(
-        series, trial.index + 1, trial.tokens_per_s, name, label="winner" if trial.index == document.winner else ""
-    )
+        return Mark(series, number, 0.0, f"{name}: {why}", kind="failed")
+    label = "winner" if trial.index == document.winner else ""
+    return _measured(series, number, trial.tokens_per_s, name, label=label)

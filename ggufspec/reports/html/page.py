@@ -25,11 +25,7 @@ def render(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def page(documents: Sequence[Result]) -> str:
-    """The page of documents: a section for each machine, and one in it for each document.
-
-    Raises:
-        GgufspecError: the library that draws is not installed.
-    """
+    """A section for each machine, and one in it for each document; an error if what draws is not installed."""
     from ggufspec.reports.html import sections
 
     machines = sections.report(documents)
@@ -40,10 +36,7 @@ def page(documents: Sequence[Result]) -> str:
 def filled(template: str, sheets: Sequence[str], **values: Any) -> str:
     """A page from a template: what is put into it is escaped, and a policy in it forbids all but its own style sheets.
 
-    Args:
-        template: a file of the templates; it extends ``base.html``.
-        sheets: files of style sheets.
-        values: what the template names, ``title`` among them.
+    ``template`` and ``sheets`` are files of the templates; ``values`` are what it names, ``title`` among them.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -22,7 +22,7 @@ from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings.table import OPTIONS
 
 _FEWEST = 3  # trials that have an interval
-# Settings that are shown, in their order, and what they are called where they are no options.
+# Settings that are shown, in their order, and what they are called if they are not options.
 _SETTINGS = {
     **dict.fromkeys(("ctx_size", "cache_type_k", "cache_type_v", "flash_attn", "ubatch_size", "threads")),
     **dict.fromkeys(("drafter", "draft_policy", "draft_max", "accept")),
@@ -40,30 +40,23 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One document of a ``kind``, ``compare`` say.
+    """One document."""
 
-    ``lead`` is the finding in a sentence or two, ``good`` whether it is a gain, ``facts`` what it was measured with.
-    ``speed`` is the best tokens/s and ``gain`` that over target-only or the first choice, as cells; empty without any.
-    ``warnings`` make the results unsure.
-    """
-
-    kind: str
+    kind: str  # ``compare``, for example
     title: str
-    lead: str
-    good: bool
-    facts: tuple[tuple[str, str], ...]
+    lead: str  # the finding in a sentence or two
+    good: bool  # it is a gain
+    facts: tuple[tuple[str, str], ...]  # what it was measured with
     tables: tuple[Table, ...]
-    speed: str
-    gain: str
+    speed: str  # the best tokens/s, as a cell; empty without any
+    gain: str  # the same over target-only or the first choice
     figures: tuple[Figure, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what makes the results unsure
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine and what was found on it."""
-
     name: str
     facts: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...]
@@ -81,7 +74,6 @@ def report(documents: Sequence[Result]) -> tuple[Machine, ...]:
 
 
 def section(document: Result) -> Section:
-    """One document as a section."""
     if isinstance(document, CompareDocument):
         return _compare(document)
     if isinstance(document, BenchDocument):
@@ -119,7 +111,6 @@ def _planned_for(document: PlanDocument, machines: dict[str, Machine]) -> Machin
 
 
 def _facts(settings: dict[str, Any], machine: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The settings that are one value, and versions."""
     found = []
     for key, name in _SETTINGS.items():
         value = settings.get(key)
@@ -148,23 +139,20 @@ def _compare(document: CompareDocument) -> Section:
         title += f" of {stem}"
     if failures:
         title += f", {failures} failed"
-    models = [
-        (word, ", ".join(base_name(name) for name in names))
-        for word, names in (("Targets", targets), ("Drafts", drafts))
-        if names
-    ]
-    tables = [compare.results(document, compare.Sort.SPEED, (targets, drafts))]
-    if found := compare.portions(document, (targets, drafts)):
-        tables.append(found)
-    if compare.has_quality(document):
-        tables.append(compare.quality(document, targets))
+    named = (("Targets", targets), ("Drafts", drafts))
+    models = [(word, ", ".join(map(base_name, names))) for word, names in named if names]
+    tables = (
+        compare.results(document, compare.Sort.SPEED, (targets, drafts)),
+        compare.portions(document, (targets, drafts)),
+        compare.quality(document, targets) if compare.has_quality(document) else None,
+    )
     return Section(
         "compare",
         title,
         compare.verdict(document),
         bool(best and _is_gain(best.speedup)),
         (*models, *_facts(document.settings, document.machine)),
-        tuple(tables),
+        tuple(filter(None, tables)),
         with_spread(best.run.tokens_per_s) if best and best.run else "",
         times(best.speedup) if best else "",
         figures.drawable(figures.of_compare(document)),
