@@ -181,7 +181,6 @@ def with_huge_pages(tunables: str) -> str:
 
 
 def entry() -> None:
-    """The console script."""
     os.environ["GLIBC_TUNABLES"] = with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))  # for child processes
     _ready()
     _at_signals(_end)

@@ -17,9 +17,10 @@ from ggufspec.bench.versus import ENGINES, Bench, Experiment
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
 from ggufspec.cli.parameters import Swept, command, one_of, option, seconds, takes
-from ggufspec.cli.results import check_exports, finish, interruptible, show_models
+from ggufspec.cli.results import check_exports, finish, measured, show_models
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as report
 from ggufspec.reports import table, words
 from ggufspec.schema.bench import BenchDocument
@@ -28,6 +29,8 @@ from ggufspec.settings.registry import DRAFTERS, parse_drafters
 from ggufspec.settings.table import Settings
 
 TOKENS, SWEPT_TRIALS = 128, 5
+_HOOK = "hook: llama-cpp-python's Llama with our draft, too."
+_UNTIL_CLEAR = f"as many as the verdict needs; {SWEPT_TRIALS} with --sweep"
 BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
 
 
@@ -39,12 +42,7 @@ BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
 )
 def bench(
     *,
-    engine: Annotated[
-        str,
-        option(
-            f"--engine {'|'.join(ENGINES)}", "hook: llama-cpp-python's Llama with our draft, too.", **one_of(ENGINES)
-        ),
-    ] = "own",
+    engine: Annotated[str, option(f"--engine {'|'.join(ENGINES)}", _HOOK, **one_of(ENGINES))] = "own",
     budget: Annotated[
         float | None,
         option(
@@ -66,10 +64,7 @@ def bench(
             *("drafting", "context", "sampling", "results", "exports", "no_calibrate"),
             pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
             predict={"shown": f"the profile's, or {TOKENS}"},
-            repetitions={
-                "help": "Answers to each prompt, exactly so many.",
-                "shown": f"as many as the verdict needs; {SWEPT_TRIALS} with --sweep",
-            },
+            repetitions={"help": "Answers to each prompt, exactly so many.", "shown": _UNTIL_CLEAR},
         ),
     ],
     swept: Swept | None,
@@ -91,9 +86,7 @@ def bench(
     """
     sweeping.check(swept, sweep=sweep)
     if swept is None and (given.fresh or given.results is not None):
-        raise UsageError(
-            "--results and --fresh need --sweep: other benches are not kept", "--export-json keeps a bench"
-        )
+        raise UsageError("--results and --fresh need --sweep: other benches are not kept", "--export-json keeps one")
     if depth and engine == "hook":
         raise UsageError("--depth measures our own loop", "leave --depth or --engine hook away")
     if swept and engine == "hook":
@@ -106,18 +99,14 @@ def bench(
     wanted = [DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")]  # any value of a sweep
     no_draft = not any(row.needs_model for row in wanted)
     if given.drafter == "none" and swept is None:
-        raise UsageError(
-            "bench needs a drafter to compare with, and --drafter none is target-only",
-            "--drafter lookup needs no model",
-        )
+        message = "bench needs a drafter to compare with, and --drafter none is target-only"
+        raise UsageError(message, "--drafter lookup needs no model")
     if not given.given(("pair", "model", "model_draft", "hf_repo", "hf_repo_draft")):
         given = replace(given, pair=BENCH_PAIR)
     pair = inputs.pair(given, need_draft=any(row.needs_file for row in wanted), no_draft=no_draft)
     repetitions = given.repetitions or pair.bench.repetitions
-    asked = prompting.prepare(
-        prompting.Spec(pair.target, own_prompts, bool(given.raw), tuple(pair.bench.prompts or ())),
-        verbose=ui.flags().verbose,
-    )
+    texts = prompting.Spec(pair.target, own_prompts, bool(given.raw), tuple(pair.bench.prompts or ()))
+    asked = prompting.prepare(texts, verbose=ui.flags().verbose)
     spec = Spec(
         target=pair.target,
         draft=pair.draft,
@@ -129,9 +118,20 @@ def bench(
         depth=depth,
     )
     if swept:
-        return sweeping.measure(
-            sweeping.prepare(pair, spec, swept, given, repetitions=repetitions or SWEPT_TRIALS), given
-        )
+        return sweeping.measure(sweeping.prepare(pair, spec, swept, given, repetitions or SWEPT_TRIALS), given)
+    return _measure(pair, spec, given, asked, engine, repetitions, budget)
+
+
+def _measure(
+    pair: Pair,
+    spec: Spec,
+    given: Settings,
+    asked: prompting.Result,
+    engine: str,
+    repetitions: int | None,
+    budget: float | None,
+) -> int:
+    """Place the pair, measure it, and show and write the results."""
     if given.drafter is None and pair.settings.drafter == "none":
         ui.note(f"the profile of {pair.name} turns speculation off: measured as with --drafter both")
         given = replace(given, drafter="both")
@@ -143,28 +143,17 @@ def bench(
         hooked.check(resolved.alone, spec.sampling)
     spec = replace(spec, draft=pair.draft if resolved.pair.needs_draft else None, options=resolved.pair)
     check_room(spec, max(asked.tokens))
-    run = Bench(
-        Experiment(
-            pair,
-            spec,
-            repetitions,
-            ui.flags().verbose,
-            resolved.alone,
-            resolved.plan,
-            engine,
-            budget_s=budget or (None if repetitions else pair.bench.budget_s),
-            cut=given.predict is None,
-        )
-    )
+    limit = budget or (None if repetitions else pair.bench.budget_s)
+    placed = (ui.flags().verbose, resolved.alone, resolved.plan)
+    run = Bench(Experiment(pair, spec, repetitions, *placed, engine, budget_s=limit, cut=given.predict is None))
     said = (lambda _: None) if ui.flags().json else ui.note
     modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
     limit = run.experiment.limit_s
     said(f"measuring {pair.name}: {modes}" + (f"; at most {duration(limit)} after loading" if limit else ""))
-    with interruptible(lambda: any(run.results.values())) as state, ui.progress() as progress:
-        run.run(progress, said)
+    interrupted = measured(lambda progress: run.run(progress, said), lambda: any(run.results.values()))
     record_overhead(resolved, run.results["speculative"])
     record_speed(resolved, spec, run.results["target_only"])
-    document = run.document(interrupted=state.interrupted)
+    document = run.document(interrupted=interrupted)
     return finish(
         document,
         lambda: _show(document),
@@ -178,7 +167,6 @@ def bench(
 
 
 def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
-    """What is said last where runs failed."""
     if not crashes:
         return None
     names = " and ".join(words.mode_name(mode) for mode in crashes)

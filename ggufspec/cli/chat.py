@@ -53,10 +53,7 @@ def chat(
         str | None, option("--served-model NAME", "Which of the server's models; not needed where it has one.")
     ] = None,
     tint: Annotated[bool, option("--tint/--no-tint", "Colour answers by who wrote each token.")] = False,
-    given: Annotated[
-        Settings,
-        takes(*GROUPS, predict={"default": 512}),
-    ],
+    given: Annotated[Settings, takes(*GROUPS, predict={"default": 512})],
     typed: Typed,
 ) -> int:
     """Talk with a pair. /help lists what can be switched while it is loaded: who answers, how far is drafted, and more.
@@ -95,11 +92,7 @@ def chat(
 
 
 def _check_remote(url: str, typed: Typed) -> None:
-    """Refuse options that a server decides.
-
-    Raises:
-        UsageError: one is on the command line; what is in a variable is for other commands.
-    """
+    """Refuse options that a server decides, on the command line: what is in a variable is for other commands."""
     for row in takes(*GROUPS).rows():
         if row.name in typed and row.group != "sampling" and row.name != "predict":
             what = row.flag if row.flags else "PAIR"
@@ -109,14 +102,12 @@ def _check_remote(url: str, typed: Typed) -> None:
 def _remote(
     url: str, key: str | None, model: str | None, given: Settings, screen: Screen, more: dict[str, Any]
 ) -> Talk:
-    """A chat with a server."""
     settings = Switches(has_draft=False, sampling=api.sampling(inputs.with_seed(given)), **more)
     server = Remote(base_url(url), key or "", model or "")
     return Talk(server, settings, screen, name=server.url, about={"url": server.url})
 
 
 def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
-    """A chat with a pair that this command loads."""
     chosen, loaded = prepare_pair(given)
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
     settings = Switches(
@@ -137,12 +128,10 @@ def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
 
 
 def _say(text: str) -> None:
-    """Print a sentence on standard error, with ``-q`` too."""
     ui.err().say(text, style="dim")
 
 
 def _converse(talk: Talk) -> int:
-    """Until the user leaves."""
     talk.greet()
     typing = Typing(state_folder() / "chat_history", talk.status)
     while True:
@@ -164,7 +153,7 @@ def _converse(talk: Talk) -> int:
 def _go_through(talk: Talk, lines: Iterator[str]) -> int:
     """Every line is a message or a command; the first that is wrong, or cannot be answered, ends the chat.
 
-    What was said before is told all the same.
+    What was said before is shown all the same.
     """
     interrupted, failure, loaded = False, None, talk.turns
     try:
@@ -187,11 +176,7 @@ def _go_through(talk: Talk, lines: Iterator[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Standard input's lines that are not empty, as they come; the first is read at once.
-
-    Raises:
-        UsageError: there is none, or one is not UTF-8 text.
-    """
+    """Standard input's lines that are not empty, as they come; the first is read at once."""
     lines = _decoded()
     first = next(lines, None)
     if first is None:

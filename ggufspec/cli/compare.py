@@ -25,8 +25,8 @@ from ggufspec.bench.matrix import (
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, pull, ui
 from ggufspec.cli.parameters import command, option, profile_names, takes
-from ggufspec.cli.results import check_exports, finish, folder, interruptible
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.cli.results import check_exports, finish, folder, measured
+from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files import untrusted
 from ggufspec.files.write import check_writable
 from ggufspec.models.hub.client import hub_file
@@ -85,7 +85,11 @@ def compare(
     """
     own_prompts = inputs.own_prompts(given)
     check_exports(given)
-    _check(given)
+    if given.drafter in ("lookup", "none"):
+        word = given.drafter
+        raise UsageError(f"--drafter {word} uses no draft file", f"-md {word} makes it a cell of its own")
+    api.sampling(given)  # a typo is found before anything is fetched
+    api.decoder_options(given)
     given = inputs.with_seed(given)
     matrix = Matrix(_pairings(pairs, given), given, own_prompts, verbose=ui.flags().verbose)
     stem = folder(given) / f"compare-{matrix.key}"
@@ -96,10 +100,10 @@ def compare(
             experiment = matrix.experiment(log, on_event, quality=not no_quality)
         comparison = Comparison(experiment, log)
         trials = comparison.trials
-        with interruptible(lambda: any(trials.results.values())) as state, ui.progress() as progress:
-            comparison.run(progress)
-    document = comparison.document(interrupted=state.interrupted)
-    code = finish(
+        interrupted = measured(comparison.run, lambda: any(trials.results.values()))
+    document = comparison.document(interrupted=interrupted)
+    failed = not interrupted and not any(cell.run for cell in document.cells)
+    return finish(
         document,
         lambda: _show(document, sort),
         given,
@@ -108,37 +112,15 @@ def compare(
         notes=document.notes,
         kept=kept,
         resumed=trials.resumed,
+        failed=GgufspecError("no cell could be measured", "the reasons are above") if failed else None,
     )
-    if code != 130 and not any(cell.run for cell in document.cells):
-        ui.failure("no cell could be measured", "the reasons are above")
-        return 1
-    return code
-
-
-def _check(given: Settings) -> None:
-    """Refuse options before anything is fetched.
-
-    Raises:
-        UsageError: a value is out of range, or a name is not known.
-    """
-    if given.drafter in ("lookup", "none"):
-        raise UsageError(
-            f"--drafter {given.drafter} uses no draft file", f"-md {given.drafter} makes it a cell of its own"
-        )
-    api.sampling(given)
-    api.decoder_options(given)
 
 
 def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
-    """Every pairing, each target's target-only run first; what is on the hub and not here is fetched.
-
-    Raises:
-        GgufspecError: nothing is given, a file is not there or given twice.
-    """
+    """Every pairing, each target's target-only run first; what is on the hub and not here is fetched."""
     if profiles and (given.model is not None or given.hf_repo is not None):
-        raise UsageError(
-            "both profiles and targets are given", "give profiles, or -m (which GGUFSPEC_MODEL may hold) and -hf"
-        )
+        hint = "give profiles, or -m (which GGUFSPEC_MODEL may hold) and -hf"
+        raise UsageError("both profiles and targets are given", hint)
     targets = [*_files(given.model, "-m"), *_of_hub(given.hf_repo, "-hf")]
     draft_files = [*_files(given.model_draft, "-md"), *_of_hub(given.hf_repo_draft, "-hfd")]
     words = {word for text in (given.model_draft, given.hf_repo_draft) for word in split(text)} & {*WORDS}
@@ -150,11 +132,7 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
         raise UsageError(f"{what}: the matrix is empty", _EXAMPLE)
     check_twice(targets, "target")
     check_twice(draft_files, "draft")
-    drafts: list[File | str | None] = [
-        None,
-        *draft_files,
-        *([word for word in WORDS if word in words and word != NONE]),
-    ]
+    drafts: list[File | str | None] = [None, *draft_files, *(word for word in WORDS if word in words - {NONE})]
     if not profiles:
         pairings = [Pairing(target, draft, Settings()) for target in targets for draft in drafts]
     else:

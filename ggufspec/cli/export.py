@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, one_of, option, takes
+from ggufspec.cli.parameters import FILES_OR_URLS, command, one_of, option, takes
 from ggufspec.errors import GgufspecError
 from ggufspec.files.write import check_writable, write_whole
 from ggufspec.models import mmproj
@@ -39,8 +39,7 @@ def export(
         takes(
             *("profile", "files", "hub", "target-only", "simulated", "placement", "devices", "drafter", "draft_max"),
             *("acceptance", "context", "vision"),
-            model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
-            model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
+            **FILES_OR_URLS,
         ),
     ],
 ) -> int:
@@ -80,10 +79,9 @@ def export(
         ui.data(text)
     else:
         write_whole(output, text + "\n")
-    if not ui.flags().json:
-        for note in made.notes:
-            if output is not None or note not in made.text:
-                ui.note(note)
+    for note in () if ui.flags().json else made.notes:
+        if output is not None or note not in made.text:
+            ui.note(note)
     return 0
 
 
@@ -94,7 +92,7 @@ def _projector(wanted: Settings, hub: bool) -> ModelFile | None:
 
 
 def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
-    """How other programs name a file: by its repository where it is not here, or where ``hub`` asks for it."""
+    """How other programs name a file: by its repository if it is not here, or if ``hub`` asks for it."""
     if isinstance(source, HubFile):
         return ModelFile(source.file, source.repo)
     path = Path(source).absolute()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from ggufspec import api
 from ggufspec.bench.prompting import read_prompts
@@ -30,9 +30,6 @@ from ggufspec.planning.machine_profile import Due, Spec
 from ggufspec.planning.plan import Machine
 from ggufspec.settings.table import Settings
 
-_Parameters = ParamSpec("_Parameters")
-_Result = TypeVar("_Result")
-
 MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
 
@@ -40,7 +37,7 @@ MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
 
 def pair_spec(given: Settings) -> PairSpec:
-    """The pair that is given, wherever its files are: :func:`ggufspec.api.spec_of_files`."""
+    """Wherever its files are: :func:`ggufspec.api.spec_of_files`."""
     with ui.making() as on_event:
         return api.spec_of_files(given, on_event)
 
@@ -72,34 +69,29 @@ def planning() -> Iterator[api.OnEvent]:
         yield lambda event: show(words(event))
 
 
-def _with_progress(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """The same function, with progress shown."""
-
-    @functools.wraps(function)
-    def showing(*args: _Parameters.args, **more: _Parameters.kwargs) -> _Result:
-        with planning() as on_event:
-            more["on_event"] = on_event
-            return function(*args, **more)
-
-    return showing
+def resolve(pair: PairSpec, given: Settings, **more: Any) -> api.Resolved:
+    """:func:`ggufspec.api.resolve`, with progress shown."""
+    with planning() as on_event:
+        return api.resolve(pair, given, on_event=on_event, **more)
 
 
-resolve, make_plan = _with_progress(api.resolve), _with_progress(api.make_plan)
+def make_plan(pair: PairSpec, given: Settings, **more: Any) -> api.PlanResult:
+    """:func:`ggufspec.api.make_plan`, with progress shown."""
+    with planning() as on_event:
+        return api.make_plan(pair, given, on_event=on_event, **more)
 
 
 # ---- this machine's speed --------------------------------------------------------------------------------------------
 
 
 def calibrator(given: Settings, *, always: bool = False) -> api.Calibrate | None:
-    """Measures this machine where a plan needs what is not known of it, and says so; None with ``--no-calibrate``.
+    """Measures this machine if a plan needs what is not known of it, and says so; None with ``--no-calibrate``.
 
-    Args:
-        given: ``no_calibrate`` and ``rpc`` of it.
-        always: measure what is known, too.
+    ``always`` measures what is known, too.
     """
-    return (
-        None if given.no_calibrate and not always else functools.partial(_calibrate, rpc=given.rpc or (), always=always)
-    )
+    if given.no_calibrate and not always:
+        return None
+    return functools.partial(_calibrate, rpc=given.rpc or (), always=always)
 
 
 def _calibrate(
@@ -136,9 +128,8 @@ def _calibrate(
         ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
         return False
     if speed.disturbed:
-        ui.note(
-            f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
-        )
+        later = "an idle one is faster, and a plan on it measures again"
+        ui.note(f"this machine was measured while {speed.disturbed}: {later}")
     return True
 
 
@@ -146,11 +137,6 @@ def _calibrate(
 
 
 def prompt(given: Settings) -> str:
-    """The prompt.
-
-    Raises:
-        UsageError: there is none, or it cannot be read.
-    """
     text = read_prompt(given.prompt, given.file)
     if not text:
         raise UsageError("there is no prompt", 'give one with -p "…", -f FILE, or -p - for standard input')
@@ -158,11 +144,7 @@ def prompt(given: Settings) -> str:
 
 
 def read_prompt(text: str | None, file: Path | None) -> str | None:
-    """The prompt that ``-p`` and ``-f`` mean; None when neither is given.
-
-    Raises:
-        UsageError: both are given, or the file cannot be read.
-    """
+    """What ``-p`` and ``-f`` mean; None if neither is given."""
     if text is not None and file is not None:
         raise UsageError("both -p and -f are given", "give one of them")
     if text == "-" or file == Path("-"):
@@ -176,11 +158,7 @@ def read_prompt(text: str | None, file: Path | None) -> str | None:
 
 
 def own_prompts(given: Settings) -> tuple[Prompt, ...]:
-    """The prompts that ``-p``, ``-f`` and ``--prompts`` mean; none where the bundled ones are wanted.
-
-    Raises:
-        UsageError: more than one of them is given, or a file cannot be read or has something else.
-    """
+    """The prompts that ``-p``, ``-f`` and ``--prompts`` mean; none if the bundled ones are wanted."""
     text = read_prompt(given.prompt, given.file)
     if given.prompts is not None:
         if text is not None:
@@ -192,11 +170,7 @@ def own_prompts(given: Settings) -> tuple[Prompt, ...]:
 
 
 def grammar(given: Settings) -> str:
-    """The grammar that the options mean, in llama.cpp's GBNF; empty when none is given.
-
-    Raises:
-        UsageError: more than one is given, a file cannot be read, it is no grammar, or a schema cannot be made one.
-    """
+    """The grammar that the options mean, in llama.cpp's GBNF; empty when none is given."""
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     found = given.given(names)
     if len(found) > 1:
@@ -208,7 +182,7 @@ def grammar(given: Settings) -> str:
 
 
 def with_seed(given: Settings) -> Settings:
-    """The same with a seed that is drawn where it is -1, as in llama.cpp; a note says which."""
+    """The same with a seed that is drawn if it is -1, as in llama.cpp; a note says which."""
     if given.seed != -1:
         return given
     seed = random_seed()
@@ -221,11 +195,6 @@ def _read(file: Path) -> str:
 
 
 def utf8(data: bytes, name: str) -> str:
-    """The text of bytes.
-
-    Raises:
-        UsageError: they are none.
-    """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -31,13 +31,12 @@ _Command = TypeVar("_Command", bound=Callable[..., int])
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """Which options a command takes: groups or names, and what is special about some of them."""
+    """Groups or names of the options that a command takes, and what is special about some of them."""
 
     wanted: tuple[str, ...]
     changes: Mapping[str, Mapping[str, Any]]
 
     def rows(self, table: Mapping[str, Option] = OPTIONS) -> list[Option]:
-        """The rows, in the table's order."""
         chosen = (row for row in table.values() if row.group in self.wanted or row.name in self.wanted)
         return [replace(row, **self.changes.get(row.name, {})) for row in chosen]
 
@@ -45,6 +44,12 @@ class Takes:
 def takes(*wanted: str, **changes: Mapping[str, Any]) -> Takes:
     """The options of a command: ``takes("sampling", "ctx_size", temp={"default": 0.8})``."""
     return Takes(wanted, changes)
+
+
+FILES_OR_URLS = {
+    "model": {"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
+    "model_draft": {"metavar": "FILE|URL", "help": "The draft's file or URL."},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,6 @@ class Swept:
     values: tuple[tuple[str, Any], ...]
 
     def put(self, settings: Settings, value: Any) -> Settings:
-        """The settings with one of the values."""
         return replace(settings, **{self.option.name: value})
 
 
@@ -96,8 +100,6 @@ def option(flags: str, about: str, **more: Any) -> Any:
 
 
 def _completion(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """For a shell: the words that begin with what is typed."""
-
     def complete(incomplete: str) -> list[str]:
         return [name for name in known if name.startswith(incomplete)]
 
@@ -116,23 +118,18 @@ def one_of(known: Sequence[str]) -> dict[str, Any]:
 
 
 def profile_names(incomplete: str) -> list[str]:
-    """For a shell that completes PAIR: names of profiles. Where none begins so, the shell offers its files."""
+    """For a shell that completes PAIR: names of profiles. If none begins so, the shell offers its files."""
     return _completion(known_profiles())(incomplete)
 
 
 def own_profile_names(incomplete: str) -> list[str]:
-    """The same where only the user's own will do."""
     return _completion(own_profiles())(incomplete)
 
 
 def settings_of(
     rows: Iterable[Option], parsed: dict[str, Any], *, sweeps: bool = False, context: typer.Context | None = None
 ) -> tuple[Settings, Swept | None]:
-    """The values of these options, taken out of ``parsed``, and the option with a list, whose first value is in them.
-
-    Raises:
-        UsageError: a value is refused, or two options have lists.
-    """
+    """The values of these options, taken out of ``parsed``, and the option with a list, the first of it among them."""
     values: dict[str, Any] = {}
     swept: list[Swept] = []
     for row in rows:
@@ -225,7 +222,6 @@ def for_typer(function: Callable[..., int], *, confirms: bool = False) -> Callab
 
 
 def epilog(*examples: str) -> str:
-    """The end of a command's help."""
     shown = "\n".join(f"  {example}" for example in examples)
     variables = f"{', '.join(VARIABLES[:-1])} and {VARIABLES[-1]}"
     return (

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ggufspec import api, ranking
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, option, takes
+from ggufspec.cli.parameters import FILES_OR_URLS, command, option, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import UsageError
 from ggufspec.models.hub.repository import Repository
@@ -39,8 +39,7 @@ def plan(
         takes(
             *("profile", "files", "hub", "simulated", "placement", "devices", "allow_kv", "acceptance", "draft_max"),
             *("context", "drafter", "vision", "parallel", "no_calibrate"),
-            model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
-            model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
+            **FILES_OR_URLS,
         ),
     ],
 ) -> int:
@@ -49,7 +48,7 @@ def plan(
     Says where each layer goes, too. Needs no download: headers are read from the hub by range, a few MB. Needs no card:
     --gpu or --vram names one. -hf USER/REPO without a QUANT ranks all models of the repository.
     """
-    check_ranked(given, search, draft_repo)
+    _check_ranked(given, search, draft_repo)
     with ui.busy("asking the hub"):
         among = ranking.several(given.hf_repo)
     if among or search is not None or draft_repo is not None:
@@ -57,7 +56,7 @@ def plan(
             raise UsageError("--sweep is of one pair, and several are ranked", "name the files: -hf USER/REPO:QUANT")
         if given.mmproj is not None:
             raise UsageError("--mmproj is of one target, and several are ranked", "name the file: -hf USER/REPO:QUANT")
-        return rank(given, among, search, draft_repo, calibrate=calibrate)
+        return _rank(given, among, search, draft_repo, calibrate=calibrate)
     spec = inputs.pair_spec(given)
     calibrator = inputs.calibrator(given, always=calibrate)
     document = inputs.make_plan(spec, given, calibrate=calibrator).document(sweep=sweep, contexts=True)
@@ -65,12 +64,8 @@ def plan(
     return 0
 
 
-def check_ranked(given: Settings, search: str | None, draft_repo: str | None) -> None:
-    """Refuse what has no meaning beside ``--search`` or ``--draft-repo``.
-
-    Raises:
-        UsageError: there is such an option.
-    """
+def _check_ranked(given: Settings, search: str | None, draft_repo: str | None) -> None:
+    """Refuse what has no meaning together with ``--search`` or ``--draft-repo``."""
     names = [given.pair, given.model, given.hf_repo]
     if search is not None and any(names):
         raise UsageError("both --search and a target are given", "give one of them")
@@ -80,7 +75,7 @@ def check_ranked(given: Settings, search: str | None, draft_repo: str | None) ->
         raise UsageError("both --draft-repo and a draft are given", "give one of them")
 
 
-def rank(
+def _rank(
     given: Settings, among: Repository | None, search: str | None, draft_repo: str | None, *, calibrate: bool
 ) -> int:
     """The models of a repository, or of those that a search finds: :func:`ggufspec.ranking.rank`."""

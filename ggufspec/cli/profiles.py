@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -85,12 +86,8 @@ def show(name: Name) -> int:
     path = stored.find(name)
     profile = load_profile(path)
     verdict = _judged(profile, *_known(profile))
-    document = schema.ProfileDocument(
-        _row(path, _machine()),
-        _comment(path),
-        verdict.answer if verdict else None,
-        verdict.reasons if verdict else (),
-    )
+    found = (verdict.answer, verdict.reasons) if verdict else (None, ())
+    document = schema.ProfileDocument(_row(path, _machine()), _comment(path), *found)
     ui.result(document, lambda: ui.out().print(table.pairs(report.facts(document))))
     return 0
 
@@ -137,9 +134,8 @@ def new(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise GgufspecError(
-            f"{path.parent} cannot be made: {error.strerror}", f"XDG_CONFIG_HOME=FOLDER ggufspec profiles new {name} …"
-        ) from None
+        hint = f"XDG_CONFIG_HOME=FOLDER ggufspec profiles new {name} …"
+        raise GgufspecError(f"{path.parent} cannot be made: {error.strerror}", hint) from None
     write_whole(path, f"# Made with: ggufspec profiles new\n{tomlkit.dumps(profile)}")
     load_profile(path)  # what was written is what will be read
     for warning in warnings:
@@ -200,7 +196,7 @@ def check(
 
 
 def _machine(given: Settings = Settings()) -> Machine | None:
-    """This machine, or with the cards that are given; None where llama.cpp cannot say what it has."""
+    """This machine, or with the cards that are given; None if llama.cpp cannot say what it has."""
     try:
         return api.machine(given, physical_cores())
     except UsageError:  # no such card
@@ -217,7 +213,7 @@ def _budgets(machine: Machine) -> dict[str, int]:
 
 
 def _row(path: Path, machine: Machine | None) -> schema.ProfileRow:
-    """What is known of a profile, or the reason why it cannot be read."""
+    """What is known of a profile, or why it cannot be read."""
     try:
         profile = load_profile(path)
     except GgufspecError as error:
@@ -241,43 +237,37 @@ def _row(path: Path, machine: Machine | None) -> schema.ProfileRow:
 
 def _model(source: ModelSource, known: Known | None) -> schema.ProfileModel:
     size, layers = (known.header.size_bytes, known.header.layers) if known else (source.size_bytes, source.layers)
-    file = source.file
-    if source.expand:
-        file = expanded.file_name(Path(file).stem, source.expand)
-    return schema.ProfileModel(
-        source.repo, file, source.revision, source.gpu_layers, size, layers, known is not None, source.approximate
-    )
+    file = expanded.file_name(Path(source.file).stem, source.expand) if source.expand else source.file
+    given = (source.repo, file, source.revision, source.gpu_layers)
+    return schema.ProfileModel(*given, size, layers, known is not None, source.approximate)
 
 
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     """The headers that can be had without the hub: those kept from before, and those of files that are here."""
-    try:
-        if not stored.is_made(profile):
-            return None, None
-        places = stored.sources(profile)
-    except GgufspecError:
-        return None, None
-    found: list[Known | None] = []
-    for place in places:
-        if isinstance(place, Path):
-            try:
-                found += read_headers([place])
-            except GgufspecError:
-                found.append(None)
-        else:
-            found.append(cached_header(place) if place else None)
-    return found[0], found[1]
+    with suppress(GgufspecError):
+        if stored.is_made(profile):
+            target, draft = stored.sources(profile)
+            return _kept_header(target), _kept_header(draft)
+    return None, None
+
+
+def _kept_header(source: Path | HubFile | None) -> Known | None:
+    if not isinstance(source, Path):
+        return cached_header(source) if source else None
+    with suppress(GgufspecError):
+        return read_headers([source])[0]
+    return None
 
 
 def _judged(profile: Profile, target: Known | None, draft: Known | None) -> Compatibility | None:
-    """Whether what drafts serves the target; that may be the target's own MTP blocks. None where it is not known."""
+    """Whether what drafts serves the target; that may be the target's own MTP blocks. None if it is not known."""
     own = profile.draft is None and "mtp" in parse_drafters(profile.settings.drafter or "none")
     draft = target if own else draft
     return judge_known(target, draft, "mtp" if own else "") if target and draft else None
 
 
 def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> outline.Fit | None:
-    """What of the pair fits on this machine; None where that is not known."""
+    """What of the pair fits on this machine; None if that is not known."""
     if machine is None:
         return None
     try:
@@ -307,7 +297,6 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
 
 
 def _comment(path: Path) -> str:
-    """The comment that a profile begins with."""
     lines = takewhile(lambda line: line.startswith("#"), stored.toml_of(path).splitlines())
     return " ".join(line.lstrip("#").strip() for line in lines)
 
@@ -340,15 +329,8 @@ def _check(name: str) -> schema.ProfileCheck:
                 warnings = verdict.reasons
     except GgufspecError as error:
         failures.append(error)
-    return schema.ProfileCheck(
-        name,
-        not failures,
-        tuple(error.message for error in failures),
-        tuple(error.hint for error in failures),
-        warnings,
-        sizes[0],
-        sizes[1],
-    )
+    problems, hints = tuple(error.message for error in failures), tuple(error.hint for error in failures)
+    return schema.ProfileCheck(name, not failures, problems, hints, warnings, sizes[0], sizes[1])
 
 
 def _size_on_hub(place: HubFile) -> int:
@@ -360,10 +342,8 @@ def _size_on_hub(place: HubFile) -> int:
 def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
     (known,) = read_headers([place])
     if size_bytes is not None and known.header.size_bytes != size_bytes:
-        raise ModelError(
-            f"{place} has {size_bytes:,} bytes on the hub and {known.header.size_bytes:,} here",
-            "the file was changed at its source: ggufspec pull",
-        )
+        message = f"{place} has {size_bytes:,} bytes on the hub and {known.header.size_bytes:,} here"
+        raise ModelError(message, "the file was changed at its source: ggufspec pull")
     return known
 
 
@@ -371,7 +351,6 @@ def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
 
 
 def _asked(given: Settings) -> Settings:
-    """With the models that no flag gives asked for."""
     for role, file, repo in (("target", "model", "hf_repo"), ("draft", "model_draft", "hf_repo_draft")):
         if given.given((file, repo)):
             continue

@@ -81,9 +81,8 @@ def quantize(
     needed, free = sum(expected.values()), free_disk_bytes(where)
     if needed + _ROOM > free:
         each = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in expected.items())
-        raise GgufspecError(
-            f"{each}: {needed / 1e9:.2f} GB, and {where} has {free / 1e9:.2f} GB free", f"df -h {where}"
-        )
+        message = f"{each}: {needed / 1e9:.2f} GB, and {where} has {free / 1e9:.2f} GB free"
+        raise GgufspecError(message, f"df -h {where}")
     rows: list[Quantised] = []
     numbers = sum(math.prod(tensor.shape) for tensor in header.tensors)
     for name, path in paths.items():
@@ -97,11 +96,7 @@ def quantize(
 
 
 def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
-    """The quantised type that most of the source is in; empty for a whole one.
-
-    Raises:
-        UsageError: it is quantised and that was not asked for.
-    """
+    """The quantised type that most of the source is in; empty for a whole one."""
     sizes: dict[str, int] = {}
     for tensor in header.tensors:
         sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes

@@ -15,7 +15,7 @@ from ggufspec.bench import rehearse as rehearsal
 from ggufspec.bench.batch_timing import Result, measure
 from ggufspec.bench.rehearse import Stage
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, option, takes
+from ggufspec.cli.parameters import FILES_OR_URLS, command, option, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import GgufspecError
 from ggufspec.files.cache import cache_folder, writable
@@ -33,10 +33,7 @@ from ggufspec.schema.text import of_file
 from ggufspec.settings.table import Settings
 
 
-@command(
-    "ggufspec rehearse llama3-70b",
-    "ggufspec rehearse -hf USER/TARGET:Q4_K_M -hfd USER/DRAFT:Q8_0 -c 8192",
-)
+@command("ggufspec rehearse llama3-70b", "ggufspec rehearse -hf USER/TARGET:Q4_K_M -hfd USER/DRAFT:Q8_0 -c 8192")
 def rehearse(
     *,
     depth: Annotated[int, option("--depth N", "Tokens in the cache while batches are timed.", min=1)] = 128,
@@ -45,8 +42,7 @@ def rehearse(
         Settings,
         takes(
             *("profile", "files", "hub", "placement", "devices", "drafter", "draft_max", "context", "repetitions"),
-            model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
-            model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
+            **FILES_OR_URLS,
             repetitions={"default": 9, "help": "Rounds of timing, fewer if they take long."},
         ),
     ],
@@ -117,13 +113,7 @@ def _dummy_weights(headers: Sequence[Known], *, keep: bool) -> Iterator[list[Dum
 
 
 def _run(
-    plan: Plan,
-    stage: Stage,
-    made: list[DummyWeights],
-    *,
-    depth: int,
-    rounds: int,
-    rpc: tuple[str, ...],
+    plan: Plan, stage: Stage, made: list[DummyWeights], *, depth: int, rounds: int, rpc: tuple[str, ...]
 ) -> RehearsedRun:
     if error := rehearsal.lacking(plan, stage):
         return RehearsedRun(stage.name, None, None, 0, 0, left_out=error.message)
@@ -143,9 +133,8 @@ def _run(
 
 
 def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: int) -> None:
-    """Keep what was measured for later plans."""
-    machine = rehearsed.identity(plan.machine.cards)
-    question = plan.request
+    """For later plans."""
+    machine, question = rehearsed.identity(plan.machine.cards), plan.request
     for stage, run in zip(stages, runs, strict=True):
         models = ((question.target, run.target, stage.target), (question.draft, run.draft, stage.draft))
         for subject, model, placement in models:

@@ -34,11 +34,7 @@ Files = Annotated[
     "ggufspec report --html report.html",
     "ggufspec report desktop.json laptop.json --html both.html --export-markdown both.md",
 )
-def report(
-    files: Files = None,
-    *,
-    given: Annotated[Settings, takes("results", "html", "export_markdown")],
-) -> int:
+def report(files: Files = None, *, given: Annotated[Settings, takes("results", "html", "export_markdown")]) -> int:
     """Show results that were kept. They are of bench --export-json, compare, tune, bench --sweep and plan --json.
 
     Tables go to the terminal. --html makes one page with plots that needs no network, with the results of all machines
@@ -68,11 +64,7 @@ def _given(files: list[Path]) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
 
 
 def _kept(place: Path) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
-    """Everything in the results folder, oldest first: a file that cannot be read is told, and not the end.
-
-    Raises:
-        GgufspecError: there is nothing to report.
-    """
+    """Everything in the results folder, oldest first: a file that cannot be read is a note, and not the end."""
     try:
         paths = sorted(place.glob("*.json"), key=lambda path: (path.lstat().st_mtime, path.name))
     except OSError as error:

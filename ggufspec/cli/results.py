@@ -1,12 +1,9 @@
-"""Before and after a long measurement: its files can be written; its document is shown, written, and gives the exit
-code.
-"""
+"""Around a long measurement: its files can be written; its document is shown, written, and gives the exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -30,41 +27,33 @@ _Document = TypeVar("_Document", "BenchDocument", "CompareDocument", "SweepDocum
 
 
 def check_exports(given: Settings) -> None:
-    """Find out before the run that a file of ``--export-json`` and its like could not be written.
-
-    Raises:
-        GgufspecError: a file cannot be written.
-    """
+    """An error before the run if a file of ``--export-json`` and its like cannot be written."""
     for path in given.given(("export_json", "export_markdown", "export_csv", "html")).values():
         check_writable(path)
 
 
 def folder(given: Settings) -> Path:
-    """Where measurements are kept."""
     return given.results or writable(results_folder())
 
 
-@dataclass
-class Measuring:
-    """Whether Ctrl-C ended the measurement."""
-
-    interrupted: bool = False
-
-
-@contextmanager
-def interruptible(has_results: Callable[[], object]) -> Iterator[Measuring]:
-    """Measure inside; Ctrl-C ends it with the results so far.
+def measured(
+    run: Callable[[Any], object],
+    has_results: Callable[[], object],
+    shown: Callable[[], AbstractContextManager[Any]] = ui.progress,
+) -> bool:
+    """Run with what shows its progress; whether Ctrl-C ended it with the results so far.
 
     Raises:
         StopError: Ctrl-C before there was a result.
     """
-    state = Measuring()
     try:
-        yield state
+        with shown() as progress:
+            run(progress)
     except KeyboardInterrupt:
         if not has_results():
             raise StopError("interrupted before anything was measured", "") from None
-        state.interrupted = True
+        return True
+    return False
 
 
 def finish(
@@ -82,17 +71,8 @@ def finish(
 ) -> int:
     """Print the document, then write its files: a full disk costs a file, not the result.
 
-    Args:
-        document: what was measured.
-        show: prints it for people.
-        given: the files to export.
-        markdown: its table.
-        csv: its lines.
-        notes: for people.
-        kept: its own file; None writes none.
-        resumed: trials that an earlier run of the same had measured.
-        failed: what failed before.
-        hint: what to do after Ctrl-C.
+    ``kept`` is the document's own file, ``resumed`` counts trials that an earlier run of the same had measured,
+    ``failed`` failed before, and ``hint`` says what to do after Ctrl-C.
 
     Returns:
         the exit code: 130 after Ctrl-C, that of the first failure, or 0.
@@ -128,12 +108,11 @@ def finish(
 
 
 def show_models(shown: dict[str, Any]) -> None:
-    """A line for each model: by ``target`` and ``draft``, what is to be seen of it; None of one that is not there."""
+    """A line for each model: what is to be seen of ``target`` and ``draft``."""
     for role in ("target", "draft"):
         if shown.get(role):
             ui.out().print(Text.assemble((f"{role:<6} ", "bold"), shown[role]))
 
 
 def show_files(pair: dict[str, Any]) -> None:
-    """The names of a document's models."""
     show_models({role: Path(str(file)).name for role, file in pair.items() if file})

@@ -25,7 +25,8 @@ from ggufspec.schema.trace import TraceDocument
 from ggufspec.settings.registry import is_lossy
 from ggufspec.settings.table import Settings
 
-GROUPS = (  # of options of commands that answer
+# Of options of commands that answer
+GROUPS = (
     "profile",
     "files",
     "hub",
@@ -44,10 +45,7 @@ GROUPS = (  # of options of commands that answer
     "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
     confirms=True,
 )
-def run(
-    *,
-    given: Annotated[Settings, takes(*GROUPS, "prompt", "answer", predict={"default": 128})],
-) -> int:
+def run(*, given: Annotated[Settings, takes(*GROUPS, "prompt", "answer", predict={"default": 128})]) -> int:
     """Stream one answer; the statistics follow on standard error."""
     pair, spec = prepare(given)
     streams = not ui.flags().json
@@ -66,11 +64,7 @@ def run(
 
 
 def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | None) -> tuple[Result, bool]:
-    """The one answer of a trial, and whether Ctrl-C ended it; ``show`` gets its events.
-
-    Raises:
-        StopError: there is no answer.
-    """
+    """The one answer of a trial, and whether Ctrl-C ended it; ``show`` gets its events."""
 
     def on_event(event: dict[str, Any]) -> None:
         if show is not None:
@@ -90,7 +84,6 @@ def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | No
 
 
 def described(pair: Pair, spec: Spec, result: Result, interrupted: bool) -> dict[str, Any]:
-    """What the documents of an answer have in common."""
     answer = result.answers[0]
     return {
         "pair": pair.describe(),
@@ -104,18 +97,13 @@ def described(pair: Pair, spec: Spec, result: Result, interrupted: bool) -> dict
 
 
 def end(interrupted: bool) -> int:
-    """The exit code of an answer."""
     if interrupted:
         ui.failure("interrupted", "")
     return 130 if interrupted else 0
 
 
 def prepare(given: Settings) -> tuple[Pair, Spec]:
-    """The pair, its files here, and the trial that gives one answer, its layers placed.
-
-    Raises:
-        GgufspecError: there is no prompt, an option does not fit the others, a file is missing or damaged.
-    """
+    """The pair, its files here, and the trial that gives one answer, its layers placed."""
     text = inputs.prompt(given)
     pair, options = prepare_pair(given)
     spec = Spec(
@@ -134,11 +122,6 @@ def prepare(given: Settings) -> tuple[Pair, Spec]:
 
 
 def prepare_pair(given: Settings) -> tuple[Pair, DecoderOptions]:
-    """The pair, its files here, and how it is placed and decoded.
-
-    Raises:
-        GgufspecError: an option does not fit the others, a file is missing or damaged.
-    """
     if given.no_draft:
         given = replace(given, drafter="none")
     pair = inputs.pair(given, no_draft=given.drafter in ("lookup", "none"))
@@ -153,7 +136,6 @@ def _print(text: str) -> None:
 
 
 def show_statistics(document: RunDocument | TraceDocument) -> None:
-    """Print what an answer took."""
     figures = document.statistics
     if prompt := prompt_figures(figures):
         ui.note(f"prompt: {prompt}")

@@ -11,7 +11,7 @@ from ggufspec.bench.sweep import LOG, Experiment, Sweep, Value, value
 from ggufspec.bench.trial import Spec
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import Swept
-from ggufspec.cli.results import finish, folder, interruptible, show_files
+from ggufspec.cli.results import finish, folder, measured, show_files
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files.write import file_name
 from ggufspec.llamacpp.options import offloaded
@@ -27,11 +27,7 @@ _AT_EACH = ("gpu_layers", "n_cpu_moe", "n_cpu_ffn")  # values that target-only r
 
 
 def check(swept: Swept | None, *, sweep: bool) -> None:
-    """Refuse a list without ``--sweep``, and ``--sweep`` without a list.
-
-    Raises:
-        UsageError: it is one of these.
-    """
+    """A UsageError for a list without ``--sweep``, and for ``--sweep`` without a list."""
     if swept is not None and not sweep:
         shown = ",".join(shown for shown, _ in swept.values)
         raise UsageError(f"{swept.option.flag} {shown} is a list", "add --sweep to measure each of the values")
@@ -43,23 +39,11 @@ def check(swept: Swept | None, *, sweep: bool) -> None:
         )
 
 
-def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, *, repetitions: int) -> Experiment:
-    """Place the pair for each of the values.
-
-    Args:
-        pair: the pair.
-        spec: what is the same for all of them; its options are not looked at.
-        swept: the option and its values.
-        given: the command line's other options.
-        repetitions: trials of each run.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
+def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, repetitions: int) -> Experiment:
+    """Place the pair for each of the values; ``spec`` is what is the same for all of them, but for its options."""
     swept, notes = _distinct(swept, pair)
-    decoders = [  # all of them first: a typo is no row
-        api.decoder_options(swept.put(given, one).over(pair.settings)) for _, one in swept.values
-    ]
+    settings = [swept.put(given, one).over(pair.settings) for _, one in swept.values]
+    decoders = [api.decoder_options(one) for one in settings]  # all of them first: a typo is not a row
     at_each = swept.option.name in _AT_EACH
     values: list[Value] = []
     for (shown, one), decoder in zip(swept.values, decoders, strict=True):
@@ -75,7 +59,7 @@ def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, *, repetition
 
 
 def _distinct(swept: Swept, pair: Pair) -> tuple[Swept, tuple[str, ...]]:
-    """The option without numbers of layers that mean what another one means, and a note where there were some."""
+    """The option without numbers of layers that mean what another one means, and a note if there were some."""
     file = {"gpu_layers": pair.target, "gpu_layers_draft": pair.draft}.get(swept.option.name)
     if file is None:
         return swept, ()
@@ -102,18 +86,12 @@ def _notes(swept: Swept, values: list[Value]) -> tuple[str, ...]:
 
 
 def measure(experiment: Experiment, given: Settings) -> int:
-    """Measure every value, show and write the results; trials of an interrupted run are not repeated.
-
-    Raises:
-        GgufspecError: results cannot be kept.
-        StopError: Ctrl-C before anything was measured.
-    """
+    """Measure every value, show and write the results; trials of an interrupted run are not repeated."""
     path = folder(given) / f"sweep-{file_name(experiment.pair['name'])}-{experiment.option}-{experiment.key}.jsonl"
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         sweep = Sweep(experiment, log)
-        with interruptible(lambda: any(sweep.trials.results.values())) as state, ui.progress() as progress:
-            sweep.run(progress)
-    document = sweep.document(interrupted=state.interrupted)
+        interrupted = measured(sweep.run, lambda: any(sweep.trials.results.values()))
+    document = sweep.document(interrupted=interrupted)
     code = finish(
         document,
         lambda: _show(document),
@@ -130,7 +108,7 @@ def measure(experiment: Experiment, given: Settings) -> int:
 def _show(document: SweepDocument) -> None:
     out = ui.out()
     show_files(document.pair)
-    if "threads" in document.settings:  # absent where no value had a placement
+    if "threads" in document.settings:  # absent if no value had a placement
         out.print(words.conditions(document.settings, document.option), style="dim")
     out.print(table.terminal(report.results(document, out.width), out.width))
     for line in report.failures(document):

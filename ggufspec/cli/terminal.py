@@ -47,7 +47,7 @@ class Console(console.Console):
             super().print(*what, **how)
 
     def on_broken_pipe(self) -> None:
-        """A reader that is gone ends the command, unless it read what is no data."""
+        """A reader that is gone ends the command, unless it read what is not data."""
         if self.stderr:
             self.quiet = True
         else:
@@ -69,7 +69,7 @@ class Console(console.Console):
 
 
 def _ends(line: str, width: int) -> Iterable[int]:
-    """Where a line is broken so that as much as may be fits ``width`` columns."""
+    """The positions at which a line is broken, so that as much as possible fits ``width`` columns."""
     used = 0
     for found in _WHOLE.finditer(line):
         if used and used + cell_len(found[0].rstrip()) > width:

@@ -48,10 +48,7 @@ def trace(
     given: Annotated[
         Settings,
         takes(
-            *GROUPS,
-            "prompt",
-            "answer",
-            "html",
+            *(*GROUPS, "prompt", "answer", "html"),
             predict={"default": 32},
             html={"help": "Write a page: the text by who wrote it, and all rounds, for any browser."},
         ),
@@ -98,7 +95,7 @@ def _wanted(number: int, rounds: str | None) -> bool:
     if rounds is None:
         return True
     first, dash, last = rounds.partition("-")
-    return int(first) <= number and (number <= int(last or first) if last or not dash else True)
+    return int(first) <= number and (bool(dash and not last) or number <= int(last or first))
 
 
 def _print(round_: TracedRound, likeliest: int, *, first: bool) -> None:

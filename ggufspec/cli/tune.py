@@ -10,10 +10,11 @@ from ggufspec.bench import prompting
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, option, seconds, takes
-from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
+from ggufspec.cli.results import check_exports, finish, folder, measured, show_files
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.reports import table
 from ggufspec.reports import tune as report
+from ggufspec.reports.words import over, ratio
 from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings.table import Settings
@@ -93,17 +94,18 @@ def tune(
         run = Tuning(experiment, log)
         if run.resumed:
             ui.note(f"resuming with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
-        with interruptible(lambda: run.kept) as state, ui.busy() as show:
-            run.run(show)
+        interrupted = measured(run.run, lambda: run.kept, ui.busy)
         failed: GgufspecError | None = None
-        document = tune_document(run, interrupted=state.interrupted)
-        if not no_save and not state.interrupted and document.winner is not None and run.compared:
+        document = tune_document(run, interrupted=interrupted)
+        if document.winner is None and not interrupted:
+            failed = GgufspecError("every setting failed", "ggufspec doctor; -v shows llama.cpp's log")
+        elif not no_save and not interrupted and run.compared:
             try:
                 saved = save_profile(document, name, made_from, pair, base, len(run.kept))
                 document = replace(document, saved=saved)
             except GgufspecError as error:  # the results are shown all the same
                 failed = error
-    code = finish(
+    return finish(
         document,
         lambda: _show(document, name, explain=explain),
         given,
@@ -113,10 +115,6 @@ def tune(
         kept=path.with_suffix(".json"),  # for ggufspec report
         failed=failed,
     )
-    if code != 130 and document.winner is None:
-        ui.failure("every setting failed", "ggufspec doctor; -v shows llama.cpp's log")
-        return 1
-    return code
 
 
 # ---- what is seen ----------------------------------------------------------------------------------------------------
@@ -125,12 +123,9 @@ def tune(
 def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
     out = ui.out()
     show_files(document.pair)
-    out.print(
-        f"{counted(document.settings['prompts'], 'prompt')} × "
-        f"{document.settings['max_tokens']} tokens, "
-        f"{document.settings['space']:,} settings to choose from",
-        style="dim",
-    )
+    settings = document.settings
+    work = f"{counted(settings['prompts'], 'prompt')} × {settings['max_tokens']} tokens"
+    out.print(f"{work}, {settings['space']:,} settings to choose from", style="dim")
     fewer = len(document.trials) if explain else _SHOWN
     shown = report.trials(document, best=fewer)
     out.print(table.terminal(shown))
@@ -162,10 +157,8 @@ def _gain(document: TuneDocument) -> str:
         return "What was planned failed."
     if document.gain is None:
         return "There was no time to measure it against what was planned, side by side."
-    low, high = document.gain.ci95
     count = len(document.gain.samples)
     if count < FEWEST:
-        few = f"{document.gain.median:.2f}× what was planned, by {counted(count, 'trial')} of each"
+        few = f"{ratio(document.gain)} what was planned, by {counted(count, 'trial')} of each"
         return f"{few}: too few for an interval. -r {FEWEST} or a larger --budget makes more."
-    text = f"{document.gain.median:.2f}× what was planned (95 % interval {low:.2f} to {high:.2f})"
-    return text + ("." if low > 1 else ", within the noise.")
+    return over(document.gain, "what was planned") + ("." if document.gain.ci95[0] > 1 else ", within the noise.")

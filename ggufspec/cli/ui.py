@@ -44,12 +44,10 @@ def is_live() -> bool:
 
 
 def can_ask() -> bool:
-    """Whether somebody can be asked something."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirmed(question: str, *, default: bool) -> bool:
-    """Ask on standard error."""
     return typer.confirm(visible(question), default=default, err=True)
 
 
@@ -60,7 +58,6 @@ def out(theme: Theme | None = None) -> Console:
 
 
 def err() -> Console:
-    """Standard error."""
     return Console(stderr=True)
 
 
@@ -86,13 +83,11 @@ def result(document: Document, show: Callable[[], None]) -> None:
 
 def note(text: str) -> None:
     """Print a note to standard error, unless ``-q`` is given."""
-    if _flags.quiet:
-        return
-    (_bars[-1] if _bars else err()).say(text, style="dim")
+    if not _flags.quiet:
+        (_bars[-1] if _bars else err()).say(text, style="dim")
 
 
 def failure(message: str, hint: str) -> None:
-    """Print what failed and what to do next."""
     console = err()
     console.say(("error: ", "bold red"), message)
     if hint:

@@ -106,28 +106,17 @@ def verify(
 
 
 def _rules(accept: str | None) -> tuple[str, ...]:
-    """The lossless rules, or the one given.
-
-    Raises:
-        UsageError: it is lossy, or there is no such rule.
-    """
     if accept is None:
         return LOSSLESS
     check_rule(accept)
     if accept not in LOSSLESS:
-        raise UsageError(
-            f"--accept {accept} is lossy: there is nothing to certify",
-            "leave --accept out; exact and residual change nothing",
-        )
+        hint = "leave --accept out; exact and residual change nothing"
+        raise UsageError(f"--accept {accept} is lossy: there is nothing to certify", hint)
     return (accept,)
 
 
 def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
-    """The given drafters, or all that the pair has: without a draft model the lookup.
-
-    Raises:
-        UsageError: one needs a draft model and there is none, or there is no such drafter.
-    """
+    """The given drafters, or all that the pair has: without a draft model the lookup."""
     if "none" in (given or ()):
         raise UsageError("--drafter none leaves nothing to check", "one of " + ", ".join(_DRAFTERS))
     chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in given or ()))
@@ -169,11 +158,11 @@ def _show(document: VerifyDocument) -> None:
     parts = (
         f"{counted(settings['prompts'], 'prompt')} × {counted(settings['max_tokens'], 'token')}",
         f"greedy and temperature {settings['temperature']:g}",
-        *filter(None, [penalties(settings)]),
-        f"{counted(settings['seeds'], 'seed')}",
+        penalties(settings),
+        counted(settings["seeds"], "seed"),
         counted(settings["threads"], "thread"),
     )
-    out.print(", ".join(parts), style="dim")
+    out.print(", ".join(filter(None, parts)), style="dim")
     for name, title in report.TITLES.items():
         checks = [check for check in document.checks if check.section == name]
         if checks:
