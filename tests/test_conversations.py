@@ -89,7 +89,7 @@ def test_conversations_by_turns_are_as_each_by_itself(
 
 def test_a_retry_goes_back_to_a_saved_state(name: str, kept: SpeculativeDecoder) -> None:
     """Where tokens cannot be taken back, a state near the prompt's end was saved; the answer is the same again."""
-    assert kept._target.forgets is FORGET[name]
+    assert kept._pair.target.forgets is FORGET[name]
     first = answer(kept, TEXTS[0])
     other = [*TEXTS[0][:-6], *TEXTS[1][:6]]  # the end of the prompt is another
     changed = answer(kept, other)
@@ -118,7 +118,7 @@ def test_a_copied_beginning_is_not_read_again(name: str, kept: SpeculativeDecode
     assert answer(kept, TEXTS[0]) == first, "the original is as it was"
     if FORGET[name]:
         with pytest.raises(ModelError, match="cannot copy"):
-            kept._target.copy(1)
+            kept._pair.target.copy(1)
 
 
 def test_memory_is_planned_for_all_of_them(files: dict[str, Path], name: str) -> None:
@@ -128,7 +128,7 @@ def test_memory_is_planned_for_all_of_them(files: dict[str, Path], name: str) ->
         with SpeculativeDecoder(files[name], None, replace(OPTIONS, parallel=parallel)) as decoder:
             context = replace(decoder.options.context(with_draft=False))
             planned = resident(header, Placement(), context)[HOST].kv
-            assert allocated(decoder._target)[HOST].kv == planned
+            assert allocated(decoder._pair.target)[HOST].kv == planned
 
 
 def test_strict_mode_keeps_only_what_a_fresh_reading_would_decode_alike() -> None:
@@ -146,8 +146,7 @@ def test_strict_mode_keeps_only_what_a_fresh_reading_would_decode_alike() -> Non
         expected = []
         for one in (prompt, [*prompt, *fresh.target.tokenize(follow, start=False)]):
             for decoder in (fresh, alone):
-                for kept in decoder._kept:
-                    kept.texts.clear()
+                decoder._cache.forget()
             expected.append(text(fresh, one))
             assert text(alone, one) == expected[-1]
     with SpeculativeDecoder(target, draft, replace(options, parallel=2)) as decoder:

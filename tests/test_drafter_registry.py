@@ -62,6 +62,6 @@ def test_a_registered_drafter_decodes(monkeypatch: pytest.MonkeyPatch, target: P
         assert decoder.statistics.drafted > 0
         alone = [one.token for one in decoder.generate(PROMPT, max_tokens=24, alone="target")]
         with pytest.raises(ModelError, match="has no hidden rows"):
-            decoder._target.hidden(0, 1)
+            decoder._pair.target.hidden(0, 1)
     assert [one.token for one in answer] == alone
     assert {one.source for one in answer} <= {"parrot", "lookup", "target", "bonus"}

@@ -16,6 +16,7 @@ from processes import Cli, plain, rest
 
 from ggufspec import DecoderOptions, Sampling
 from ggufspec.bench.prompts import PROMPTS
+from ggufspec.decoding import answer as answer_module
 from ggufspec.decoding import decoder as decoder_module
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.errors import ModelError
@@ -213,7 +214,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], None]], None]:
     """broken(change): every rule that a decoder makes is changed first."""
-    real = decoder_module.make_rule
+    real = answer_module.make_rule
 
     def use(change: Callable[[Any], None]) -> None:
         def make(*arguments: Any, **more: Any) -> Any:
@@ -221,7 +222,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], None]],
             change(rule)
             return rule
 
-        monkeypatch.setattr(decoder_module, "make_rule", make)
+        monkeypatch.setattr(answer_module, "make_rule", make)
 
     return use
 

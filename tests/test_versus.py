@@ -636,7 +636,7 @@ def test_the_machine_is_told():
 
 def test_a_record_names_the_processor_and_how_llama_cpp_was_built(monkeypatch):
     args = """-DGGML_RPC=on '-DCMAKE_CXX_FLAGS=-I/a/b -include "/home/some one/scripts/amx_tile_config.h"'"""
-    monkeypatch.setattr(summary.installation, "built", lambda: Build("tile-load", "why", args))
+    monkeypatch.setattr(summary.install, "built", lambda: Build("tile-load", "why", args))
     found = summary.machine_and_build("CPU : AVX2 = 1")
     assert found["processor"] == asdict(summary.host.processor())
     assert found["build"] == {
@@ -645,7 +645,7 @@ def test_a_record_names_the_processor_and_how_llama_cpp_was_built(monkeypatch):
         "cmake_args": """-DGGML_RPC=on '-DCMAKE_CXX_FLAGS=-Ib -include "amx_tile_config.h"'""",
     }
     assert summary.machine().items() <= found.items()
-    monkeypatch.setattr(summary.installation, "built", lambda: None)
+    monkeypatch.setattr(summary.install, "built", lambda: None)
     assert summary.machine_and_build("x")["build"] == {"system_info": "x"}  # a wheel's
 
 

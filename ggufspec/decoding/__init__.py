@@ -1,7 +1,7 @@
 """Decoding with a target and drafters, walked once in the order of execution.
 
-:class:`~ggufspec.decoding.decoder.SpeculativeDecoder` loads the models, and turns a prompt into rounds and rounds into
-text.
+:class:`~ggufspec.decoding.decoder.SpeculativeDecoder` is the entry: it loads a pair (``pair``) and gives one answer at
+a time (``answer``), each begun with what the caches have of its prompt (``prompt_cache``). The steps of an answer:
 
 1. **Prefill** (``loop.prefill``). The target reads the prompt, and the first token is chosen by the last row of the
    prompt's batch: steps 4 to 7 without a draft. Drafters that decode read it later, as much of it as that is worth.
@@ -15,9 +15,10 @@ text.
    penalised rows (``penalties``), by grammar (``grammar``) and sampling (``sampling``, ``noise``).
 5. **Rewind**. The target's cache and the drafters keep what was accepted.
 6. **Learn** (``policy.observe_round``). Latency models, acceptance estimators and the back-off see how the round went.
-7. **Emit**. The round is yielded; ``text`` turns its tokens into text, and ``trace`` reads the rule's record if asked.
-8. **Catch up** (``loop.catch_up``), behind the round's tokens, so that the first one does not wait. Drafters that fell
-   behind read where that is worth its time. What they would have drafted is compared with what the target said, or
+7. **Emit** (``answer``). The round is yielded; ``text`` turns its tokens into text, and ``trace`` reads the rule's
+   record if asked.
+8. **Catch up** (``loop.catch_up``), after the round's tokens, so that the first one does not wait. Drafters that fell
+   behind read if that is worth its time. What they would have drafted is compared with what the target said, or
    would have said, at these positions: a shadow evaluation.
 
 Target-only is the same loop without step 2. ``options`` has what can be set; :mod:`ggufspec.decoding.hook` drafts for

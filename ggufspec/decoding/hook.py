@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.decoding import loop
-from ggufspec.decoding.decoder import require_same_vocabulary
 from ggufspec.decoding.drafters import Parts, make
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS, DecoderOptions
+from ggufspec.decoding.pair import require_same_vocabulary
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff

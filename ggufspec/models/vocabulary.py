@@ -10,14 +10,17 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ggufspec import child
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf, staging
 from ggufspec.llamacpp.library import load
 from ggufspec.models import heads
 from ggufspec.models.compat import Compatibility, differences, judge
-from ggufspec.models.header import ModelHeader
-from ggufspec.models.headers import MAX_MEMORY, MOST_HEADER_BYTES, Known
+from ggufspec.models.header import ModelHeader, interpret
+from ggufspec.models.headers import MAX_MEMORY, MOST_HEADER_BYTES, Known, read_prefix
+from ggufspec.models.locate import LocalFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,46 @@ def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, dr
     raise ModelError(
         f"{draft.name} cannot draft for {target.name}: {'; '.join(verdict.reasons)}", f"{hint}, or --no-draft"
     )
+
+
+def head_of(target: Path, draft: Path, drafter: str = "") -> str:
+    """The drafter of a draft file that is a head, judged before llama.cpp loads it, which aborts over a wrong one.
+
+    Args:
+        target: its target's file.
+        draft: the file; the target's again for its own MTP blocks.
+        drafter: the kind of head that it is to be, if any.
+
+    Returns:
+        ``mtp`` or ``eagle3``; empty for a draft model, which is judged when it is loaded.
+
+    Raises:
+        UsageError: a head is asked for, and the file is not one.
+        ModelError: it is a head of another target, or damaged.
+    """
+    header, parsed = _read(draft)
+    if not drafter and heads.kind_of(header) is None:
+        return ""
+    own, _ = _read(target)
+    kind = heads.require(own, header, drafter)
+    accepted(own, header, judge(own, header, lambda: None, drafter), drafter)  # texts are compared later
+    file = LocalFile.at(draft)
+    for tensor in parsed.tensors:
+        if tensor.name == "d2t":  # the token of each of its logits
+            data = file.read(parsed.data_offset + tensor.offset, tensor.size_bytes)
+            ids = np.frombuffer(data, "<i8")
+            if len(wrong := ids[(ids < 0) | (ids >= header.tokenizer.size)]):
+                raise ModelError(
+                    f"{file.name} is damaged: its token ids (d2t) name token {wrong[0]} of {header.tokenizer.size:,}",
+                    "download it again, or convert it again: d2t has the target's own ids",
+                )
+    return kind.drafter
+
+
+def _read(path: Path) -> tuple[ModelHeader, gguf.Gguf]:
+    """A file's own header, which is not cached: the file is loaded in a moment."""
+    parsed, _, _ = read_prefix(LocalFile.at(path))
+    return interpret(path.name, [parsed], path.stat().st_size), parsed
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001

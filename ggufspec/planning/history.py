@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ggufspec.files.cache import Table
 from ggufspec.hardware.backends import BACKENDS, backend_of
+from ggufspec.models.headers import cached_header
 
 PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
 _PRIOR_TOKENS = 16  # drafted tokens that the prior counts as many as
@@ -63,6 +64,12 @@ class Experience:
         return Experience(
             add(self.accepted, newer.accepted), add(self.reached, newer.reached), newer.estimator or self.estimator
         )
+
+
+def fingerprint(folder: Path, path: Path) -> str:
+    """By which a file is known here: its header's, as far as that is in the cache; else empty."""
+    known = cached_header(path, folder / "headers")
+    return known.header.fingerprint if known else ""
 
 
 def experience(folder: Path, target: str, drafter: str) -> Experience:

@@ -73,7 +73,7 @@ def child(model: str, threads: int, seconds: float, comes: bool) -> None:
                 break
         passed = time.perf_counter() - begun
         others = host.cpu_use().others_since(before)
-        sample = {"tokens_per_s": counted / passed, "others_cpus": others, "threads": decoder._threads.count}
+        sample = {"tokens_per_s": counted / passed, "others_cpus": others, "threads": decoder._pair.threads.count}
         print(json.dumps(sample | {"build": system_info()}))
 
 

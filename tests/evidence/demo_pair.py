@@ -59,7 +59,7 @@ def acceptance(decoder: SpeculativeDecoder, prompts: list[str], sampling: Sampli
 def token_seconds(path: Path, threads: int) -> float:
     """Median seconds of a single-token decode with some context."""
     with SpeculativeDecoder(path, None, DecoderOptions(ctx_size=1024, threads=threads)) as decoder:
-        model = decoder._target
+        model = decoder._pair.target
         model.decode(list(range(5, 105)), 0)
         samples = []
         for i in range(300):

@@ -25,7 +25,7 @@ from common import ROOT
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.statistics import RESAMPLES, paired_ratios
-from ggufspec.decoding import decoder as decoder_module
+from ggufspec.decoding import pair as pair_module
 from ggufspec.llamacpp.model import Model
 from ggufspec.llamacpp.options import Placement
 
@@ -222,7 +222,7 @@ class Decoders:
         if fresh and mode in self._open:
             self._open.pop(mode).close()
         if mode not in self._open:
-            with mock.patch.object(decoder_module, "Model", self._model):
+            with mock.patch.object(pair_module, "Model", self._model):
                 draft, options = self.opener(mode)
                 cache = Path(self._latencies.name)
                 self._open[mode] = SpeculativeDecoder(self.target, draft, options, cache=cache)

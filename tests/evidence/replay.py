@@ -130,7 +130,7 @@ def collect() -> dict[str, Any]:
 
 
 def _said(decoder: SpeculativeDecoder, prompt: list[int], answer: list[int]) -> dict[str, Any]:
-    target, draft, drafter = decoder._target, decoder._draft, decoder._drafter
+    target, draft, drafter = decoder._pair.target, decoder._pair.draft, decoder._cache.now.drafter
     assert draft is not None
     assert drafter is not None
     rule = make_rule("exact", Sampling())
@@ -164,7 +164,7 @@ def _said(decoder: SpeculativeDecoder, prompt: list[int], answer: list[int]) -> 
         windows[size] = agreed
     drafter.let_go()  # type: ignore[union-attr]
     draft.rewind(0)
-    decoder._held.clear()
+    decoder._cache.forget()
     flat = [[part for token, sure in chain for part in (token, round(sure, 3))] for chain in chains]
     return {
         "choices": choices,

@@ -58,7 +58,7 @@ def measure(pair: tuple[Any, Any], sampling: Sampling) -> dict[str, Any]:
     per_round = []
     with SpeculativeDecoder(*pair, FIXED) as decoder:
         library = TimedLibrary(decoder.target._lib)
-        for part in (decoder._target, decoder._draft):
+        for part in (decoder._pair.target, decoder._pair.draft):
             if isinstance(part, Context):
                 part._lib = library
         for prompt in PROMPTS:

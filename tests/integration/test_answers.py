@@ -94,7 +94,7 @@ class Counted:
     def __init__(self, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
         self.target = self.draft = 0
         for name in ("target", "draft"):
-            context = getattr(decoder, f"_{name}")
+            context = getattr(decoder._pair, name)
             monkeypatch.setattr(context, "decode", self._counting(name, context.decode))
 
     def _counting(self, name: str, decode):  # type: ignore[no-untyped-def]
@@ -185,10 +185,10 @@ def test_a_draft_that_forgot_the_beginning_of_a_text_answers_alone(decoder: Spec
     short = prompt[:40]
     expected = answer(decoder, short, alone="draft")
     answer(decoder, prompt)
-    drafter = decoder._drafter
+    drafter = decoder._cache.now.drafter
     assert drafter is not None
     drafter.model.rewind(0)
-    drafter.catch_up(decoder._held["draft"], make_rule("exact", Sampling()), 48)
+    drafter.catch_up(decoder._cache.now.texts["draft"], make_rule("exact", Sampling()), 48)
     assert len(short) < drafter.model.length < drafter.has_read
     assert answer(decoder, short, alone="draft", cache_prompt=True) == expected
     assert decoder.statistics is not None
@@ -210,7 +210,7 @@ def test_after_a_failure_nothing_is_taken_from_the_cache(
     decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = answer(decoder)
-    decode, calls = decoder._target.decode, []
+    decode, calls = decoder._pair.target.decode, []
 
     def failing(tokens, outputs, width=0):  # type: ignore[no-untyped-def]
         calls.append(tokens)
@@ -219,7 +219,7 @@ def test_after_a_failure_nothing_is_taken_from_the_cache(
             raise ModelError("broken", "")
         return rows
 
-    monkeypatch.setattr(decoder._target, "decode", failing)
+    monkeypatch.setattr(decoder._pair.target, "decode", failing)
     with pytest.raises(ModelError, match="broken"):
         answer(decoder)
     monkeypatch.undo()
@@ -400,14 +400,14 @@ def test_closing_while_another_thread_reads_a_prompt_is_refused(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = SpeculativeDecoder(*pair, OPTIONS)
-    decode, reading, go_on = decoder._target.decode, threading.Event(), threading.Event()
+    decode, reading, go_on = decoder._pair.target.decode, threading.Event(), threading.Event()
 
     def waiting(tokens, outputs, width=0):  # type: ignore[no-untyped-def]
         reading.set()
         assert go_on.wait(30)
         return decode(tokens, outputs, width)
 
-    monkeypatch.setattr(decoder._target, "decode", waiting)
+    monkeypatch.setattr(decoder._pair.target, "decode", waiting)
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(answer(decoder)))
     thread.start()

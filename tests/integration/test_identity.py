@@ -15,7 +15,7 @@ from llama_cpp import Llama
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench import divergence
-from ggufspec.decoding import decoder as decoder_module
+from ggufspec.decoding import answer as answer_module
 from ggufspec.hardware.host import physical_cores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +118,7 @@ def test_a_real_target_alone_says_what_llama_says(smollm2):
 
 def test_the_check_can_fail(pair, prompts, monkeypatch):
     """A rule that keeps one wrong token in ten is caught."""
-    real = decoder_module.make_rule
+    real = answer_module.make_rule
 
     def careless(*arguments):
         rule = real(*arguments)
@@ -132,7 +132,7 @@ def test_the_check_can_fail(pair, prompts, monkeypatch):
 
     with SpeculativeDecoder(*pair, OPTIONS) as decoder:
         alone = [tokens(decoder, prompt, GREEDY, alone="target") for prompt in prompts[:10]]
-        monkeypatch.setattr(decoder_module, "make_rule", careless)
+        monkeypatch.setattr(answer_module, "make_rule", careless)
         assert [tokens(decoder, prompt, GREEDY) for prompt in prompts[:10]] != alone
 
 

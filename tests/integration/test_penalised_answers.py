@@ -88,7 +88,7 @@ def test_greedy_text_is_that_of_llama_cpps_sampler(pair, sampling):
         for prompt in PROMPTS:
             ours = answer(decoder, prompt, sampling)
             text = decoder.target.tokenize(prompt)
-            context = decoder._target
+            context = decoder._pair.target
             context.rewind(0)
             last = 512 if sampling.repeat_last_n == -1 else sampling.repeat_last_n
             chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())

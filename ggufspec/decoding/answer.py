@@ -1,0 +1,310 @@
+"""One answer: its prompt is read, rounds are decoded, tokens become text, and what it took is counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ggufspec.decoding.drafters import Drafter
+from ggufspec.decoding.logprobs import Logprob, logprob
+from ggufspec.decoding.loop import Round, generate, prefill
+from ggufspec.decoding.options import DecoderOptions, check_one_of
+from ggufspec.decoding.pair import LoadedPair
+from ggufspec.decoding.policy.pair_latency import PairLatency
+from ggufspec.decoding.prompt_cache import PromptCache
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.text import TextStream
+from ggufspec.decoding.trace import Trace
+from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.chat_library import Applied
+from ggufspec.llamacpp.grammar import compile_grammar
+from ggufspec.llamacpp.model import Logits
+
+_clock = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """What is asked for; see :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`."""
+
+    prompt: str | Sequence[int]
+    max_tokens: int
+    sampling: Sampling
+    stop: Sequence[str]
+    grammar: str | Applied
+    alone: str
+    cache_prompt: bool
+    trace: Trace | None
+    stopping: Callable[[], bool] | None
+    special: Collection[int]
+    logprobs: int | None
+    bias: Mapping[int, float] | None
+    on_prompt: Callable[[int], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What one answer took.
+
+    ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
+    permits no further token), or empty if the caller left off.
+    """
+
+    prompt_tokens: int
+    prompt_s: float  # the target's decoding of the tokens read, which gives the first token, too
+    tokens: int
+    decode_s: float  # of the rounds, which give all tokens but the first; draft_s and verify_s are parts of it
+    rounds: int
+    drafted: int
+    accepted: int
+    drafted_by_position: tuple[int, ...]  # of the draft
+    accepted_by_position: tuple[int, ...]
+    draft_s: float
+    verify_s: float
+    stop_reason: str
+    plain_rounds: int = 0  # without a draft
+    lookup_drafted: int = 0
+    lookup_accepted: int = 0
+    prompt_read: int = 0  # tokens decoded for it: all, unless some were in the cache or the caller left off before
+    time_to_first_token_s: float | None = None  # from the request on; None if no token came
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round], draft_max: int, **more: Any) -> Statistics:
+        """Those of an answer's rounds, none longer than ``draft_max``; ``more`` are the fields that rounds lack."""
+        rounds = [one for one in rounds if one.width]  # the first token has none
+        names = [(name, place < one.accepted) for one in rounds for place, name in enumerate(one.drafters)]
+        found: dict[str, Any] = {
+            "rounds": len(rounds),
+            "plain_rounds": sum(not one.drafted for one in rounds),
+            "drafted": len(names),
+            "accepted": sum(one.accepted for one in rounds),
+            "drafted_by_position": tuple(sum(len(one.drafted) > i for one in rounds) for i in range(draft_max)),
+            "accepted_by_position": tuple(sum(one.accepted > i for one in rounds) for i in range(draft_max)),
+            "lookup_drafted": sum(name == "lookup" for name, _ in names),
+            "lookup_accepted": sum(name == "lookup" and accepted for name, accepted in names),
+            "decode_s": sum(one.total_s for one in rounds),
+            "draft_s": sum(one.draft_s for one in rounds),
+            "verify_s": sum(one.verify_s for one in rounds),
+        }
+        return cls(**found | more)
+
+    @property
+    def decoded(self) -> int:
+        """Tokens that ``decode_s`` and ``rounds`` gave."""
+        return max(0, self.tokens - 1)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Those by their seconds; 0 if there are none."""
+        return self.decoded / self.decode_s if self.decoded and self.decode_s else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Those by their rounds; 0 if there are none."""
+        return self.decoded / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """One token of the answer."""
+
+    token: int  # -1 if a grammar ended the answer and text was still held back
+    text: str  # what became certain with it; it may be empty or end an earlier character
+    source: str  # who wrote it, as of :meth:`Round.source`
+    logprob: Logprob | None = None  # if it was asked for
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a drafter wrote it."""
+        return self.source not in ("bonus", "target")
+
+
+class _LeftOff(Exception):  # noqa: N818 - nothing is wrong
+    """The caller does not want the answer any more."""
+
+
+class Answer:
+    """One answer of a pair: the request is checked when it is made, and :meth:`give` decodes.
+
+    ``rounds`` and ``statistics`` are of what was decoded so far. The ``drafters`` draft unless one model answers alone.
+
+    Raises:
+        UsageError, ModelError: as :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`.
+    """
+
+    def __init__(
+        self,
+        request: AnswerRequest,
+        options: DecoderOptions,
+        pair: LoadedPair,
+        cache: PromptCache,
+        latency: PairLatency,
+        drafters: Sequence[Drafter],
+    ) -> None:
+        self._requested = _clock()
+        check_one_of(request.alone, ("", "target", "draft"), "model")
+        self._request, self._pair, self._cache = request, pair, cache
+        self._context = pair.target
+        if request.alone == "draft":
+            if not pair.draft:
+                raise UsageError("draft-only needs a draft model", "load one")
+            self._context = pair.draft
+        self._model = self._context.model
+        self._prompt = self._checked_prompt()
+        if "" in request.stop:
+            raise UsageError("an empty stop string would end every answer at once", "leave it out")
+        grammar = request.grammar
+        is_constrained = bool(grammar if isinstance(grammar, str) else grammar.grammar)
+        constraint = compile_grammar(self._model, grammar) if is_constrained else None
+        self._rule = make_rule(options.accept, request.sampling, constraint, request.bias)
+        if request.trace is not None:
+            request.trace.begin(self._rule)
+        self._drafters = [] if request.alone else drafters
+        self._draft_max = latency.draft_max if self._drafters else 0
+        self._policy = latency.policy() if self._drafters else None
+        # The draft's batches are as wide as their tokens
+        self._width: Callable[[int], int] = latency.width if self._context is pair.target else lambda count: count
+        self._text = list(self._prompt)
+        self._stream = TextStream(request.stop)
+        self._rows: Logits | None = None  # of the round, if log-probabilities are wanted
+        self.rounds: list[Round] = []
+        self._prompt_s, self._prompt_read, self._count, self._stop_reason = 0.0, len(self._prompt), 0, ""
+        self._time_to_first_token_s: float | None = None
+
+    def give(self) -> Generator[Emitted]:
+        """The tokens, as they are accepted."""
+        try:
+            first = self._read_prompt()
+            if first is not None:
+                yield from self._decode(first)
+        except GeneratorExit:  # the caller left off, between two rounds
+            raise
+        except BaseException:
+            self._text.clear()  # the caches are in an unknown state
+            raise
+
+    @property
+    def statistics(self) -> Statistics:
+        return Statistics.of(
+            self.rounds,
+            self._draft_max,
+            prompt_tokens=len(self._prompt),
+            prompt_read=self._prompt_read,
+            prompt_s=self._prompt_s,
+            tokens=self._count,
+            stop_reason=self._stop_reason,
+            time_to_first_token_s=self._time_to_first_token_s,
+        )
+
+    def _checked_prompt(self) -> list[int]:
+        prompt, ctx_size = self._request.prompt, self._pair.options.ctx_size
+        tokens = self._pair.model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise UsageError("the prompt is empty", 'give one with -p "…", -f FILE, or - for standard input')
+        if len(tokens) > ctx_size:
+            raise ModelError(
+                f"the prompt has {len(tokens):,} tokens and the context holds {ctx_size:,}",
+                f"-c {-(-(len(tokens) + self._request.max_tokens) // 256) * 256} would hold it",
+            )
+        return tokens
+
+    def _read_prompt(self) -> Logits | None:
+        """The row (1, vocab) by which the first token is chosen; None if the caller does not want the answer."""
+        request, pair, cache, prompt = self._request, self._pair, self._cache, self._prompt
+        cached, draft_cached = cache.found(prompt, request.alone) if request.cache_prompt else (0, 0)
+        self._prompt_read = len(prompt) - cached
+        cache.begin(self._text, cached, request.alone, drafting=cache.now.drafter in self._drafters)
+        pair.threads.resume()
+        of_target = self._context is pair.target
+        began, pair.on_batch = _clock(), self._between_batches
+        try:
+            if request.on_prompt is not None:
+                request.on_prompt(cached)
+            rows = prefill(
+                self._context,
+                prompt,
+                self._drafters,
+                self._policy,
+                cached=cache.save_before_end(prompt, cached) if request.cache_prompt and of_target else cached,
+                draft_cached=draft_cached,
+                apart=self._width(1) if pair.options.strict and of_target else 0,
+            )
+        except _LeftOff:
+            self._prompt_read = self._context.length - cached
+            if cache.now.drafter in self._drafters:
+                cache.now.texts.pop("draft", None)  # which may not have begun with it
+            return None
+        finally:
+            self._prompt_s, pair.on_batch = _clock() - began, None
+        if self._policy is not None:
+            self._policy.prompt_read(self._prompt_read, self._prompt_s)
+        return rows
+
+    def _between_batches(self) -> None:
+        request = self._request
+        if request.stopping is not None and request.stopping():
+            raise _LeftOff
+        if request.on_prompt is not None:
+            request.on_prompt(self._pair.target.length)
+
+    def _decode(self, first: Logits) -> Generator[Emitted]:
+        """The tokens of the rounds, of which the first token is chosen by the row ``first``."""
+        request = self._request
+        for round_ in generate(
+            self._context,
+            self._prompt,
+            first,
+            self._rule,
+            max_tokens=request.max_tokens,
+            is_end=self._model.is_end,
+            drafters=self._drafters,
+            policy=self._policy,
+            draft_max=self._draft_max,
+            width=self._width,
+            clock=_clock,
+            observe=None if request.logprobs is None else self._keep_rows,
+        ):
+            self._pair.follow_threads()
+            self._text += round_.emitted
+            self.rounds.append(round_)
+            if request.trace is not None:
+                request.trace.add(round_)
+            for index in range(len(round_.emitted)):
+                yield self._emitted(round_, index)
+                if self._stop_reason:
+                    return
+            if round_.dead_end:
+                self._stop_reason = "grammar"
+                if held := self._stream.finish():
+                    yield Emitted(-1, held, "target")
+
+    def _keep_rows(self, rows: Logits) -> None:
+        self._rows = rows.copy()
+
+    def _emitted(self, round_: Round, index: int) -> Emitted:
+        """A token of a round with its text; notes if the answer ends with it."""
+        request, stream, token = self._request, self._stream, round_.emitted[index]
+        self._count += 1
+        if self._count == 1:
+            self._time_to_first_token_s = _clock() - self._requested
+        ends = self._model.is_end(token)
+        text = stream.push(self._model.piece(token, special=token in request.special and not ends))
+        if stream.stopped:
+            self._stop_reason = "stop"
+        elif ends:
+            self._stop_reason = "end"
+        elif round_.dead_end and index == len(round_.emitted) - 1:
+            self._stop_reason = "grammar"
+        elif self._count >= request.max_tokens:
+            self._stop_reason = "length"
+        elif len(self._prompt) + self._count > self._pair.options.ctx_size:
+            self._stop_reason = "context"
+        if self._stop_reason:
+            text += stream.finish()
+        found = None
+        if request.logprobs is not None and self._rows is not None:
+            found = logprob(self._rows[index], token, request.logprobs)
+        return Emitted(token, text, round_.source(index), found)

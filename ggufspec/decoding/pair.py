@@ -1,0 +1,146 @@
+"""What is loaded of a pair: its models, their contexts, and the threads that they decode with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+from ggufspec.decoding.options import ROWS, DecoderOptions
+from ggufspec.decoding.threads import Threads
+from ggufspec.errors import ModelError
+from ggufspec.hardware.host import physical_cores
+from ggufspec.llamacpp.head import Head, head_sources
+from ggufspec.llamacpp.model import Context, Model, check_gguf
+from ggufspec.llamacpp.options import beyond_training
+from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
+from ggufspec.models.vocabulary import head_of
+
+
+class LoadedPair:
+    """A target and, if the options need one, a draft model or a head.
+
+    Args:
+        target: the target's file.
+        draft: the draft's; without one, the drafter ``mtp`` takes the blocks in the target's own file.
+        options: placement and decoding.
+
+    Attributes:
+        options: with the head, the threads and the context size that came out.
+        model: the target's weights and vocabulary.
+        draft_model: the draft's; the target's if its own MTP blocks draft.
+        target: the target's context.
+        draft: the draft model's context, which a head has not.
+        head: the head on the target.
+        most_drafted: drafted tokens that a round of the contexts has room for.
+        notes: what a user should know of how it was loaded.
+        on_batch: called between the batches of a long text; it may raise.
+
+    Raises:
+        ModelError: a file is missing or damaged, does not fit, or the draft cannot serve the target.
+    """
+
+    def __init__(self, target: Path, draft: Path | None, options: DecoderOptions) -> None:
+        # Flash attention adds up in an order that depends on the number of threads, which strict mode therefore fixes.
+        self.threads = Threads(options.threads or (physical_cores() if options.strict else 0))
+        self.notes: list[str] = []
+        self.on_batch: Callable[[], None] | None = None
+        if options.needs_draft and (draft or options.head == "mtp"):
+            draft = draft or target
+            check_gguf(draft)
+            options = options.with_head(head_of(target, draft, options.head))
+        else:
+            draft = None
+        in_target = draft == target and options.head == "mtp"
+        self._stack = ExitStack()
+        own = self._stack.enter_context
+        try:
+            self.model = own(Model(target, replace(options.target, mtp=in_target)))
+            self.draft_model = self.model if in_target else None
+            if draft and not in_target:
+                self.draft_model = own(Model(draft, options.draft_placement))
+                hint = "choose a draft of the target's own family, or --no-draft"
+                require_same_vocabulary(self.model, self.draft_model, hint)
+            ctx_size = options.ctx_size or self.model.context_train
+            self.options = options = replace(options, threads=self.threads.start(), ctx_size=ctx_size)
+            self._note_what_was_loaded()
+
+            sources = head_sources(self.draft_model) if self.draft_model and options.head else ()
+            context = replace(options.context(with_draft=draft is not None), hidden=sources)
+            self.target = own(closing(Context(self.model, context)))
+            self.most_drafted = self._rooms()
+            self.draft: Context | None = None
+            self.head: Head | None = None
+            if self.draft_model and options.head:
+                self.head = own(closing(Head(self.draft_model, self.target, options.draft_context())))
+            elif self.draft_model:
+                self.draft = own(closing(Context(self.draft_model, options.draft_context())))
+            for one in filter(None, (self.target, self.draft)):
+                one.between = self._between
+                if self.drafts and not one.can_rewind:
+                    raise ModelError(
+                        f"{one.model.path.name} cannot take tokens back: it cannot be in a pair",
+                        "run target-only with --no-draft",
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anyone drafts."""
+        return self.options.drafts(with_draft=self.draft_model is not None)
+
+    def _rooms(self) -> int:
+        if not self.drafts:
+            return 0
+        exact = self.target.rewind_kind != "snapshots"  # of which there are as many as states
+        return max(self.options.draft_max, ROWS - 1) if exact else self.options.draft_max
+
+    @property
+    def contexts(self) -> list[Context | Head]:
+        """Whatever decodes."""
+        return [one for one in (self.target, self.draft, self.head) if one is not None]
+
+    def use(self, sequence: int) -> None:
+        """Decode this sequence of the contexts from now on."""
+        for context in self.contexts:
+            context.use(sequence)
+
+    def follow_threads(self) -> None:
+        """Give llama.cpp as many threads as other programs leave CPUs for."""
+        if self.threads.look():
+            for context in self.contexts:
+                context.use_threads(self.threads.count)
+
+    def close(self) -> None:
+        """Free the contexts and the models."""
+        self._stack.close()
+
+    def _between(self) -> None:
+        self.follow_threads()
+        if self.on_batch is not None:
+            self.on_batch()
+
+    def _note_what_was_loaded(self) -> None:
+        options = self.options
+        draft = None if self.draft_model is self.model else self.draft_model
+        placed = (("target", self.model, options.target.gpu_layers), ("draft", draft, options.draft.gpu_layers))
+        for role, model, gpu_layers in placed:
+            if model is None:
+                continue
+            self.notes.append(beyond_training(role, model.path.name, model.context_train, options.ctx_size))
+            if gpu_layers and not model.gpu_layers:
+                self.notes.append("llama.cpp finds no GPU, and runs on the CPU alone; `ggufspec doctor` says why")
+
+
+def require_same_vocabulary(target: Model, draft: Model, hint: str) -> None:
+    """Refuse a draft whose tokens are not the target's.
+
+    Raises:
+        ModelError: they differ, with the first that does and ``hint``.
+    """
+    reason = vocabulary_mismatch(*(Vocabulary(*model.vocabulary_kind, model.vocabulary()) for model in (target, draft)))
+    if reason:
+        raise ModelError(f"{draft.path.name} cannot draft for {target.path.name}: {reason}", hint)
