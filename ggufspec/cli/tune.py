@@ -80,14 +80,7 @@ def tune(
         spec, base = with_heads(untuned, given, base, on_event)
     planned = inputs.make_plan(spec, given, options=base, calibrate=inputs.calibrator(given))
     experiment = tune_experiment(
-        pair,
-        given,
-        base,
-        planned,
-        asked=asked,
-        threshold=threshold / 100,
-        budget_s=budget,
-        verbose=ui.flags().verbose,
+        pair, given, base, planned, asked=asked, threshold=threshold / 100, budget_s=budget, verbose=ui.flags().verbose
     )
     path = log_path(folder(given), experiment)
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
