@@ -25,11 +25,7 @@ _SERVERS = {  # what a server decides
 
 
 def take(talk: Talk, typed: str) -> bool:
-    """Do what was typed: a message or a command. Whether the chat goes on.
-
-    Raises:
-        GgufspecError: what was typed is wrong, or there is no answer; nothing has changed then.
-    """
+    """Do what was typed. Whether the chat goes on; after a GgufspecError nothing has changed."""
     read = chat_commands.read(typed)
     if isinstance(read, str):
         if read.strip():

@@ -69,11 +69,7 @@ class Typing:
         self._session.default_buffer.on_text_changed += self._stay
 
     def read(self) -> str:
-        """What is typed next.
-
-        Raises:
-            EOFError: Ctrl-D, or Ctrl-C twice: the user leaves.
-        """
+        """What is typed next; EOFError if the user leaves, with Ctrl-D, or Ctrl-C twice."""
         self._leaving = False
         return _text(self._session.prompt())
 

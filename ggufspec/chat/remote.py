@@ -90,8 +90,7 @@ class Remote:
         """Reach the server, and find its model.
 
         Raises:
-            UsageError: it has several models.
-            GgufspecError: nothing answers there, it is not such a server, or it wants another key.
+            GgufspecError: nothing answers there, it is not such a server, wants another key, or has several models.
         """
         import httpx2
 
@@ -139,11 +138,7 @@ class Remote:
         return answer.reply(stopped=False)
 
     def _learned(self, error: _RefusedError, body: Mapping[str, Any]) -> tuple[str, ...]:
-        """What a refusal says of fields that a question can do without, which are not sent again.
-
-        Raises:
-            GgufspecError: it is about something else.
-        """
+        """What a refusal says of fields that a question can do without: not sent again. Others are raised again."""
         optional = body.keys() - {"model", "stream", "messages", "prompt"} - self._renamed.keys()
         named = sorted(name for name in optional if re.search(rf"\b{name}\b", error.message))
         if not named or not _NOT_TAKEN.search(error.message):
@@ -351,11 +346,7 @@ class _Answer:
         self._counts: dict[str, Mapping[str, Any]] = {}  # OpenAI's "usage", and "timings" of llama-server
 
     def take(self, value: Mapping[str, Any] | None) -> Iterator[Event]:
-        """The events that a chunk is, or None, the end.
-
-        Raises:
-            GgufspecError: it is an error.
-        """
+        """The events that a chunk is, or None, the end; GgufspecError if it is an error."""
         self.began = True
         if value is None:
             self.is_whole = True

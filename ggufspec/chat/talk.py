@@ -90,9 +90,8 @@ class Talk:
         """Name what answers, and the way in and out."""
         ready = self.ready
         models = " + ".join(placed.description for placed in (ready.target, ready.draft) if placed)
-        who = f"{self.name}: {models}, {ready.ctx_size:,} tokens of context"
-        if self.server:
-            who = f"{self.name} at {self.server.url}"
+        own = f": {models}, {ready.ctx_size:,} tokens of context"
+        who = self.name + (f" at {self.server.url}" if self.server else own)
         self.screen.note(f"{who}. /help lists commands, Ctrl-D leaves.")
         self.screen.gap()
 
@@ -109,11 +108,7 @@ class Talk:
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> bool:
-        """Ask, and show the answer. Whether there is one: stopped before it began, the conversation is as it was.
-
-        Raises:
-            GgufspecError: there is no answer; the conversation is as it was.
-        """
+        """Ask, and show the answer. Whether there is one: otherwise, or after a GgufspecError, nothing has changed."""
         settings = self.settings
         asked = replace(self.conversation, system=settings.system).ask(text)
         answer = self.ask(asked, settings)
@@ -132,11 +127,7 @@ class Talk:
         return True
 
     def ask(self, asked: Conversation, settings: Switches, *, cache: bool = True) -> session.Reply:
-        """The answer of one model or both, shown as it comes.
-
-        Raises:
-            GgufspecError: there is none.
-        """
+        """The answer of one model or both, shown as it comes."""
         if not self._session.is_open:
             self.screen.say("loading the pair again")
             self.open()
@@ -211,11 +202,7 @@ class Talk:
         self._last = session.Reply("")
 
     def resume(self, path: Path) -> None:
-        """Go on with the conversation in a file.
-
-        Raises:
-            GgufspecError: it is not there, or damaged.
-        """
+        """Go on with the conversation in a file."""
         loaded = conversation.load(path)
         self.start_with(replace(loaded, turns=loaded.answered))
         self.settings = replace(self.settings, system=loaded.system)

@@ -141,11 +141,7 @@ def document(
 
 
 def save(path: Path, document: ChatDocument) -> None:
-    """Write a conversation to a file, whole or not at all.
-
-    Raises:
-        GgufspecError: it cannot be written.
-    """
+    """Write a conversation to a file, whole or not at all."""
     write_whole(path, to_json(document) + "\n")
 
 

@@ -167,11 +167,7 @@ class Prompter:
 
 
 def _check(messages: Sequence[Message]) -> None:
-    """Refuse what is not valid text.
-
-    Raises:
-        UsageError: a message is not.
-    """
+    """Raise UsageError if a message is not valid text."""
     for message in messages:
         try:
             "".join([message.content, *_texts(message.more)]).encode()
