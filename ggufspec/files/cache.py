@@ -94,7 +94,10 @@ def warning() -> str:
 
 def read(path: Path, kind: type[Value]) -> Value | None:
     """The value of type ``kind`` in a JSON file; None if the file is absent or damaged."""
-    return _load(kind, _read(path))
+    try:
+        return _load(kind, untrusted.read_json(path))
+    except GgufspecError:
+        return None
 
 
 def write(path: Path, value: object) -> None:
@@ -123,15 +126,7 @@ class Table(Generic[Value]):
             _write(self._path, dict(list(entries.items())[-self._limit :] if self._limit else entries))
 
     def _entries(self) -> dict[str, Any]:
-        found = _read(self._path)
-        return found if isinstance(found, dict) else {}
-
-
-def _read(path: Path) -> Any:
-    try:
-        return untrusted.read_json(path)
-    except GgufspecError:
-        return None
+        return read(self._path, dict[str, Any]) or {}
 
 
 def _load(kind: type[Value], data: Any) -> Value | None:

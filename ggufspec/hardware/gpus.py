@@ -60,17 +60,12 @@ def energy_j() -> float | None:
 
 
 def _energy_j(nvml: Any) -> float | None:
-    total = 0.0
     try:
-        count = nvml.nvmlDeviceGetCount()
-        for index in range(count):
-            used_mj = _ask(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, nvml.nvmlDeviceGetHandleByIndex(index))
-            if used_mj is None:
-                return None
-            total += used_mj / 1000
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        used_mj = [_ask(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
     except nvml.NVMLError:
         return None
-    return total if count else None
+    return None if None in used_mj or not used_mj else sum(used_mj) / 1000
 
 
 def survey() -> Survey:
