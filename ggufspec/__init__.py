@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ggufspec.api import load_pair, plan_pair
+    from ggufspec.api.python import load_pair, plan_pair
     from ggufspec.bench.pair import bench_pair
     from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
     from ggufspec.decoding.hook import DraftModel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "ggufspec.api": ("load_pair", "plan_pair"),
+    "ggufspec.api.python": ("load_pair", "plan_pair"),
     "ggufspec.bench.pair": ("bench_pair",),
     "ggufspec.decoding.decoder": ("Emitted", "SpeculativeDecoder", "Statistics"),
     "ggufspec.decoding.hook": ("DraftModel",),

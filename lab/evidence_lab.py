@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ggufspec.api import plan_request
+from ggufspec.api.plan import plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import cards, gpus, host

@@ -18,7 +18,8 @@ from pathlib import Path
 import shapes
 from compute_buffers import dry_run
 
-from ggufspec.api import plan_request, with_placement
+from ggufspec.api.plan import plan_request
+from ggufspec.api.resolve import with_placement
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp import gguf

@@ -54,7 +54,7 @@ def text_of(decoder: SpeculativeDecoder, tokens: int = 24, **more: Any) -> str:
 # ---- what is promised ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["api", "bench.pair", "models.profile"])
+@pytest.mark.parametrize("module", ["api.python", "bench.pair", "models.profile"])
 def test_the_examples_of_the_docstrings(module: str) -> None:
     __import__(f"ggufspec.{module}")
     result = doctest.testmod(sys.modules[f"ggufspec.{module}"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from shapes import SHAPES, write
 
-from ggufspec import api
+from ggufspec.api.plan import plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp import devices, dryrun
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -51,7 +51,7 @@ def requests(target: Path, head: Path, ctx_size: int) -> Iterator[Request]:
     known = [(one.header, one.metadata_only) for one in read_headers([target, head])]
     drafter = "eagle3" if "eagle3" in known[1][0].architecture else "mtp"
     options = DecoderOptions(ctx_size=ctx_size, threads=1, drafters=(drafter,))
-    request = api.plan_request(known[0], known[0] if head == target else known[1], options, 0.7)
+    request = plan_request(known[0], known[0] if head == target else known[1], options, 0.7)
     assert request.draft is not None
     for layers in (0, 1, 4, 99):
         on = request.target.at(Placement(layers))

@@ -11,7 +11,10 @@ import pytest
 import shapes
 from processes import Cli, plain
 
-from ggufspec import SpeculativeDecoder, api, bench_pair
+from ggufspec import SpeculativeDecoder, bench_pair
+from ggufspec.api.options import with_context
+from ggufspec.api.pairs import open_pair, spec_of
+from ggufspec.api.resolve import resolve
 from ggufspec.bench.prompts import at_depth
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
@@ -38,7 +41,7 @@ def test_every_command_takes_it(cli: Cli, trained: int) -> None:
     assert run["settings"]["ctx_size"] == trained
     assert f"-c {trained + 256} " in cli("export", "demo", "-c", "max", "--to", "llama-server").stdout
     assert Settings(ctx_size="max").ctx_size == 0  # type: ignore[arg-type]  # as Python callers may type it
-    resolved = api.resolve(api.spec_of("demo"), Settings(ctx_size=0), rival=True)
+    resolved = resolve(open_pair(spec_of("demo"), Settings(ctx_size=0)), rival=True)
     assert (resolved.pair.ctx_size, resolved.alone.ctx_size) == (trained, trained)
 
 
@@ -51,9 +54,9 @@ def test_a_decoder_takes_it(target: Path, trained: int) -> None:
 def test_a_target_that_does_not_say(target: Path) -> None:
     silent = replace(read_headers([target])[0].header, context_length=0)
     with pytest.raises(UsageError, match="does not say") as refused:
-        api.with_context(DecoderOptions(ctx_size=0), silent)
+        with_context(DecoderOptions(ctx_size=0), silent)
     assert refused.value.hint == "give a number: -c 8192"
-    assert api.with_context(DecoderOptions(ctx_size=512), silent).ctx_size == 512
+    assert with_context(DecoderOptions(ctx_size=512), silent).ctx_size == 512
 
 
 def test_beyond_the_training_is_a_warning_that_says_what_it_does(cli: Cli, trained: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.api import decoder_options
+from ggufspec.api.options import decoder_options
 from ggufspec.cli import inputs
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError

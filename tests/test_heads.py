@@ -15,7 +15,7 @@ from processes import Cli
 from test_rpc import worker  # noqa: F401
 
 from ggufspec import SpeculativeDecoder, load_pair
-from ggufspec.api import plan_pair
+from ggufspec.api.python import plan_pair
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.loop import generate, prefill
 from ggufspec.decoding.options import DecoderOptions

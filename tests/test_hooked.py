@@ -34,7 +34,7 @@ RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_
         ({"accept": "top-k:3"}, "--accept needs our own loop"),
         ({"strict": True}, "--strict"),
         ({"lookup_corpus": Path("corpus.txt")}, "corpus"),
-        ({"n_cpu_moe": 4}, "--n-cpu-moe"),
+        ({"target": Placement(n_cpu_moe=4)}, "--n-cpu-moe"),
     ],
 )
 def test_what_the_hook_cannot_do_is_refused(options, message):

@@ -15,7 +15,7 @@ ROOT = Path(ggufspec.__file__).parent
 RINGS = (  # top to bottom: faces, what is done with a pair, one pair, the ground
     ("cli", "serve", "chat", "reports"),
     ("tune", "verify", "bench", "prompting"),
-    ("ranking", "api", "decoding", "planning", "models", "llamacpp"),
+    ("api", "decoding", "planning", "models", "llamacpp"),
     ("hardware", "child", "files", "schema", "settings", "errors"),
 )
 LAYERS = tuple(layer for ring in RINGS for layer in ring)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from test_rpc import worker  # noqa: F401
 
-from ggufspec import api
+from ggufspec.api.pairs import open_pair, spec_of
+from ggufspec.api.plan import make_plan
 from ggufspec.cli import inputs
 from ggufspec.errors import ChildError, ModelError
 from ggufspec.files import cache
@@ -243,7 +244,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
 
     def planned(**given: Any) -> Plan:
         settings = Settings(threads=1, ctx_size=512, **given)
-        return api.make_plan(api.spec_of("demo"), settings, calibrate=inputs.calibrator(settings)).plan
+        return make_plan(open_pair(spec_of("demo"), settings), calibrate=inputs.calibrator(settings)).plan
 
     monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(machine_profile, "measure", measure)

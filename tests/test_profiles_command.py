@@ -13,7 +13,8 @@ import shapes
 from processes import Cli, plain, rest
 from server import COMMIT, serving
 
-from ggufspec import api
+from ggufspec.api.options import machine
+from ggufspec.cli import profiles
 from ggufspec.cli.app import main
 from ggufspec.models.profile import bundled_folder
 from ggufspec.planning.plan import Machine
@@ -100,12 +101,11 @@ def test_the_list_asks_nobody(cli: Cli, hub) -> None:
 def test_on_a_card_the_list_says_how_many_layers_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    here = api.machine
 
     def with_a_card(given: Settings, threads: int) -> Machine:
-        return replace(here(replace(given, vram=("24GiB",)), threads), memory_bytes=64 << 30)
+        return replace(machine(replace(given, vram=("24GiB",)), threads), memory_bytes=64 << 30)
 
-    monkeypatch.setattr(api, "machine", with_a_card)
+    monkeypatch.setattr(profiles, "machine", with_a_card)
     monkeypatch.setenv("COLUMNS", "120")
     for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path))

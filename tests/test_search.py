@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.api import plan_request, with_placement
+from ggufspec.api.plan import plan_request
+from ggufspec.api.resolve import with_placement
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.llamacpp import gguf

@@ -9,7 +9,10 @@ import pytest
 from processes import Cli
 from typer.main import get_command
 
-from ggufspec import api, plan_pair
+from ggufspec import plan_pair
+from ggufspec.api.pairs import open_pair, spec_of
+from ggufspec.api.plan import make_plan
+from ggufspec.api.resolve import resolve
 from ggufspec.cli.app import app
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
@@ -125,12 +128,12 @@ def test_the_longest_draft_is_explained_once() -> None:
 
 def test_a_plan_considers_drafts_as_long_as_the_decoder_s() -> None:
     """One default: what is planned, rehearsed and decoded is the same where nothing is said."""
-    pair = api.spec_of("demo")
+    pair = spec_of("demo")
     given = Settings(vram=("24GiB",))
-    plan = api.make_plan(pair, given).plan
+    plan = make_plan(open_pair(pair, given)).plan
     assert plan.request.draft_max == DRAFT_MAX == DecoderOptions().draft_max
     assert plan.pair is not None
-    fixed = api.resolve(pair, replace(given, draft_policy="fixed"))
+    fixed = resolve(open_pair(pair, replace(given, draft_policy="fixed")))
     assert fixed.pair.draft_max == plan.pair.draft_length
-    short = api.resolve(pair, replace(given, draft_max=3))
+    short = resolve(open_pair(pair, replace(given, draft_max=3)))
     assert (short.pair.draft_max, short.pair.draft_policy) == (3, "adaptive")

@@ -106,7 +106,7 @@ def test_values_take_turns_and_share_the_target_s_own_run(tmp_path: Path) -> Non
         ({"draft_max": 2}, False),
         ({"drafters": ("lookup",)}, False),
         ({"draft_policy": "adaptive"}, False),
-        ({"gpu_layers_draft": 3}, False),
+        ({"draft": Placement(3)}, False),
         ({"threads": 2}, True),
         ({"cache_type_k": "q8_0"}, True),
         ({"ctx_size": 512}, True),
@@ -175,7 +175,7 @@ def test_what_goes_on_on_a_card_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_layers_that_no_device_took(tmp_path: Path) -> None:
-    words = tuple(sweep.value(str(n), of(gpu_layers=n), of(gpu_layers=n).options) for n in (0, 8))
+    words = tuple(sweep.value(str(n), of(target=Placement(n)), of(target=Placement(n)).options) for n in (0, 8))
     experiment = sweep.Experiment({"name": "mine"}, "gpu_layers", words, 1)
     assert not any("no GPU" in note for note in made(experiment, tmp_path, Machine()).document().notes)
 

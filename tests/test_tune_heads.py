@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from processes import Cli
 
-from ggufspec import api
+from ggufspec.api.pairs import open_pair
+from ggufspec.api.plan import make_plan
+from ggufspec.api.resolve import with_placement
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.models.profile import PairSpec, bundled_folder, load_profile
 from ggufspec.schema.base import Spread
@@ -32,14 +34,14 @@ def test_the_memory_of_a_setting_is_that_of_the_plan(target: Path, whole: Path, 
     """On a card that is not here, by the same dry runs: with the head, and without it."""
     spec = PairSpec("p", target, DEMO / "demo-eagle3-Q8_0.gguf") if kind == "eagle3" else PairSpec("p", whole, None)
     options = DecoderOptions(ctx_size=512, threads=1, drafters=(kind, "lookup"), draft_max=8)
-    planned = api.make_plan(spec, Settings(vram=("24GiB",), draft_max=8), options=options)
+    planned = make_plan(open_pair(spec, Settings(vram=("24GiB",), draft_max=8), options))
     plan, card = planned.plan, planned.plan.machine.cards[0]
     assert plan.pair is not None
     free = Free((1,), (f"{kind}+lookup", "lookup", "none"), (("adaptive", 8),), ("auto",), ubatch_sizes=(512,))
     with planned.dry_runs:
-        space = candidates(plan, api.with_placement(options, plan.pair), free, planned.dry_runs)
+        space = candidates(plan, with_placement(options, plan.pair), free, planned.dry_runs)
     for option, drafted in ((plan.pair, True), (plan.target_only, False)):
-        index = nearest(space, api.with_placement(options, option), drafted=drafted)
+        index = nearest(space, with_placement(options, option), drafted=drafted)
         assert index is not None
         found = space[index]
         assert found.setting.drafter == (f"{kind}+lookup" if drafted else "none")

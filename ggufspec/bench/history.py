@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from ggufspec.api import Resolved
+from ggufspec.api.resolve import Resolved
 from ggufspec.bench.summary import busy_notes, speed
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.errors import GgufspecError

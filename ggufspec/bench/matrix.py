@@ -8,7 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from ggufspec import api
+from ggufspec.api.options import decoder_options, sampling
+from ggufspec.api.pairs import OnEvent, open_pair
+from ggufspec.api.plan import make_plan
+from ggufspec.api.resolve import resolve
 from ggufspec.bench import prompting
 from ggufspec.bench.compare import ByDevice, Contender, Experiment
 from ggufspec.bench.prompts import Prompt
@@ -139,7 +142,7 @@ class Matrix:
         self, pairings: Sequence[Pairing], given: Settings, prompts: tuple[Prompt, ...] = (), *, verbose: bool = False
     ) -> None:
         self._pairings, self._given, self._prompts, self._verbose = pairings, given, prompts, verbose
-        self._on_event: api.OnEvent | None = None
+        self._on_event: OnEvent | None = None
         self._targets = unique_names(one.target for one in pairings)
         self._drafts = unique_names(one.draft for one in pairings if isinstance(one.draft, File))
         self._headers: dict[Path, Known] = {}
@@ -153,7 +156,7 @@ class Matrix:
         options = self._given.given(name for group in groups for name in names(group=group))
         return key_of(cells, options, codec.dump(self._prompts, tuple[Prompt, ...]), self._given.raw, machine())[:12]
 
-    def experiment(self, log: RunLog, on_event: api.OnEvent | None = None, *, quality: bool) -> Experiment:
+    def experiment(self, log: RunLog, on_event: OnEvent | None = None, *, quality: bool) -> Experiment:
         """Read headers and place cells, as in an earlier run if ``log`` has one; a cell that cannot run has its reason.
 
         Raises:
@@ -163,7 +166,7 @@ class Matrix:
         asked = [self._ask(one.target.path) for one in self._pairings]
         found = [one for one in asked if isinstance(one, prompting.Result)]
         first = self._pairings[0]
-        options = api.decoder_options(self._given.over(first.settings))
+        options = decoder_options(self._given.over(first.settings))
         sample = self._spec(first, options, found[0] if found else prompting.Result((), (), (), False))
         settings = {k: v for k, v in settings_of(sample).items() if k not in (*_PLACEMENT, "split", "draft_split")}
         if len({one.templated for one in found}) > 1:
@@ -205,7 +208,7 @@ class Matrix:
             target=one.target.path,
             draft=one.draft_path,
             options=options,
-            sampling=api.sampling(self._given),
+            sampling=sampling(self._given),
             **asked.trial,
             max_tokens=self._given.value("predict"),
             rpc=self._given.rpc or (),
@@ -213,7 +216,7 @@ class Matrix:
 
     def _options(self, one: Pairing) -> DecoderOptions:
         """How a pairing is decoded, before it is placed."""
-        options = api.decoder_options(self._given.over(one.settings))
+        options = decoder_options(self._given.over(one.settings))
         if one.draft is None:
             return replace(options, drafters=(), lookup_corpus=None)
         if one.draft == LOOKUP:
@@ -257,11 +260,12 @@ class Matrix:
 
     def _place(self, name: str, one: Pairing, options: DecoderOptions) -> Planned:
         pair = PairSpec(name, one.target.path, one.draft_path, one.settings)
-        resolved = api.resolve(pair, self._given, options=options, on_event=self._on_event)
+        opened = open_pair(pair, self._given, options, self._on_event)
+        resolved = resolve(opened, on_event=self._on_event)
         plan = resolved.plan
         if plan is None:  # nothing was left to plan; its bytes are for the report only
             with contextlib.suppress(GgufspecError):
-                plan = api.make_plan(pair, self._given, options=options, on_event=self._on_event).document()
+                plan = make_plan(opened, on_event=self._on_event).document()
         option = plan.options["speculative" if options.needs_draft else "target_only"] if plan else None
         overheads = {device.name: device.overhead_bytes for device in plan.devices} if plan else {}
         return Planned(resolved.pair, parts(option, overheads) if option else {})

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggufspec import api
+from ggufspec.api.pairs import OnEvent, check_drafter, files_of, open_pair
+from ggufspec.api.resolve import Resolved, resolve
 from ggufspec.bench import hooked, prompting, trial, versus
 from ggufspec.bench.history import record_overhead, record_speed
 from ggufspec.bench.prompts import Prompt
@@ -33,7 +34,7 @@ def bench_pair(
     engine: str = "own",
     depth: int = 0,
     download: bool = False,
-    on_event: api.OnEvent | None = None,
+    on_event: OnEvent | None = None,
     verbose: bool = False,
     **options: Any,
 ) -> BenchDocument:
@@ -90,9 +91,10 @@ def bench_pair(
         )
     _check_engine(engine, depth)
     given, sampling = of_keywords(options, settings), sampling or Sampling()
-    files = api.files_of(pair, download=download, on_event=on_event)
-    api.check_drafter(files, given)
-    places = api.resolve(files, given, rival=True, on_event=on_event, verbose=verbose)
+    files = files_of(pair, download=download, on_event=on_event)
+    check_drafter(files, given)
+    opened = open_pair(files, given, on_event=on_event)
+    places = resolve(opened, rival=True, on_event=on_event, verbose=verbose)
     if not places.pair.drafts(with_draft=files.draft is not None):
         raise UsageError(
             "a bench compares with a draft, and speculation is off", "drafter='lookup' needs no draft model"
@@ -124,7 +126,7 @@ def _check_engine(engine: str, depth: int) -> None:
         raise UsageError("depth is a number of tokens, and of our own loop", "depth=4096, engine='own'")
 
 
-def _measure(experiment: versus.Experiment, places: api.Resolved, on_event: api.OnEvent) -> BenchDocument:
+def _measure(experiment: versus.Experiment, places: Resolved, on_event: OnEvent) -> BenchDocument:
     """Measure, and keep for later plans what was learned."""
     run = versus.Bench(experiment)
     run.run(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from rich.text import Text
 
-from ggufspec import api
+from ggufspec.api.options import decoder_options, sampling
 from ggufspec.bench import hooked, prompting
 from ggufspec.bench.history import record_overhead, record_speed
 from ggufspec.bench.trial import Spec, check_room
@@ -111,7 +111,7 @@ def bench(
         target=pair.target,
         draft=pair.draft,
         options=DecoderOptions(),
-        sampling=api.sampling(inputs.with_seed(given)),
+        sampling=sampling(inputs.with_seed(given)),
         **asked.trial,
         max_tokens=given.predict or pair.bench.max_tokens or TOKENS,
         rpc=given.rpc or (),
@@ -136,7 +136,7 @@ def _measure(
         ui.note(f"the profile of {pair.name} turns speculation off: measured as with --drafter both")
         given = replace(given, drafter="both")
     if engine == "hook":
-        hooked.check(api.decoder_options(given.over(pair.settings)), spec.sampling)
+        hooked.check(decoder_options(given.over(pair.settings)), spec.sampling)
     resolved = inputs.resolve(pair, given, rival=True, calibrate=inputs.calibrator(given))
     if engine == "hook":  # a plan may put experts on the CPU
         hooked.check(resolved.pair, spec.sampling)

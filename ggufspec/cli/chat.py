@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from ggufspec import api
+from ggufspec.api.options import sampling
 from ggufspec.chat.actions import take
 from ggufspec.chat.commands import Switches
 from ggufspec.chat.console import Typing, silent_keys
@@ -102,7 +102,7 @@ def _check_remote(url: str, typed: Typed) -> None:
 def _remote(
     url: str, key: str | None, model: str | None, given: Settings, screen: Screen, more: dict[str, Any]
 ) -> Talk:
-    settings = Switches(has_draft=False, sampling=api.sampling(inputs.with_seed(given)), **more)
+    settings = Switches(has_draft=False, sampling=sampling(inputs.with_seed(given)), **more)
     server = Remote(base_url(url), key or "", model or "")
     return Talk(server, settings, screen, name=server.url, about={"url": server.url})
 
@@ -118,7 +118,7 @@ def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
         draft_policy=loaded.draft_policy,
         draft_max=loaded.draft_max,
         accept=loaded.accept,
-        sampling=api.sampling(inputs.with_seed(given)),
+        sampling=sampling(inputs.with_seed(given)),
         **more,
     )
     if not drafts:  # so that /drafter can bring the lookup in

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ggufspec import api
+from ggufspec.api.options import decoder_options, sampling
 from ggufspec.bench.compare import LOG, Comparison
 from ggufspec.bench.matrix import (
     NONE,
@@ -88,8 +88,8 @@ def compare(
     if given.drafter in ("lookup", "none"):
         word = given.drafter
         raise UsageError(f"--drafter {word} uses no draft file", f"-md {word} makes it a cell of its own")
-    api.sampling(given)  # a typo is found before anything is fetched
-    api.decoder_options(given)
+    sampling(given)  # a typo is found before anything is fetched
+    decoder_options(given)
     given = inputs.with_seed(given)
     matrix = Matrix(_pairings(pairs, given), given, own_prompts, verbose=ui.flags().verbose)
     stem = folder(given) / f"compare-{matrix.key}"

@@ -11,7 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ggufspec import api
+from ggufspec.api.pairs import OnEvent, OpenedPair, open_pair, pair_of_files, spec_of_files
+from ggufspec.api.plan import Calibrate, PlanResult
+from ggufspec.api.plan import make_plan as plan_opened
+from ggufspec.api.resolve import Resolved
+from ggufspec.api.resolve import resolve as resolve_opened
 from ggufspec.bench.prompting import read_prompts
 from ggufspec.bench.prompts import Prompt
 from ggufspec.cli import pull, ui
@@ -37,13 +41,13 @@ MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
 
 def pair_spec(given: Settings) -> PairSpec:
-    """Wherever its files are: :func:`ggufspec.api.spec_of_files`."""
+    """Wherever its files are: :func:`ggufspec.api.pairs.spec_of_files`."""
     with ui.making() as on_event:
-        return api.spec_of_files(given, on_event)
+        return spec_of_files(given, on_event)
 
 
 def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -> Pair:
-    """The pair that is given, its files here: :func:`ggufspec.api.pair_of_files`.
+    """The pair that is given, its files here: :func:`ggufspec.api.pairs.pair_of_files`.
 
     What is missing and on the hub is fetched, after asking unless ``-y`` is given.
     """
@@ -53,12 +57,12 @@ def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -
         return pull.have(sources, name, pull.command_line(given.pair, given.hf_repo, draft_repo))
 
     with ui.making() as on_event:
-        return api.pair_of_files(given, fetch, no_draft=no_draft, need_draft=need_draft, on_event=on_event)
+        return pair_of_files(given, fetch, no_draft=no_draft, need_draft=need_draft, on_event=on_event)
 
 
 @contextmanager
-def planning() -> Iterator[api.OnEvent]:
-    """Shows what takes long while a plan is made: the events of :func:`ggufspec.api.make_plan`."""
+def planning() -> Iterator[OnEvent]:
+    """Shows what takes long while a plan is made: the events of :func:`ggufspec.api.plan.make_plan`."""
 
     def words(event: dict[str, Any]) -> str:
         if event["event"] == "measuring":
@@ -69,22 +73,30 @@ def planning() -> Iterator[api.OnEvent]:
         yield lambda event: show(words(event))
 
 
-def resolve(pair: PairSpec, given: Settings, **more: Any) -> api.Resolved:
-    """:func:`ggufspec.api.resolve`, with progress shown."""
+def open_here(
+    spec: PairSpec, given: Settings, options: DecoderOptions | None = None, *, finds_head: bool = False
+) -> OpenedPair:
+    """:func:`ggufspec.api.pairs.open_pair`, with progress shown."""
     with planning() as on_event:
-        return api.resolve(pair, given, on_event=on_event, **more)
+        return open_pair(spec, given, options, on_event, finds_head=finds_head)
 
 
-def make_plan(pair: PairSpec, given: Settings, **more: Any) -> api.PlanResult:
-    """:func:`ggufspec.api.make_plan`, with progress shown."""
+def make_plan(opened: OpenedPair, **more: Any) -> PlanResult:
+    """:func:`ggufspec.api.plan.make_plan`, with progress shown."""
     with planning() as on_event:
-        return api.make_plan(pair, given, on_event=on_event, **more)
+        return plan_opened(opened, on_event=on_event, **more)
+
+
+def resolve(spec: PairSpec, given: Settings, options: DecoderOptions | None = None, **more: Any) -> Resolved:
+    """A pair opened and resolved (:func:`ggufspec.api.resolve.resolve`), with progress shown."""
+    with planning() as on_event:
+        return resolve_opened(open_pair(spec, given, options, on_event), on_event=on_event, **more)
 
 
 # ---- this machine's speed --------------------------------------------------------------------------------------------
 
 
-def calibrator(given: Settings, *, always: bool = False) -> api.Calibrate | None:
+def calibrator(given: Settings, *, always: bool = False) -> Calibrate | None:
     """Measures this machine if a plan needs what is not known of it, and says so; None with ``--no-calibrate``.
 
     ``always`` measures what is known, too.
@@ -98,7 +110,7 @@ def _calibrate(
     where: Machine | None,
     headers: Sequence[ModelHeader],
     options: DecoderOptions,
-    on_event: api.OnEvent | None,
+    on_event: OnEvent | None,
     *,
     rpc: tuple[str, ...],
     always: bool,

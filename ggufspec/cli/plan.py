@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ggufspec import api, ranking
+from ggufspec.api import repository
+from ggufspec.api.options import decoder_options
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import FILES_OR_URLS, command, option, takes
 from ggufspec.cli.results import show_models
@@ -50,7 +51,7 @@ def plan(
     """
     _check_ranked(given, search, draft_repo)
     with ui.busy("asking the hub"):
-        among = ranking.several(given.hf_repo)
+        among = repository.several(given.hf_repo)
     if among or search is not None or draft_repo is not None:
         if sweep:
             raise UsageError("--sweep is of one pair, and several are ranked", "name the files: -hf USER/REPO:QUANT")
@@ -59,7 +60,9 @@ def plan(
         return _rank(given, among, search, draft_repo, calibrate=calibrate)
     spec = inputs.pair_spec(given)
     calibrator = inputs.calibrator(given, always=calibrate)
-    document = inputs.make_plan(spec, given, calibrate=calibrator).document(sweep=sweep, contexts=True)
+    document = inputs.make_plan(inputs.open_here(spec, given), calibrate=calibrator).document(
+        sweep=sweep, contexts=True
+    )
     ui.result(document, lambda: show_plan(document))
     return 0
 
@@ -78,12 +81,12 @@ def _check_ranked(given: Settings, search: str | None, draft_repo: str | None) -
 def _rank(
     given: Settings, among: Repository | None, search: str | None, draft_repo: str | None, *, calibrate: bool
 ) -> int:
-    """The models of a repository, or of those that a search finds: :func:`ggufspec.ranking.rank`."""
+    """The models of a repository, or of those that a search finds: :func:`ggufspec.api.repository.rank`."""
     calibrator = inputs.calibrator(given, always=calibrate)
     with inputs.planning() as on_event:
         if calibrator is not None:
-            calibrator(None, (), api.decoder_options(given), on_event)
-        document = ranking.rank(given, among, words=search, draft_repo=draft_repo, on_event=on_event)
+            calibrator(None, (), decoder_options(given), on_event)
+        document = repository.rank(given, among, words=search, draft_repo=draft_repo, on_event=on_event)
     out = ui.out()
 
     def show() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tomlkit
 import typer
 
-from ggufspec import api
+from ggufspec.api.options import decoder_options, machine, with_context
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, commands_of, epilog, option, own_profile_names, profile_names, takes
 from ggufspec.errors import GgufspecError, ModelError, UsageError
@@ -198,7 +198,7 @@ def check(
 def _machine(given: Settings = Settings()) -> Machine | None:
     """This machine, or with the cards that are given; None if llama.cpp cannot say what it has."""
     try:
-        return api.machine(given, physical_cores())
+        return machine(given, physical_cores())
     except UsageError:  # no such card
         raise
     except GgufspecError as error:
@@ -271,10 +271,10 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
     if machine is None:
         return None
     try:
-        decoder = api.decoder_options(profile.settings)
+        decoder = decoder_options(profile.settings)
         if not decoder.ctx_size and target is None:
             return None
-        decoder = api.with_context(decoder, target.header) if target else decoder
+        decoder = with_context(decoder, target.header) if target else decoder
     except GgufspecError:
         return None
 

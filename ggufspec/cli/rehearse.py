@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from ggufspec import api
 from ggufspec.bench import rehearse as rehearsal
 from ggufspec.bench.batch_timing import Result, measure
 from ggufspec.bench.rehearse import Stage
@@ -53,17 +52,17 @@ def rehearse(
     weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
     """
     pair, rpc = inputs.pair_spec(given), given.rpc or ()
-    made_plan = inputs.make_plan(pair, given)
-    plan, headers = made_plan.plan, made_plan.headers
-    if plan.request.draft is not None and plan.request.draft.in_target:
-        headers = headers[:1]
+    made_plan = inputs.make_plan(inputs.open_here(pair, given))
+    plan, headers = made_plan.plan, [made_plan.opened.target]
+    if made_plan.opened.draft is not None and plan.request.draft is not None and not plan.request.draft.in_target:
+        headers.append(made_plan.opened.draft)
     with made_plan.dry_runs:
         stages = rehearsal.stages(plan, made_plan.dry_runs)
     if error := rehearsal.lacking(plan, stages[0]):
         raise error
     with _dummy_weights(headers, keep=keep) as made:
         runs = [_run(plan, stage, made, depth=depth, rounds=given.value("repetitions"), rpc=rpc) for stage in stages]
-    _keep(plan, stages, runs, api.decoder_options(given.over(pair.settings)).threads or physical_cores())
+    _keep(plan, stages, runs, made_plan.opened.options.threads or physical_cores())
     shown = rehearsal.document(
         plan,
         runs,

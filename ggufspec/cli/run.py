@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from ggufspec import api
+from ggufspec.api.options import sampling
 from ggufspec.bench import trial
 from ggufspec.bench.summary import notes_of, settings_of, summarise
 from ggufspec.bench.trial import Result, Spec
@@ -110,7 +110,7 @@ def prepare(given: Settings) -> tuple[Pair, Spec]:
         target=pair.target,
         draft=pair.draft,
         options=options,
-        sampling=api.sampling(inputs.with_seed(given)),
+        sampling=sampling(inputs.with_seed(given)),
         prompts=(text,),
         max_tokens=given.value("predict"),
         stop=given.stop or (),

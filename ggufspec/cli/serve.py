@@ -201,7 +201,7 @@ def _loaded(engine: Engine, name: str) -> Ready:
 def _plan(given: Settings) -> int:
     """What would be served, and where its layers go."""
     spec = inputs.pair_spec(given)
-    document = inputs.make_plan(spec, given).document()
+    document = inputs.make_plan(inputs.open_here(spec, given)).document()
     ui.result(document, lambda: show_plan(document))
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ggufspec import api
+from ggufspec.api.options import decoder_options, layers_of
 from ggufspec.bench.run_log import RunLog
 from ggufspec.bench.sweep import LOG, Experiment, Sweep, Value, value
 from ggufspec.bench.trial import Spec
@@ -43,7 +43,7 @@ def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, repetitions: 
     """Place the pair for each of the values; ``spec`` is what is the same for all of them, but for its options."""
     swept, notes = _distinct(swept, pair)
     settings = [swept.put(given, one).over(pair.settings) for _, one in swept.values]
-    decoders = [api.decoder_options(one) for one in settings]  # all of them first: a typo is not a row
+    decoders = [decoder_options(one) for one in settings]  # all of them first: a typo is not a row
     at_each = swept.option.name in _AT_EACH
     values: list[Value] = []
     for (shown, one), decoder in zip(swept.values, decoders, strict=True):
@@ -66,7 +66,7 @@ def _distinct(swept: Swept, pair: Pair) -> tuple[Swept, tuple[str, ...]]:
     layers = read_headers([file])[0].header.layers
     meant: dict[int | None, tuple[str, Any]] = {}
     for shown, one in swept.values:
-        count = api.layers_of(one)
+        count = layers_of(one)
         meant.setdefault(None if count is None else offloaded(count, layers), (shown, one))
     left = tuple(meant.values())
     same = [shown for shown, _ in swept.values if shown not in dict(left)]

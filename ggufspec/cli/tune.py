@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from ggufspec import api
 from ggufspec.bench import prompting
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, ui
@@ -19,7 +18,7 @@ from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings.table import Settings
 from ggufspec.tune.document import FEWEST, not_worth_it, tune_document
-from ggufspec.tune.experiment import EVERY, with_heads, without_tuned
+from ggufspec.tune.experiment import EVERY, without_tuned
 from ggufspec.tune.experiment import experiment as tune_experiment
 from ggufspec.tune.profile import profile_name, template
 from ggufspec.tune.profile import save as save_profile
@@ -74,13 +73,10 @@ def tune(
         prompting.Spec(pair.target, own_prompts, bool(given.raw), every=EVERY), verbose=ui.flags().verbose
     )
     given = inputs.with_seed(given)
-    untuned = without_tuned(pair, given)
-    base = api.decoder_options(given.over(untuned.settings))
-    with inputs.planning() as on_event:
-        spec, base = with_heads(untuned, given, base, on_event)
-    planned = inputs.make_plan(spec, given, options=base, calibrate=inputs.calibrator(given))
+    opened = inputs.open_here(without_tuned(pair, given), given, finds_head=True)
+    planned = inputs.make_plan(opened, calibrate=inputs.calibrator(given))
     experiment = tune_experiment(
-        pair, given, base, planned, asked=asked, threshold=threshold / 100, budget_s=budget, verbose=ui.flags().verbose
+        pair, given, planned, asked=asked, threshold=threshold / 100, budget_s=budget, verbose=ui.flags().verbose
     )
     path = log_path(folder(given), experiment)
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
@@ -94,7 +90,7 @@ def tune(
             failed = GgufspecError("every setting failed", "ggufspec doctor; -v shows llama.cpp's log")
         elif not no_save and not interrupted and run.compared:
             try:
-                saved = save_profile(document, name, made_from, pair, base, len(run.kept))
+                saved = save_profile(document, name, made_from, pair, opened.options, len(run.kept))
                 document = replace(document, saved=saved)
             except GgufspecError as error:  # the results are shown all the same
                 failed = error

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from rich.text import Text
 
-from ggufspec import api
+from ggufspec.api.options import sampling
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
@@ -95,7 +95,7 @@ def verify(
         rules=rules,
         prompts=tuple(prompt.text for prompt in PROMPTS[:count]),
         max_tokens=given.predict or (_QUICK_TOKENS if quick else _TOKENS),
-        sampling=api.sampling(inputs.with_seed(given)),
+        sampling=sampling(inputs.with_seed(given)),
         seeds=seeds or (_QUICK_SEEDS if quick else _SEEDS),
         policies=TWO_POLICIES if quick else EVERY_POLICY,
         rpc=given.rpc or (),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ggufspec import api
+from ggufspec.api.options import sampling
+from ggufspec.api.plan import PlanResult
+from ggufspec.api.resolve import with_placement
 from ggufspec.bench import prompting
 from ggufspec.bench.summary import BUSY_CPUS
 from ggufspec.bench.trial import Spec, check_room
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import others_cpus, physical_cores, usable_cpus
-from ggufspec.models import heads
-from ggufspec.models.headers import read_headers
-from ggufspec.models.profile import Pair, PairSpec
+from ggufspec.models.profile import Pair
 from ggufspec.settings.registry import DRAFTERS, drafter_text, parse_drafters, with_head
 from ggufspec.settings.table import Settings, names
 from ggufspec.tune.run import Experiment
@@ -32,50 +32,30 @@ def without_tuned(pair: Pair, given: Settings) -> Pair:
     return replace(pair, settings=replace(pair.settings, **settings))
 
 
-def with_heads(
-    pair: Pair, given: Settings, base: DecoderOptions, on_event: api.OnEvent | None = None
-) -> tuple[PairSpec, DecoderOptions]:
-    """The pair and the options as they are planned: a draft that is a head is one, and so are the MTP blocks of a
-    target without a draft, if nobody said who drafts.
-
-    Raises:
-        GgufspecError: as :func:`ggufspec.api.with_head`.
-    """
-    if (
-        pair.draft is None
-        and given.drafter is None
-        and heads.in_target(read_headers([pair.target], None, on_event)[0].header)
-    ):
-        base = base.with_head(heads.MTP.drafter)
-    return api.with_head(pair, base, on_event)
-
-
 def experiment(
     pair: Pair,
     given: Settings,
-    base: DecoderOptions,
-    planned: api.PlanResult,
+    planned: PlanResult,
     *,
     asked: prompting.Result,
     threshold: float,
     budget_s: float | None,
     verbose: bool = False,
 ) -> Experiment:
-    """The space around a plan: what is ``given`` is not searched, ``base`` has what nobody searches; ``asked`` is
-    answered.
+    """The space around a plan: what is ``given`` is not searched, ``asked`` is answered.
 
     Raises:
         UsageError: nothing is left to search, or a prompt is longer than the context.
     """
-    plan = planned.plan
+    plan, base = planned.plan, planned.opened.options
     free = _free(base, given, with_draft=plan.request.draft is not None)
     with planned.dry_runs:
         space = candidates(plan, base, free, planned.dry_runs)
     if not space:
         raise UsageError("the options leave no setting to try", "give fewer of them: what is given is fixed")
-    target_only = replace(api.with_placement(base, plan.target_only), drafters=())
+    target_only = replace(with_placement(base, plan.target_only), drafters=())
     if plan.pair:
-        drafted = api.with_placement(base, plan.pair, draft_max=given.draft_max)
+        drafted = with_placement(base, plan.pair, draft_max=given.draft_max)
     else:
         drafted = replace(target_only, drafters=("lookup",))
     first = [nearest(space, drafted, drafted=True), nearest(space, target_only, drafted=False)]
@@ -83,7 +63,7 @@ def experiment(
         target=pair.target,
         draft=pair.draft,
         options=base,
-        sampling=api.sampling(given),
+        sampling=sampling(given),
         **asked.trial,
         max_tokens=given.value("predict"),
         rpc=given.rpc or (),

@@ -27,7 +27,7 @@ from common import EVIDENCE, ROOT, save
 from published_models import header as published_header
 from scipy.optimize import least_squares
 
-from ggufspec import api
+from ggufspec.api.plan import plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware.backends import backend_of
@@ -372,7 +372,7 @@ def verdicts(folder: Path) -> list[dict[str, Any]]:
         )
         layers = None if line["cpu_moe"] else int(line["layers"] or -1)
         wanted = Settings(gpu_layers=layers, gpu_layers_draft=-1, draft_max=length or None)
-        request = api.plan_request(target, draft, options, chance, wanted)
+        request = plan_request(target, draft, options, chance, wanted)
         size = int(float(line["vram_gib"]) * 2**30)
         machine = plan.Machine(
             (plan.Card(CARD, line["card"], size, size, backend_of(line["backend"]).overhead_bytes),),

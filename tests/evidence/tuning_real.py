@@ -20,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import save
 from processes import rpc_worker
 
-from ggufspec import api
+from ggufspec.api.options import machine
+from ggufspec.api.pairs import open_pair
+from ggufspec.api.plan import make_plan
 from ggufspec.bench.run_log import RunLog
 from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import speed
@@ -37,15 +39,14 @@ LEADERS, REPEATS = 8, 5
 
 def experiment(endpoint: str) -> Experiment:
     """The demo pair with 20 MB of a card, one thread."""
-    free = api.machine(Settings(rpc=(endpoint,)), 1).cards[0].free_bytes
+    free = machine(Settings(rpc=(endpoint,)), 1).cards[0].free_bytes
     given = Settings(
         rpc=(endpoint,), headroom=str(free - CARD_BYTES), threads=1, flash_attn="on", predict=24, repetitions=3
     )
     pair = inputs.pair(given)
     untuned = without_tuned(pair, given)
-    base = api.decoder_options(given.over(untuned.settings))
-    planned = api.make_plan(untuned, given)
-    return tune_experiment(pair, given, base, planned, prompt=None, threshold=0.001, budget_s=None)
+    planned = make_plan(open_pair(untuned, given))
+    return tune_experiment(pair, given, planned, prompt=None, threshold=0.001, budget_s=None)
 
 
 def main() -> None:

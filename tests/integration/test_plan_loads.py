@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import shapes
 
-from ggufspec.api import plan_request
+from ggufspec.api.plan import plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp import dryrun, gguf

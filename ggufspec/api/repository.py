@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec import api
+from ggufspec.api.options import decoder_options, machine, with_context
+from ggufspec.api.pairs import OnEvent, judged, spec_of_files
+from ggufspec.api.plan import plan_request
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.models.hub.client import quant_of
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankedRepository, RankingDocument
@@ -94,7 +96,7 @@ def rank(
     *,
     words: str | None = None,
     draft_repo: str | None = None,
-    on_event: api.OnEvent | None = None,
+    on_event: OnEvent | None = None,
 ) -> RankingDocument:
     """Rank the models of a repository, or of those that a search finds, or the one that is named.
 
@@ -113,8 +115,8 @@ def rank(
     from ggufspec.planning.dry_runs import DryRuns
     from ggufspec.planning.quantisations import sharing
 
-    options = api.decoder_options(given)
-    where = api.machine(given, options.threads or physical_cores())
+    options = decoder_options(given)
+    where = machine(given, options.threads or physical_cores())
     targets = _targets(given, among, words, where, on_event)
     drafts = _of_repository(draft_repo, on_event) if draft_repo else _named_draft(given, on_event)
     likes = {one.like.metadata_only: one.like for one in targets.readable + drafts.readable if one.like}
@@ -129,7 +131,7 @@ def rank(
 
 
 def _targets(
-    given: Settings, among: Repository | None, words: str | None, where: Machine, on_event: api.OnEvent | None
+    given: Settings, among: Repository | None, words: str | None, where: Machine, on_event: OnEvent | None
 ) -> _Found:
     from ggufspec.models.hub import client, repository
 
@@ -151,12 +153,12 @@ def _targets(
         return found
     if among is not None:
         return _add(_Found(), among, on_event)
-    spec = api.spec_of_files(given, on_event, no_draft=True)
+    spec = spec_of_files(given, on_event, no_draft=True)
     named = f"{spec.target.repo}:{spec.target.file}" if isinstance(spec.target, client.HubFile) else str(spec.target)
     return _of_source(spec.target, given.hf_repo or named, on_event)
 
 
-def _of_repository(repo: str, on_event: api.OnEvent | None) -> _Found:
+def _of_repository(repo: str, on_event: OnEvent | None) -> _Found:
     from ggufspec.models.hub import repository
 
     if repo.count("/") != 1 or ":" in repo:
@@ -164,7 +166,7 @@ def _of_repository(repo: str, on_event: api.OnEvent | None) -> _Found:
     return _add(_Found(), repository.look(repo), on_event)
 
 
-def _add(found: _Found, some: Repository, on_event: api.OnEvent | None) -> _Found:
+def _add(found: _Found, some: Repository, on_event: OnEvent | None) -> _Found:
     """``found`` with the models of one more repository.
 
     Raises:
@@ -195,7 +197,7 @@ def _few(of: Repository, budget_bytes: int) -> Repository:
     return replace(of, models=of.models[start : start + _MOST_OF_EACH])
 
 
-def _named_draft(given: Settings, on_event: api.OnEvent | None) -> _Found:
+def _named_draft(given: Settings, on_event: OnEvent | None) -> _Found:
     from ggufspec.models.hub.client import hub_file
 
     if given.hf_repo_draft:
@@ -203,7 +205,7 @@ def _named_draft(given: Settings, on_event: api.OnEvent | None) -> _Found:
     return _of_source(given.model_draft, given.model_draft, on_event) if given.model_draft else _Found()
 
 
-def _of_source(source: str | Path | HubFile, name: str, on_event: api.OnEvent | None) -> _Found:
+def _of_source(source: str | Path | HubFile, name: str, on_event: OnEvent | None) -> _Found:
     """A model that is named: its header is read whole."""
     from ggufspec.models.headers import read_headers
 
@@ -359,7 +361,7 @@ class _Ranking:
         from ggufspec.planning.search import estimate
 
         target = subject.read
-        options = api.with_context(self.options, target[0])
+        options = with_context(self.options, target[0])
         beside = draft.read if draft else None
         if draft:
             options = replace(self._drafting(subject, draft), ctx_size=options.ctx_size)
@@ -370,7 +372,7 @@ class _Ranking:
             acceptance, origin = expected_acceptance(cache_folder(), target[0].fingerprint, beside[0].fingerprint, None)
         if beside:
             self.acceptances.setdefault(acceptance, origin)
-        request = api.plan_request(target, beside, options, acceptance, self.given)
+        request = plan_request(target, beside, options, acceptance, self.given)
         plan = estimate(request, self.machine, self.dry_run)
         self.notes += [note for note in plan.notes if beside and plan.pair is None]
         return plan
@@ -381,7 +383,7 @@ class _Ranking:
         assert draft.like is not None
         key = subject.like.origin, draft.like.origin
         if key not in self._options:
-            self._options[key] = api.drafting(subject.like, draft.like, self.options)
+            self._options[key] = judged(subject.like, draft.like, self.options)[0]
         return self._options[key]
 
     def _next(self, target: _Subject, draft: _Subject | None) -> str:

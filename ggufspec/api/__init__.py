@@ -1,0 +1,1 @@
+"""From settings to a loaded pair: pairs (spec to opened pair), options, plan, resolve; repository; python."""

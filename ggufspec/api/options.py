@@ -1,0 +1,104 @@
+"""From settings to the decoder's options, and to the machine that a plan is for. Given goes over the profile's."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import replace
+from pathlib import Path
+
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import UsageError
+from ggufspec.files import untrusted
+from ggufspec.files.cache import cache_folder
+from ggufspec.llamacpp.options import Placement
+from ggufspec.models.header import ModelHeader
+from ggufspec.planning import machine as machines
+from ggufspec.planning.plan import FREE, Machine
+from ggufspec.settings.registry import parse_drafters
+from ggufspec.settings.table import FIXED_DRAFT_MAX, OPTIONS, Settings, names
+
+_LOOK_BYTES = 2**16
+
+
+def decoder_options(wanted: Settings) -> DecoderOptions:
+    """Settings as the decoder takes them, checked before a model is loaded. Everything on the CPU: the plan places it.
+
+    Raises:
+        UsageError: options contradict each other, or the corpus cannot be read.
+    """
+    if wanted.lookup_corpus is not None:
+        _check_text(wanted.lookup_corpus)  # a typo is not to cost the time to load the models
+    options = wanted.given(name for name in DecoderOptions.__dataclass_fields__ if name in OPTIONS)
+    if wanted.drafter is not None:
+        options["drafters"] = parse_drafters(wanted.drafter)
+    if wanted.draft_policy == "fixed":
+        options.setdefault("draft_max", FIXED_DRAFT_MAX)
+    return DecoderOptions(**options)
+
+
+def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions:
+    """The options with ``-c max`` as the target's number.
+
+    Raises:
+        UsageError: its header has none.
+    """
+    if options.ctx_size or target.context_length:
+        return replace(options, ctx_size=options.ctx_size or target.context_length)
+    raise UsageError(f"{target.name} does not say for which context it was trained", "give a number: -c 8192")
+
+
+def sampling(given: Settings) -> Sampling:
+    """How a token is chosen, as the decoder takes it.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    values = {name: given.value(name) for name in names(group="sampling")}
+    return Sampling(temperature=values.pop("temp"), **values)
+
+
+def layers_of(value: int | str | None) -> int | None:
+    """A number of layers as the plan takes it: -1 is all, None leaves it to the plan."""
+    return max(value, -1) if isinstance(value, int) else None
+
+
+def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
+    """The target's placement as it is given, and of :data:`ggufspec.planning.plan.FREE` what the plan may choose."""
+    given = {name: getattr(wanted, name) for name in Placement.__dataclass_fields__ if name in OPTIONS}
+    given |= {"gpu_layers": layers_of(wanted.gpu_layers), "split": wanted.tensor_split}
+    given = {name: value for name, value in given.items() if value is not None}
+    return Placement(**given), FREE - given.keys()
+
+
+def placement_of_draft(wanted: Settings) -> tuple[Placement, frozenset[str]]:
+    """The same of the draft."""
+    return placement_of(Settings(gpu_layers=wanted.gpu_layers_draft))
+
+
+def machine(wanted: Settings, threads: int) -> Machine:
+    """The machine to plan for: the cards named, or those that are here.
+
+    Raises:
+        UsageError: a size is not one, a card is not known, or cards that are here are mixed with others.
+    """
+    headroom = machines.DEFAULT_HEADROOM_BYTES
+    if wanted.headroom is not None:
+        headroom = machines.parse_size(wanted.headroom, "--headroom")
+    if not (wanted.gpu or wanted.vram):
+        return machines.here(wanted.rpc or (), headroom_bytes=headroom, folder=cache_folder(), threads=threads)
+    if wanted.rpc:
+        raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")
+    sizes = [machines.parse_size(size, "--vram") for size in wanted.vram or ()]
+    return machines.simulated_cards(
+        wanted.gpu or (), sizes, headroom_bytes=headroom, folder=cache_folder(), threads=threads
+    )
+
+
+def _check_text(file: Path) -> None:
+    """Refuse a text that something else will read and that is not there, or does not begin as UTF-8."""
+    beginning = untrusted.read_bytes(file, _LOOK_BYTES, failure=UsageError, cut=True)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(beginning)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text: {error}", "convert it to UTF-8") from None

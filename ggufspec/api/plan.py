@@ -1,0 +1,201 @@
+"""A plan for an opened pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ggufspec.api.options import machine, placement_of, placement_of_draft
+from ggufspec.api.pairs import OnEvent, OpenedPair
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.files.cache import cache_folder
+from ggufspec.hardware.host import physical_cores
+from ggufspec.models import heads, mmproj
+from ggufspec.models.header import ModelHeader
+from ggufspec.planning import rehearsed, search
+from ggufspec.planning.describe import document
+from ggufspec.planning.dry_runs import DryRuns
+from ggufspec.planning.history import expected_acceptance
+from ggufspec.planning.memory import check_overrides, check_part
+from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlanRequest
+from ggufspec.schema.plan import PlanDocument
+from ggufspec.schema.text import counted, of_file
+from ggufspec.settings.table import DRAFT_MAX, Settings
+
+# Measures this machine for a plan on a machine, of models with these headers and options, if that is due; whether it
+# did
+Calibrate = Callable[[Machine | None, Sequence[ModelHeader], DecoderOptions, OnEvent | None], bool]
+
+CONTEXT_GIVEN = "given with -c"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan, and what it was made of."""
+
+    plan: Plan
+    opened: OpenedPair
+    acceptance_from: str
+    context_from: str
+    dry_runs: DryRuns
+
+    def described(self) -> dict[str, Any]:
+        """The pair for the JSON documents: names of files, and the models' shapes."""
+        spec, draft = self.opened.spec, self.plan.request.draft
+        found: dict[str, Any] = {"name": spec.name, "target": str(spec.target)}
+        target_shape = _shape(self.opened.target.header)
+        if draft is not None and draft.in_target:
+            blocks = counted(draft.header.nextn_blocks, "MTP block")
+            return found | {
+                "draft": None,
+                "target_shape": target_shape,
+                "draft_shape": f"{blocks} of the target's file",
+            }
+        found |= {"draft": str(spec.draft) if spec.draft else None, "target_shape": target_shape}
+        return found | ({"draft_shape": _shape(self.opened.draft.header)} if self.opened.draft else {})
+
+    def document(self, *, sweep: bool = False, contexts: bool = False) -> PlanDocument:
+        """The document of ``plan --json``.
+
+        Args:
+            sweep: with both ways over the target's layers: eight steps, the ends and what was chosen.
+            contexts: with other contexts next to the plan's, unless that was given.
+        """
+        with self.dry_runs:
+            rows = search.sweep(self.plan, self.dry_runs) if sweep else ()
+            others = (
+                search.contexts(self.plan, self.dry_runs) if contexts and self.context_from != CONTEXT_GIVEN else ()
+            )
+        sources = {"acceptance_from": self.acceptance_from, "context_from": self.context_from}
+        return document(self.plan, self.described(), sources, rows, others)
+
+
+def _shape(header: ModelHeader) -> str:
+    experts = f", {header.experts_used} of {header.experts} experts" if header.experts else ""
+    blocks = counted(header.blocks, "block")
+    return f"{header.name}  ({header.architecture}, {blocks}{experts}, {of_file(header.weight_bytes())})"
+
+
+def make_plan(
+    opened: OpenedPair,
+    *,
+    where: Machine | None = None,
+    calibrate: Calibrate | None = None,
+    on_event: OnEvent | None = None,
+    verbose: bool = False,
+) -> PlanResult:
+    """Plan an opened pair.
+
+    Args:
+        opened: the pair, and what is given.
+        where: the machine; by default that of ``given``.
+        calibrate: measures this machine's speed if a plan of these models needs it and it is not known.
+        on_event: gets what is measured.
+        verbose: show llama.cpp's log of the dry runs.
+
+    Raises:
+        GgufspecError: nothing fits, or an option is absurd.
+    """
+    wanted, options, target, draft = opened.wanted, opened.options, opened.target, opened.draft
+    threads = options.threads or physical_cores()
+    where = where or machine(wanted, threads)
+    acceptance, acceptance_from = _acceptance(opened)
+    check_overrides(target.header, wanted.override_tensor or (), where.card_names)
+    known = [one.header for one in (target, draft) if one]
+    if calibrate is not None and calibrate(where, known, options, on_event):
+        where = replace(where, speed=machine(wanted, threads).speed)
+    beside = (draft.header, draft.metadata_only) if draft else None
+    request = plan_request((target.header, target.metadata_only), beside, options, acceptance, wanted)
+    if wanted.mmproj:
+        where = with_mmproj(wanted, where, target.header, verbose=verbose)
+    if not where.simulated:
+        request, where = rehearsed.as_rehearsed(request, where, cache_folder(), threads)
+    dry_runs = DryRuns(
+        where.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder(), verbose=verbose
+    )
+    with dry_runs:
+        plan = search.make_plan(request, where, dry_runs)
+    warnings = opened.warnings
+    if dry_runs.limits:
+        warnings = (*warnings, f"{dry_runs.limits}: bytes are estimates; `ggufspec doctor` says how to build one")
+    plan = replace(plan, notes=(*plan.notes, *warnings), confirmed=not dry_runs.limits)
+    context_from = "of its profile" if wanted.ctx_size else "the default"
+    if opened.given.ctx_size is not None:
+        context_from = CONTEXT_GIVEN
+    return PlanResult(plan, opened, acceptance_from, context_from, dry_runs)
+
+
+def _acceptance(opened: OpenedPair) -> tuple[float, str]:
+    """The acceptance rate to expect, and where it is from."""
+    given, draft = opened.given.acceptance, opened.draft
+    if given is not None:
+        return given, f"{given:.0%} a token, given with --acceptance"
+    drafted = draft.header.fingerprint if draft else ""
+    return expected_acceptance(
+        cache_folder(), opened.target.header.fingerprint, drafted, opened.spec.settings.acceptance
+    )
+
+
+def with_mmproj(wanted: Settings, where: Machine, target: ModelHeader, *, verbose: bool = False) -> Machine:
+    """The machine with ``--mmproj`` on the card that llama.cpp puts it on, or on the host.
+
+    That is the first card of this machine in ggml's order, and an RPC worker's only without one: clip_ctx in
+    tools/mtmd/clip.cpp.
+
+    Raises:
+        GgufspecError: the file is missing, is not a projector, or belongs to another model.
+    """
+    assert wanted.mmproj is not None
+    local = [name for name in where.card_names if not name.startswith("RPC")]
+    card = "" if wanted.no_mmproj_offload else next(iter((*local, *where.card_names)), "")
+    used = mmproj.measure(wanted.mmproj, card, simulated=where.simulated, rpc=where.rpc, verbose=verbose)
+    mmproj.check(used, target)
+    return where.with_mmproj(card, used.card_bytes, used.host_bytes)
+
+
+def plan_request(
+    target: tuple[ModelHeader, Path],
+    draft: tuple[ModelHeader, Path] | None,
+    options: DecoderOptions,
+    acceptance: float,
+    wanted: Settings = Settings(),
+) -> PlanRequest:
+    """What to plan for. With a draft, target-only is always placed as well as it can be.
+
+    Args:
+        target: its header, and the metadata-only GGUF of it.
+        draft: the same of the draft, or None.
+        options: context, types, threads and width; their placements are not looked at.
+        acceptance: the acceptance rate to expect.
+        wanted: what of the placements is fixed, cache types that the plan may choose, the longest draft.
+
+    Raises:
+        UsageError: ``n_cpu_moe`` for a model without experts, ``n_cpu_ffn`` for one without another feed-forward.
+    """
+    if wanted.n_cpu_moe:
+        check_part(target[0], "experts", "--n-cpu-moe")
+    if wanted.n_cpu_ffn:
+        check_part(target[0], "ffn", "--n-cpu-ffn")
+    longest = wanted.draft_max or DRAFT_MAX
+    widest = replace(options, draft_max=longest)
+    fixed = ModelRequest(*target, widest.context(with_draft=draft is not None), *placement_of(wanted))
+    beside = ModelRequest(*draft, options.draft_context(), *placement_of_draft(wanted)) if draft else None
+    if draft and beside and options.head:
+        in_target, mtp = draft[1] == target[1], options.head == "mtp"
+        as_read = heads.as_read(target[0], target[0] if in_target else draft[0])
+        beside = replace(beside, as_read=as_read, in_target=in_target, mtp=mtp)
+        fixed = replace(fixed, mtp=in_target, context=replace(fixed.context, hidden=heads.sources(draft[0])))
+    undrafted = replace(widest, drafters=(), lookup_corpus=None)
+    alone = ModelRequest(*target, undrafted.context(with_draft=False))
+    if wanted.n_cpu_ffn == 0:
+        alone = replace(alone, free=alone.free - {"n_cpu_ffn"})
+    return PlanRequest(
+        target=fixed,
+        target_only=alone if draft else fixed,
+        draft=beside,
+        acceptance=acceptance,
+        kv_types=tuple((name, name) for name in wanted.allow_kv or ()),
+        draft_max=longest,
+    )

@@ -1,0 +1,98 @@
+"""From an opened pair to options with their placements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ggufspec.api.options import machine, placement_of, placement_of_draft
+from ggufspec.api.pairs import OnEvent, OpenedPair
+from ggufspec.api.plan import Calibrate, make_plan
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.errors import UsageError
+from ggufspec.hardware.host import physical_cores
+from ggufspec.llamacpp.options import Placement
+from ggufspec.planning.memory import check_overrides
+from ggufspec.planning.plan import PlannedRun
+from ggufspec.schema.plan import PlanDocument
+from ggufspec.settings.table import names
+
+_PLACEMENT = names(group="placement")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """How a pair runs: its options with their placements, those of the best target-only run, and the plan.
+
+    ``plan`` is None if nothing was left to plan: without a card, or with all layers given.
+    """
+
+    pair: DecoderOptions
+    alone: DecoderOptions
+    cards: tuple[str, ...] = ()
+    plan: PlanDocument | None = None
+
+
+def resolve(
+    opened: OpenedPair,
+    *,
+    rival: bool = False,
+    calibrate: Calibrate | None = None,
+    on_event: OnEvent | None = None,
+    verbose: bool = False,
+) -> Resolved:
+    """Where the layers of a pair go, and with ``rival`` those of the best target-only run.
+
+    Layers that are given by number are taken as they are; what is left to ``auto`` is planned. A draft model that
+    is not used (--drafter lookup or none) is not placed.
+
+    Raises:
+        GgufspecError: as :func:`ggufspec.api.plan.make_plan`, whose arguments these are.
+    """
+    wanted, options = opened.wanted, opened.options
+    (target, free), (draft, draft_free) = placement_of(wanted), placement_of_draft(wanted)
+    fixed = replace(options, target=target, draft=draft)
+    all_given = "gpu_layers" not in (free | draft_free if opened.draft else free)
+    if all_given and not rival and not wanted.override_tensor:
+        return Resolved(fixed, fixed)
+    where = machine(wanted, options.threads or physical_cores())
+    if wanted.override_tensor:
+        check_overrides(opened.target.header, wanted.override_tensor, where.card_names)
+    if not where.cards or (all_given and not rival):
+        return Resolved(fixed, fixed)
+    to_plan = _of_rival(opened) if all_given else opened
+    made = make_plan(to_plan, where=where, calibrate=calibrate, on_event=on_event, verbose=verbose)
+    document, cards = made.document(), where.card_names
+    alone = with_placement(options, made.plan.target_only, draft_max=options.draft_max)
+    if all_given:
+        return Resolved(fixed, alone, cards, document)
+    if opened.draft is not None and made.plan.pair is None:
+        raise UsageError(made.plan.why(), "--no-draft runs target-only; plan shows what fits")
+    option = made.plan.pair or made.plan.target_only
+    return Resolved(with_placement(options, option, draft_max=wanted.draft_max), alone, cards, document)
+
+
+def _of_rival(opened: OpenedPair) -> OpenedPair:
+    """The target without its draft, and free to be placed anywhere."""
+    free = dict.fromkeys(_PLACEMENT)
+    return replace(
+        opened,
+        spec=replace(opened.spec, draft=None, settings=replace(opened.spec.settings, **free)),
+        given=replace(opened.given, **free),
+        options=replace(opened.options, drafters=(), lookup_corpus=None),
+        draft=None,
+        warnings=(),
+    )
+
+
+def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: int | None = None) -> DecoderOptions:
+    """``options`` at the placement that a plan found. A fixed draft length is the plan's, unless one is given."""
+    planned = option.draft_length if options.draft_policy == "fixed" else None
+    return replace(
+        options,
+        target=option.target,
+        draft=option.draft or Placement(),
+        draft_max=draft_max or planned or options.draft_max,
+        cache_type_k=option.context.cache_type_k,
+        cache_type_v=option.context.cache_type_v,
+        no_op_offload=not option.context.op_offload,
+    )
