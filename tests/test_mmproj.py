@@ -133,7 +133,7 @@ def test_what_is_no_projector_of_this_model(cli: Cli, projector: Path, tmp_path:
     cut.write_bytes(data[:2000])
     for path, words in (
         (other, "mmproj-other.gguf is the mmproj of another model: demo-target-F16.gguf has embeddings of 320, and it"),
-        (demo_pair()[1], "demo-draft-Q8_0.gguf is no mmproj"),
+        (demo_pair()[1], "demo-draft-Q8_0.gguf is not an mmproj"),
         (unknown, "mmproj-new.gguf: llama.cpp cannot load it as an mmproj"),
         (cut, "mmproj-cut.gguf is cut short"),
         (tmp_path / "none.gguf", "none.gguf is not there"),

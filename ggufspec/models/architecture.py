@@ -99,7 +99,7 @@ NO_MEMORY = frozenset(
 )
 
 # A cache of their own (an indexer's keys, another model's cells), more blocks than the header says, or an encoder
-# beside the decoder: planning.memory does not know them; the dry run does.
+# next to the decoder: planning.memory does not know them; the dry run does.
 IRREGULAR = frozenset(
     {
         "deepseek32",

@@ -2,7 +2,7 @@
 
 The rules are llama.cpp's (``common_speculative_are_compatible`` in common/speculative.cpp) and those of this project's
 own loop, which takes rejected tokens back out of both memories (:mod:`ggufspec.llamacpp.rewind`). What the
-vocabularies' texts are is asked for only where it can change the answer: :mod:`ggufspec.models.vocabulary` reads them.
+vocabularies' texts are is asked for only if it can change the answer: :mod:`ggufspec.models.vocabulary` reads them.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _warnings(target: ModelHeader, draft: ModelHeader) -> Iterator[str]:
             yield f"the {name.upper()} token is {ours} to the target and {theirs} to the draft: ends are not drafted"
     add_eos = [header.metadata.get("tokenizer.ggml.add_eos_token") is True for header in (target, draft)]
     if add_eos[0] != add_eos[1]:
-        yield "only one of them puts an EOS token behind a prompt: llama.cpp's own programs refuse the pair"
+        yield "only one of them puts an EOS token after a prompt: llama.cpp's own programs refuse the pair"
     templates = [bool(header.metadata.get("tokenizer.chat_template")) for header in (target, draft)]
     if templates[0] != templates[1]:
         yield "only one of them has a chat template: expect fewer accepted tokens in a chat"

@@ -47,12 +47,7 @@ def needed_bytes(known: Known) -> int:
 
 
 def make(known: Known, folder: Path, *, verbose: bool = False) -> Result:
-    """Write a dummy model into an existing folder, in a child process: llama.cpp's parser meets the header there.
-
-    Raises:
-        GgufspecError: the disk has no room.
-        Interrupted: Ctrl-C.
-    """
+    """Write a dummy model into an existing folder, in a child process; a GgufspecError if the disk has no room."""
     sparse.check_room(folder, needed_bytes(known), known.header.name)
     return child.call(__name__, Spec(known.sparse.absolute(), folder.absolute()), Result, verbose=verbose)
 

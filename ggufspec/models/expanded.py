@@ -37,11 +37,7 @@ Content = Callable[[str], list[Rows]]
 
 
 def parse(expand: str) -> tuple[str, str]:
-    """(shape, type) of ``SHAPE:TYPE``, such as ``smollm2-360m:F16``.
-
-    Raises:
-        UsageError: there is no such shape or type.
-    """
+    """(shape, type) of ``SHAPE:TYPE``, such as ``smollm2-360m:F16``; a UsageError without such a shape or type."""
     shape, _, kind = expand.partition(":")
     if shape not in SHAPES:
         raise UsageError(f"expand = {expand!r} does not name a shape: write SHAPE:TYPE", "one of " + ", ".join(SHAPES))

@@ -11,10 +11,9 @@ With small letters for the source and capitals for the result:
   stream holds a constant c that no block writes to and no block reads; its share c^2 of RMSNorm's sum is taken from
   epsilon, which is what makes it free. Only the output reads it: a padded token's logit is -16384 / (RMS of the
   residual), some hundreds below the real ones. With tied embeddings every real logit moves by the same tiny number.
-- tied embeddings stay tied, or are written twice.
 
-What is not rounding is exact: F16 outputs agree with the source's to float noise, and quantised ones differ from it as
-any quantised model differs from its F16 original. ``lab/expansion.py`` adds larger heads and mixtures of experts.
+What is not rounding is exact: F16 outputs agree with the source's to float noise. ``lab/expansion.py`` adds larger
+heads and mixtures of experts.
 
 Sources: RMSNorm, rotary embeddings and SwiGLU as in Llama (Touvron et al. 2023, arXiv:2302.13971); function-preserving
 expansion, Net2Net (Chen et al. 2015, arXiv:1511.05641).
@@ -112,7 +111,7 @@ class Layout:
 
 
 def read(path: Path) -> Small:
-    """Read the source model. llama.cpp's parser reads the header here: call it in a child process.
+    """Read the source model, with llama.cpp's parser: call it in a child process.
 
     Raises:
         ModelError: the file is missing, no GGUF file, damaged, or not a plain llama model.
@@ -148,11 +147,7 @@ def read(path: Path) -> Small:
 
 
 def fit(small: Small, big: Shape, file_type: str) -> Layout:
-    """Check that the small model fits into ``big``, and place its heads on the fewest key-value heads.
-
-    Raises:
-        UsageError: it does not fit.
-    """
+    """Check that the small model fits into ``big``, or a UsageError; its heads go to the fewest key-value heads."""
     source = small.shape
     sizes = ("width", "layers", "heads", "kv_heads", "ffn", "vocab", "head_size")
     pairs = [(name, getattr(big, name), getattr(source, name)) for name in sizes]

@@ -50,7 +50,7 @@ class ModelHeader:
     blocks: int  # all blocks
     nextn_blocks: int  # how many of them, the last, predict further tokens
     embedding: int  # width of the residual stream
-    heads: tuple[int, ...]  # query heads by block; 0 where a block has no attention
+    heads: tuple[int, ...]  # query heads by block; 0 if a block has no attention
     kv_heads: tuple[int, ...]  # key-value heads by block
     key_size: int  # numbers per head in a key
     value_size: int  # numbers per head in a value
@@ -231,7 +231,7 @@ class _Reader:
 
     def _checked(self, key: str, value: Value | float, low: int, high: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.absurd(key, f"{str(value)[:40]!r} is no whole number")
+            raise self.absurd(key, f"{str(value)[:40]!r} is not a whole number")
         if not low <= value <= high:
             raise self.absurd(key, f"{value} is not within {low} … {high}")
         return value

@@ -38,7 +38,9 @@ class Entry:
 
     def files(self, folder: Path) -> list[Path]:
         """The metadata-only file, then the sparse file of each part."""
-        return [folder / f"{self.key}{ending}" for ending in _endings(self.header.parts)]
+        parts = self.header.parts
+        sparse = [".header.gguf"] if parts == 1 else part_names(f".header-00001-of-{parts:05}.gguf")
+        return [folder / f"{self.key}{ending}" for ending in (".gguf", *sparse)]
 
 
 def load(folder: Path, locator: str) -> Entry | None:
@@ -81,8 +83,3 @@ def save(folder: Path, found: ModelFiles, header: ModelHeader, prefixes: Sequenc
 
 def _path(folder: Path, locator: str) -> Path:
     return folder / f"{digest(locator)}.json"
-
-
-def _endings(parts: int) -> list[str]:
-    sparse = [".header.gguf"] if parts == 1 else part_names(f".header-00001-of-{parts:05}.gguf")
-    return [".gguf", *sparse]

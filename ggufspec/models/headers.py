@@ -8,7 +8,6 @@ a request for a remote one.
 from __future__ import annotations
 
 import functools
-import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models import header_cache
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.models.hub.client import HubFile, UnreachableError
+from ggufspec.models.hub.client import COMMIT, HubFile, UnreachableError
 from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import MOST_PARTS, LocalFile, ModelFiles, Source, locate, locator, plain
 from ggufspec.models.shared_headers import FIRST_BYTES, Shared
@@ -34,7 +33,6 @@ _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
 _LARGE = 16 << 20  # a header of so many bytes that is still refused may not be one that needs more
 MAX_MEMORY = 4 << 30  # of address space, beyond that of the child with llama.cpp loaded
 _AT_ONCE = 4  # headers that are read in part
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _AGAIN = "download it again"
 
 
@@ -138,7 +136,7 @@ def _kept(source: Source, folder: Path) -> header_cache.Entry | ModelFiles:
     """The cached header of a model, or its files. The last one has to do without a network."""
     source = plain(source)
     entry = header_cache.load(folder, locator(source))
-    if entry and isinstance(source, HubFile) and _COMMIT.fullmatch(source.revision or ""):
+    if entry and isinstance(source, HubFile) and COMMIT.fullmatch(source.revision or ""):
         return entry  # a commit cannot change
     try:
         found = locate(source)

@@ -78,7 +78,7 @@ def require(target: ModelHeader, draft: ModelHeader, drafter: str) -> Kind:
     """The kind of head that a draft file is; ``drafter`` names the kind that it is to be, if any.
 
     Raises:
-        UsageError: it is no such head, with what it is.
+        UsageError: it is not such a head, with what it is.
     """
     kind = kind_of_draft(target, draft, drafter)
     if kind is None or (drafter and kind.drafter not in ("", drafter)):

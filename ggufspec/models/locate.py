@@ -1,4 +1,4 @@
-"""Finds the files of a model on this machine, behind a URL or on the hub, with all parts of a split model."""
+"""Finds the files of a model on this machine, at a URL or on the hub, with all parts of a split model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image projector beside a target: found by name, its header read by range, and what it takes of a card.
+"""The image projector next to a target: found by name, its header read by range, and what it takes of a card.
 
 llama.cpp's parser and its graph of the projector run in a child process.
 """
@@ -108,7 +108,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     with child.limited_memory(MAX_MEMORY):
         part, prefix, _ = read_prefix(file)
     if part.metadata.get("general.architecture") != "clip":
-        raise ModelError(f"{file.name} is no mmproj", "an mmproj is a file beside the model's: mmproj-….gguf")
+        raise ModelError(f"{file.name} is not an mmproj", "an mmproj is a file next to the model's: mmproj-….gguf")
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     device = spec.device

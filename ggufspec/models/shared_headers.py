@@ -3,7 +3,7 @@
 A header is nearly all vocabulary: 8 of its 8.2 MB with Llama 3's. Files of one repository have the same one, so it is
 read once, from the file whose header is known; of each other file only what comes before it and what comes after it is
 read, and parsed as if the vocabulary's arrays were not there. That they are there is checked: they begin with the same
-bytes, end with the same bytes, and the weights of the file, which lie behind them, end where the file ends, to the
+bytes, end with the same bytes, and the weights of the file, which come after them, end where the file ends, to the
 byte. A file that fails a check has its header read whole (:mod:`ggufspec.models.headers`).
 """
 
@@ -27,7 +27,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 class Shared:
     """The bytes of a header that others repeat: its large arrays and what is between them.
 
-    ``parsed`` is the whole header, ``keys`` are those in the shared part, ``after`` the bytes behind it.
+    ``parsed`` is the whole header, ``keys`` are those in the shared part, ``after`` the bytes after it.
     """
 
     data: bytes

@@ -39,12 +39,7 @@ class Result:
 
 
 def judge_known(target: Known, draft: Known, drafter: str = "") -> Compatibility:
-    """Whether ``draft`` is compatible with ``target``, token texts included.
-
-    Raises:
-        ModelError: a cached header cannot be read.
-        ChildError: llama.cpp died over one.
-    """
+    """Whether ``draft`` is compatible with ``target``, token texts included; a ChildError if llama.cpp dies."""
     return judge(
         target.header,
         draft.header,

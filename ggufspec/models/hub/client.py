@@ -33,6 +33,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANT = re.compile(r"(?i)(?:^|[-._/])((?:UD-)?(?:I?Q\d+_[A-Z0-9_]+|TQ\d_0|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-./])")
+COMMIT = re.compile(r"[0-9a-f]{40}")
 USUAL_QUANT = "Q4_K_M"
 
 
@@ -94,11 +95,7 @@ def stays_inside(name: str) -> bool:
 
 
 def check_names(repo: str, file: str, revision: str | None) -> None:
-    """Check that names stay in the repository's folder of the cache.
-
-    Raises:
-        ModelError: the file's name or the revision leaves it.
-    """
+    """A ModelError if the file's name or the revision leaves the repository's folder of the cache."""
     if not stays_inside(file):
         raise ModelError(f"{file!r} leaves the repository {repo}", f"choose a file that {page(repo)}/tree/main shows")
     if revision is not None and not stays_inside(revision):
@@ -158,7 +155,7 @@ def hub_file(name: str, revision: str | None = None, *, draft: bool = False) -> 
     """Resolve ``USER/REPO:QUANT``, as in llama.cpp's ``-hf``, or ``USER/REPO/FILE``.
 
     The default is Q4_K_M, or the only model of the repository. A file name may replace the quant; of a draft so may the
-    kind of a head beside a target, with its own quant: ``mtp``, ``eagle3-Q8_0``.
+    kind of a head next to a target, with its own quant: ``mtp``, ``eagle3-Q8_0``.
 
     Raises:
         GgufspecError: no such repository, none or several files match (lists the choices), or what matches is a head
@@ -181,12 +178,7 @@ def hub_file(name: str, revision: str | None = None, *, draft: bool = False) -> 
 
 
 def find_quant(repo: str, quant: str = "", revision: str | None = None, *, draft: bool = False) -> tuple[str, ...]:
-    """The file of a repository in the quantisation ``quant``; all parts of a split model in order.
-
-    Raises:
-        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: no such repository, or none or several files match; lists the choices.
-    """
+    """The file of a repository in the quantisation ``quant``, all parts in order; fails as :func:`hub_file`."""
     chosen = choose(repo, names(repo, revision), quant, draft=draft)
     for file in chosen:
         check_names(repo, file, revision)
@@ -265,7 +257,7 @@ def no_gguf(repo: str) -> ModelError:
 def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
     """The files of a repository that match ``quant``. Pure.
 
-    Heads beside a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind;
+    Heads next to a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind;
     without either only if the repository has nothing else.
 
     Raises:
@@ -420,11 +412,7 @@ def largest_by_http_bytes() -> int:
 
 
 def blob_path(repo: str, etag: str) -> Path:
-    """Where the cache stores the content of a file; a file there is complete.
-
-    Raises:
-        ModelError: the hub's etag is not a valid file name.
-    """
+    """Where the cache stores the content of a file, complete; a ModelError if the etag is not a valid file name."""
     if not _PLAIN.fullmatch(etag):
         raise ModelError(f"the hub gives no version of a file of {repo}: {etag!r}", f"see {page(repo)}")
     return _repo_folder(repo) / "blobs" / etag

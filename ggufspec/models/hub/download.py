@@ -1,6 +1,6 @@
 """Downloads models from the hub into its cache: resumable, and verified before they are used.
 
-Data is appended to ``ETAG.ggufspec.incomplete`` beside its blob, and becomes the blob when its digest is the hub's, so
+Data is appended to ``ETAG.ggufspec.incomplete`` next to its blob, and becomes the blob when its digest is the hub's, so
 that an interrupted download leaves the beginning of the file. huggingface_hub provides the lock, the client and the
 cache; its own downloads start again each time (``_download_to_tmp_and_move`` in file_download.py).
 """
@@ -31,7 +31,6 @@ _EVENTS_S = 0.1
 _STALL_S, _STALL_BYTES = 60.0, 60_000
 _READ_BYTES = 1 << 20
 _DIGITS = 20  # of a plausible length
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -142,7 +141,7 @@ def fetch(order: Order, on_event: Emit | None = None) -> Order:
 
 def _model(source: HubFile) -> tuple[Item, ...]:
     kept = [replace(source, file=name) for name in part_names(source.file)]
-    if source.revision and _COMMIT.fullmatch(source.revision) and here(source):
+    if source.revision and client.COMMIT.fullmatch(source.revision) and here(source):
         return tuple(map(_kept, kept))
     try:
         found = client.remote_parts(source.repo, [part.file for part in kept], source.revision)
@@ -150,7 +149,7 @@ def _model(source: HubFile) -> tuple[Item, ...]:
         if here(source) is None:
             raise
         return tuple(map(_kept, kept))
-    if not all(_COMMIT.fullmatch(part.commit) for part in found):
+    if not all(client.COMMIT.fullmatch(part.commit) for part in found):
         raise ModelError(f"the hub gives no commit of {source}", "check HF_ENDPOINT")
     return tuple(map(_item, kept, found))
 

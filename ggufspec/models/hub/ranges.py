@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
@@ -26,7 +25,7 @@ _SIGNATURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file behind a URL. Its ``etag`` is compared at every read, unless empty (``commit`` fixes the version then)."""
+    """A file at a URL. Its ``etag`` is compared at every read, unless empty (``commit`` fixes the version then)."""
 
     url: str
     size_bytes: int
@@ -59,12 +58,7 @@ class RemoteFile:
 
 
 def probe(url: str) -> RemoteFile:
-    """Get a file's size and version by reading one byte, which also works where HEAD is refused.
-
-    Raises:
-        UnreachableError: no answer.
-        ModelError: no such file, or the server serves no ranges.
-    """
+    """The size and version of a file, by reading one byte: HEAD may be refused. Fails as :meth:`RemoteFile.read`."""
     _, size, etag = client.with_retries(lambda: _range(url, 0, 1, ""))
     return RemoteFile(url, size, etag)
 
@@ -100,11 +94,8 @@ def _range(url: str, offset: int, count: int, repo: str) -> tuple[bytes, int, st
                 raise client.UnreachableError(f"{shown} comes too slowly", "check the network and try again")
     if len(data) < count:
         raise client.BrokenConnectionError(f"{shown}: the server sent {len(data):,} of {count:,} bytes", "try again")
-    return bytes(data), size, _version(reply.headers)
-
-
-def _version(headers: Mapping[str, str]) -> str:
-    return headers.get("etag") or headers.get("last-modified", "")
+    version = reply.headers.get("etag", "") or reply.headers.get("last-modified", "")
+    return bytes(data), size, version
 
 
 def _wrong(shown: str, what: str) -> ModelError:

@@ -89,10 +89,10 @@ class _Entry:
 
 
 def look(repo: str, revision: str | None = None) -> Repository:
-    """What models a repository has, by its list of files; the last list has to do where the hub is not reached.
+    """What models a repository has, by its list of files; the last list has to do if the hub is not reached.
 
     Raises:
-        UnreachableError: the hub is not reached, and there is no list of before.
+        UnreachableError: the hub is not reached, and there is no earlier list.
         ModelError: there is no such repository, or no GGUF file in it.
     """
     try:
