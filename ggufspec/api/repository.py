@@ -10,24 +10,28 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ggufspec.api.options import decoder_options, machine, with_context
 from ggufspec.api.pairs import OnEvent, judged, spec_of_files
 from ggufspec.api.plan import plan_request
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.models.hub.client import quant_of
+from ggufspec.files.cache import cache_folder
+from ggufspec.hardware.host import physical_cores
+from ggufspec.models import heads
+from ggufspec.models.header import ModelHeader
+from ggufspec.models.headers import Known, read_headers
+from ggufspec.models.hub import client, repository
+from ggufspec.models.hub.client import HubFile, hub_file, quant_of
+from ggufspec.models.hub.repository import ReadModel, Repository
+from ggufspec.planning.dry_runs import DryRuns
+from ggufspec.planning.history import expected_acceptance
+from ggufspec.planning.memory import DryRun
+from ggufspec.planning.plan import Machine, Plan
+from ggufspec.planning.quantisations import DIVERGENCE, DIVERGENCE_SOURCE, bits_per_weight, fits, pareto, sharing
+from ggufspec.planning.search import estimate, largest_context
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankedRepository, RankingDocument
 from ggufspec.settings.table import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.models.header import ModelHeader
-    from ggufspec.models.headers import Known
-    from ggufspec.models.hub.client import HubFile
-    from ggufspec.models.hub.repository import ReadModel, Repository
-    from ggufspec.planning.memory import DryRun
-    from ggufspec.planning.plan import Machine, Plan
 
 MOST_REPOSITORIES = 5  # of a search
 _MOST_OF_EACH = 4  # models of each
@@ -79,8 +83,6 @@ def several(repo: str | None) -> Repository | None:
     Raises:
         GgufspecError: there is no such repository, or no GGUF file in it.
     """
-    from ggufspec.models.hub import client, repository
-
     if repo is None or ":" in repo or repo.count("/") != 1:
         return None
     try:
@@ -110,11 +112,6 @@ def rank(
     Raises:
         GgufspecError: nothing is found, nothing can be read, or the draft cannot serve the targets.
     """
-    from ggufspec.files.cache import cache_folder
-    from ggufspec.hardware.host import physical_cores
-    from ggufspec.planning.dry_runs import DryRuns
-    from ggufspec.planning.quantisations import sharing
-
     options = decoder_options(given)
     where = machine(given, options.threads or physical_cores())
     targets = _targets(given, among, words, where, on_event)
@@ -133,8 +130,6 @@ def rank(
 def _targets(
     given: Settings, among: Repository | None, words: str | None, where: Machine, on_event: OnEvent | None
 ) -> _Found:
-    from ggufspec.models.hub import client, repository
-
     if words is not None:
         names = client.search(words, MOST_REPOSITORIES)
         if not names:
@@ -159,8 +154,6 @@ def _targets(
 
 
 def _of_repository(repo: str, on_event: OnEvent | None) -> _Found:
-    from ggufspec.models.hub import repository
-
     if repo.count("/") != 1 or ":" in repo:
         raise UsageError(f"{repo!r} is not a repository of the hub", "--draft-repo USER/REPO; -hfd names one draft")
     return _add(_Found(), repository.look(repo), on_event)
@@ -172,8 +165,6 @@ def _add(found: _Found, some: Repository, on_event: OnEvent | None) -> _Found:
     Raises:
         GgufspecError: none of them can be read.
     """
-    from ggufspec.models.hub import repository
-
     if not some.models:
         raise ModelError(
             f"{some.repo} has heads and no target: {', '.join(some.heads)}", f"-hf TARGET -hfd {some.repo}"
@@ -198,8 +189,6 @@ def _few(of: Repository, budget_bytes: int) -> Repository:
 
 
 def _named_draft(given: Settings, on_event: OnEvent | None) -> _Found:
-    from ggufspec.models.hub.client import hub_file
-
     if given.hf_repo_draft:
         return _of_source(hub_file(given.hf_repo_draft, draft=True), given.hf_repo_draft, on_event)
     return _of_source(given.model_draft, given.model_draft, on_event) if given.model_draft else _Found()
@@ -207,8 +196,6 @@ def _named_draft(given: Settings, on_event: OnEvent | None) -> _Found:
 
 def _of_source(source: str | Path | HubFile, name: str, on_event: OnEvent | None) -> _Found:
     """A model that is named: its header is read whole."""
-    from ggufspec.models.headers import read_headers
-
     known = read_headers([source], None, on_event)[0]
     file = str(getattr(source, "file", source))
     repo = str(getattr(source, "repo", ""))
@@ -233,8 +220,6 @@ class _Ranking:
 
     def document(self, targets: _Found, drafts: _Found, *, is_list: bool) -> RankingDocument:
         """Rank them. ``is_list``: the drafts are ranked, too, beside the best target, and the fastest counts."""
-        from ggufspec.planning.quantisations import DIVERGENCE_SOURCE
-
         draft = None if is_list or not drafts.subjects else drafts.subjects[0]
         models = self._models(targets, draft)
         target = _best(targets.subjects, models)
@@ -270,8 +255,6 @@ class _Ranking:
         Raises:
             GgufspecError: there is none with more than a reason; it is the first one's.
         """
-        from ggufspec.planning.quantisations import pareto
-
         rows, first = [], None
         for number, subject in enumerate(targets.subjects, 1):
             row = RankedModel(
@@ -295,9 +278,6 @@ class _Ranking:
         return tuple(replace(row, pareto=row.number in best) for row in rows)
 
     def _model(self, row: RankedModel, subject: _Subject, draft: _Subject | None) -> RankedModel:
-        from ggufspec.planning.quantisations import DIVERGENCE, bits_per_weight, fits
-        from ggufspec.planning.search import largest_context
-
         plan = self._plan(subject, draft)
         header, alone = plan.request.target.header, plan.target_only
         longest = largest_context(plan.request.target_only, self.machine, self.dry_run)
@@ -318,8 +298,6 @@ class _Ranking:
 
     def _drafts(self, target: _Subject, drafts: _Found) -> tuple[tuple[RankedDraft, ...], _Subject | None]:
         """A row for each draft beside the target, and the fastest."""
-        from ggufspec.planning.quantisations import bits_per_weight
-
         rows = []
         for number, subject in enumerate(drafts.subjects, 1):
             row = RankedDraft(
@@ -355,11 +333,6 @@ class _Ranking:
         Raises:
             GgufspecError: one of them has no header, the draft cannot serve the target, or nothing fits.
         """
-        from ggufspec.files.cache import cache_folder
-        from ggufspec.models import heads
-        from ggufspec.planning.history import expected_acceptance
-        from ggufspec.planning.search import estimate
-
         target = subject.read
         options = with_context(self.options, target[0])
         beside = draft.read if draft else None
