@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.api.options import decoder_options
+from ggufspec.api.options import decoder_options, placement_of, placement_of_draft
 from ggufspec.cli import inputs
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
+from ggufspec.llamacpp.options import Placement
 from ggufspec.settings.registry import DRAFTERS, check_rule, drafter_text, is_lossy, parse_drafters
 from ggufspec.settings.table import POLICIES, Settings
 
@@ -120,3 +121,10 @@ def test_a_schema_becomes_a_grammar_and_no_grammar_none(tmp_path: Path) -> None:
     assert "root ::=" in from_text
     file.write_text('root ::= "é"', encoding="utf-8")
     assert inputs.grammar(Settings(grammar_file=file)) == inputs.grammar(Settings(grammar='root ::= "é"'))
+
+
+def test_a_placement_is_what_is_given_of_it_and_the_rest_is_free() -> None:
+    given = Settings(gpu_layers="auto", tensor_split=(3.0, 1.0), n_cpu_moe=2, gpu_layers_draft="all", no_mmap=True)
+    assert placement_of(given) == (Placement(0, (3.0, 1.0), 2, no_mmap=True), {"gpu_layers", "n_cpu_ffn"})
+    assert placement_of_draft(given) == (Placement(-1, no_mmap=True), {"n_cpu_moe", "n_cpu_ffn"})
+    assert placement_of(Settings()) == (Placement(), {"gpu_layers", "n_cpu_moe", "n_cpu_ffn"})

@@ -63,6 +63,13 @@ def note(program: str, settings: Settings, words: str) -> bool:
     return any(words in line for line in export(program, settings).notes)
 
 
+def test_weights_that_are_not_mapped() -> None:
+    read = changed(PAIR, no_mmap=True)
+    assert "--no-mmap" in command("llama-server", read)
+    assert "--no-mmap" not in command("llama-server", PAIR)
+    assert flag(command("llama-bench", replace(read, draft=None)), "-mmp") == "0"
+
+
 def test_the_server() -> None:
     assert shlex.join(command("llama-server", PAIR)) == (
         "llama-server -m '/models/big one.gguf' -ngl 45 -c 4352 -b 512 -ub 512 -ctk q8_0 -ctv q8_0 -fa on -t 8 "

@@ -17,7 +17,7 @@ RECORD = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "mixtures.j
     ("flags", "words"),
     [
         (("-ot", "ffn_("), ("'ffn_(' is not PATTERN=DEVICE", "-ot 'ffn_.*_exps=CPU'")),
-        (("-ot", "ffn_(=CPU"), ("is no regular expression: missing )",)),
+        (("-ot", "ffn_(=CPU"), ("is not a valid regular expression: missing )",)),
         (("-ot", "(?i)ffn=CPU"), ("'(?'", "llama.cpp's regular expressions")),
         (("-ot", "ffn_exps=CPU"), ("found in no tensor's name", "ffn_gate_exps", "-ot 'ffn_.*_exps=CPU'")),
         (("-ot", "ffn=CUDA7"), ("-ot ffn=CUDA7 names a device", "CPU, GPU0")),

@@ -73,7 +73,12 @@ def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
 
 def placement_of_draft(wanted: Settings) -> tuple[Placement, frozenset[str]]:
     """The same of the draft."""
-    return placement_of(Settings(gpu_layers=wanted.gpu_layers_draft))
+    return placement_of(replace(unplaced(wanted), gpu_layers=wanted.gpu_layers_draft))
+
+
+def unplaced(wanted: Settings) -> Settings:
+    """The settings with all layers left to the plan."""
+    return replace(wanted, **dict.fromkeys(names(group="placement")))
 
 
 def machine(wanted: Settings, threads: int) -> Machine:

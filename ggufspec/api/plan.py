@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ggufspec.api.options import machine, placement_of, placement_of_draft
+from ggufspec.api.options import machine, placement_of, placement_of_draft, unplaced
 from ggufspec.api.pairs import OnEvent, OpenedPair
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.files.cache import cache_folder
@@ -188,7 +188,7 @@ def plan_request(
         beside = replace(beside, as_read=as_read, in_target=in_target, mtp=mtp)
         fixed = replace(fixed, mtp=in_target, context=replace(fixed.context, hidden=heads.sources(draft[0])))
     undrafted = replace(widest, drafters=(), lookup_corpus=None)
-    alone = ModelRequest(*target, undrafted.context(with_draft=False))
+    alone = ModelRequest(*target, undrafted.context(with_draft=False), *placement_of(unplaced(wanted)))
     if wanted.n_cpu_ffn == 0:
         alone = replace(alone, free=alone.free - {"n_cpu_ffn"})
     return PlanRequest(

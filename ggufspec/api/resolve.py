@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ggufspec.api.options import machine, placement_of, placement_of_draft
+from ggufspec.api.options import machine, placement_of, placement_of_draft, unplaced
 from ggufspec.api.pairs import OnEvent, OpenedPair
 from ggufspec.api.plan import Calibrate, make_plan
 from ggufspec.decoding.options import DecoderOptions
@@ -14,9 +14,6 @@ from ggufspec.llamacpp.options import Placement
 from ggufspec.planning.memory import check_overrides
 from ggufspec.planning.plan import PlannedRun
 from ggufspec.schema.plan import PlanDocument
-from ggufspec.settings.table import names
-
-_PLACEMENT = names(group="placement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +70,10 @@ def resolve(
 
 def _of_rival(opened: OpenedPair) -> OpenedPair:
     """The target without its draft, and free to be placed anywhere."""
-    free = dict.fromkeys(_PLACEMENT)
     return replace(
         opened,
-        spec=replace(opened.spec, draft=None, settings=replace(opened.spec.settings, **free)),
-        given=replace(opened.given, **free),
+        spec=replace(opened.spec, draft=None, settings=unplaced(opened.spec.settings)),
+        given=unplaced(opened.given),
         options=replace(opened.options, drafters=(), lookup_corpus=None),
         draft=None,
         warnings=(),

@@ -18,7 +18,6 @@ KV_TYPES = {
     "q4_0": (32, 18),
     "iq4_nl": (32, 18),
 }
-FLASH_ATTENTION = ("auto", "on", "off")
 REWINDS = ("auto", "snapshots", "checkpoint")
 REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # of a pair; a draft's chain is several batches
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
@@ -68,6 +67,7 @@ class Placement:
         mtp: whether the file's MTP blocks are loaded; without a head on them they would only take memory.
         n_cpu_ffn: the same of the dense feed-forward tensors (``--n-cpu-ffn``).
         override_tensor: ``PATTERN=DEVICE``, tensors and where they are whatever the other options say (``-ot``).
+        no_mmap: whether weights are read into memory, and not mapped from the file.
     """
 
     gpu_layers: int = 0
@@ -76,6 +76,7 @@ class Placement:
     mtp: bool = False
     n_cpu_ffn: int = 0
     override_tensor: tuple[str, ...] = ()
+    no_mmap: bool = False
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
@@ -160,18 +161,6 @@ def parse_override(text: str) -> tuple[str, str]:
     """(pattern, device) of ``PATTERN=DEVICE``; divided at the first = as llama.cpp does (common/arg.cpp)."""
     pattern, _, device = text.partition("=")
     return pattern, device
-
-
-def check_kv_type(name: str) -> None:
-    """Raise UsageError unless ``name`` is one of ``KV_TYPES``."""
-    if name not in KV_TYPES:
-        raise UsageError(f"{name!r} is not a KV cache type", "one of " + ", ".join(KV_TYPES))
-
-
-def check_flash_attention(name: str) -> None:
-    """Raise UsageError unless ``name`` is one of ``FLASH_ATTENTION``."""
-    if name not in FLASH_ATTENTION:
-        raise UsageError(f"{name!r} is not a flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
 
 
 def check_rewind(name: str) -> None:

@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 from ggufspec.llamacpp.devices import buffer_type, chosen_over_others, handle_of
 from ggufspec.llamacpp.options import (
     HEAD_BATCH,
+    KV_TYPES,
     SLACK,
     ContextOptions,
     Placement,
-    check_flash_attention,
-    check_kv_type,
     check_rewind,
 )
 from ggufspec.llamacpp.rewind import architecture_of, choose
@@ -39,7 +38,7 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     params.n_outputs_max = max(options.width, options.sequences)
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k, params.type_v = (kv_type(lib, name) for name in (options.cache_type_k, options.cache_type_v))
-    params.flash_attn_type = _flash_attention(options.flash_attn)
+    params.flash_attn_type = _FLASH_ATTENTION[options.flash_attn]
     params.swa_full = options.swa_full
     params.op_offload = options.op_offload
     check_rewind(options.rewind_by)
@@ -96,6 +95,8 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
     """
     params = lib.llama_model_default_params()
     params.load_mtp = placement.mtp
+    if placement.no_mmap:
+        params.load_mode = lib.LLAMA_LOAD_MODE_NONE
     params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would cut a larger number down silently
     alive: list[Any] = []
     if chosen := names or chosen_over_others():
@@ -115,19 +116,13 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
 
 
 def kv_type(lib: Any, name: str) -> int:
-    """The number of a cache type in enum ggml_type.
-
-    Raises:
-        UsageError: the name is not known.
-    """
-    check_kv_type(name)
+    """The number of a cache type in enum ggml_type."""
+    assert name in KV_TYPES, name
     value: int = getattr(lib, "GGML_TYPE_" + name.upper(), _BF16)
     return value
 
 
-def _flash_attention(name: str) -> int:
-    check_flash_attention(name)
-    return {"auto": -1, "on": 1, "off": 0}[name]
+_FLASH_ATTENTION = {"auto": -1, "on": 1, "off": 0}  # enum llama_flash_attn_type, include/llama.h
 
 
 def load_model(lib: Any, path: Path, params: Any) -> Any:

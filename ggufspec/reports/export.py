@@ -116,6 +116,7 @@ def _options(program: str, settings: Settings) -> Options:
         "-t": context.threads,
         "--swa-full": context.swa_full,
         "--no-op-offload": not context.op_offload,
+        "--no-mmap": placement.no_mmap,
         "--fit": "off",  # which would move what is not set, the split say
         "--rpc": ",".join(settings.rpc),
         "-ot": ",".join(overrides),  # may name these devices
@@ -197,6 +198,7 @@ def _llama_bench(program: str, settings: Settings) -> list[str]:
         "-ub": context.computed,
         **_cache(context),
         "-nopo": int(not context.op_offload),
+        "-mmp": "0" if placement.no_mmap else "",
         "-t": context.threads,
     }
     return _command(program, options)

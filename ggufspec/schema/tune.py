@@ -26,6 +26,7 @@ class TunedSetting:
     ubatch_size: Count
     n_cpu_ffn: Count = 0
     override_tensor: tuple[str, ...] = ()
+    no_mmap: bool = False
 
 
 @dataclass(frozen=True, slots=True)

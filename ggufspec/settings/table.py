@@ -130,9 +130,9 @@ def _overrides(text: str) -> tuple[str, ...]:
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"is no regular expression: {error}") from None
+            raise ValueError(f"is not a valid regular expression: {error}") from None
         if other := _NOT_ECMASCRIPT.search(pattern):
-            raise ValueError(f"has {other[0]!r}, which llama.cpp's regular expressions have not")
+            raise ValueError(f"has {other[0]!r}, which llama.cpp's regular expressions do not support")
     return found
 
 
@@ -264,6 +264,13 @@ class Settings:
         reader=_overrides,
         usual="-ot 'ffn_.*_exps=CPU'; devices are named as in `ggufspec plan`",
         label="tensors elsewhere",
+    )
+    no_mmap: bool | None = option(
+        "--no-mmap",
+        "Read the weights into memory instead of mapping the files.",
+        "context",
+        where="profile python",
+        variable="NO_MMAP",
     )
     mmproj: str | None = option(
         "-mm --mmproj",

@@ -16,7 +16,7 @@ from ggufspec.files.write import check_writable, file_name, write_whole
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models.profile import Pair, Profile, Tuned, find, is_name, load_profile, toml_of, user_folder
 from ggufspec.schema.tune import TuneDocument, TunedSetting
-from ggufspec.settings.table import OLD_NAMES
+from ggufspec.settings.table import OLD_NAMES, names
 from ggufspec.tune.document import FEWEST
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH
 
@@ -127,10 +127,10 @@ def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
         "draft_policy": setting.draft_policy if setting.drafted else None,
         "draft_max": setting.draft_max if setting.drafted else None,
     }
-    for name in ("cache_type_k", "cache_type_v", "flash_attn", "n_cpu_moe", "n_cpu_ffn", "ubatch_size"):
-        value = getattr(setting, name)
-        found[name] = None if value == usual[name] else value
-    found["override_tensor"] = [*setting.override_tensor] or None
+    for name in names(profile=True):
+        if name in setting.__dataclass_fields__ and name not in found:
+            value = getattr(setting, name)
+            found[name] = None if value == usual[name] else [*value] if isinstance(value, tuple) else value
     found["no_op_offload"] = base.no_op_offload or None
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from ggufspec.decoding.options import DecoderOptions
@@ -22,6 +22,7 @@ from ggufspec.schema.tune import TunedSetting
 from ggufspec.settings.registry import drafters_label, drafts_with_corpus, drafts_with_file, parse_drafters
 
 DEFAULT_MICRO_BATCH = 512
+_SEARCHED = {"gpu_layers", "n_cpu_moe"}  # of the target's placement; what else is asked for holds everywhere
 _FIXED = (1, 2, 3, 4, 6, 8)
 _LONGEST = max(_FIXED)
 _OVER = 1.1  # of a card's memory: an estimate may be so much above the truth
@@ -186,6 +187,8 @@ class _Space:
         return max(self.free.threads)
 
     def all(self) -> Iterator[Candidate]:
+        at = asdict(self.request.target.placement)
+        held = {name: at[name] for name in at.keys() & TunedSetting.__dataclass_fields__.keys() - _SEARCHED}
         for drafter in self.free.drafters:
             drafted = drafter != "none"
             policies = self.free.policies if drafted else self.free.policies[:1]
@@ -209,8 +212,7 @@ class _Space:
                                     flash_attn=flash,
                                     threads=threads,
                                     ubatch_size=micro,
-                                    n_cpu_ffn=self.request.target.placement.n_cpu_ffn,
-                                    override_tensor=self.request.target.placement.override_tensor,
+                                    **held,
                                 )
                             )
 
