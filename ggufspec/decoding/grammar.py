@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggufspec.decoding.sampling import Logits, _class_maxima
+from ggufspec.decoding.text import common
 from ggufspec.llamacpp.grammar import Grammar, State
 
 RECENT = 64  # states kept behind the settled text, for a draft that reads it late
@@ -39,11 +40,7 @@ class Path:
     def follow(self, tokens: Sequence[int]) -> None:
         """``tokens`` are what follows the settled text, drafted tokens say."""
         settled = self.settled - self._first
-        known, same = self._tokens[settled:], 0
-        for old, new in zip(known, tokens, strict=False):
-            if old != new:
-                break
-            same += 1
+        same = common(self._tokens[settled:], tokens)
         del self._states[settled + same + 1 :]
         self._tokens[settled + same :] = tokens[same:]
 
@@ -93,7 +90,7 @@ class Path:
         Args:
             logits: (n,) of the first n ids of the vocabulary.
             position: index in the sequence of the token to choose.
-            best: the copy needs only so many of the most likely permitted tokens, and all ties; 0: all of them.
+            best: so many of the most likely permitted tokens are enough, with all ties; 0: all of them.
 
         Returns:
             (n,) float32; None if no token with a finite logit may stand there.

@@ -18,13 +18,7 @@ class Logprob:
 
 
 def logprob(row: Logits, token: int, count: int) -> Logprob:
-    """That of a token, and of the ``count`` likeliest.
-
-    Args:
-        row: (vocab,) logits as the target gave them.
-        token: the emitted one.
-        count: 0 … vocab.
-    """
+    """That of a token, and of the ``count`` likeliest, by the logits (vocab,) as the target gave them."""
     wide = row.astype(np.float64)
     total = float(np.logaddexp.reduce(wide))
     ids = np.argpartition(wide, -count)[-count:] if count else np.empty(0, np.int64)

@@ -37,7 +37,7 @@ class Round:
     readings: tuple[Reading, ...] = ()  # of drafters that decode and caught up
 
     def source(self, index: int) -> str:
-        """Who wrote an emitted token: a drafter's name, or the target: ``bonus`` behind a draft that was accepted
+        """Who wrote an emitted token: a drafter's name, or the target: ``bonus`` after a draft that was accepted
         whole, ``target`` otherwise.
         """
         if index < self.accepted:
@@ -57,21 +57,13 @@ def prefill(
 ) -> Logits:
     """Put ``prompt`` into the target's cache, and return what the first token of the answer is chosen by.
 
-    The drafters read it later, where the policy finds that worth its time. With a policy, they are evaluated on the
-    prompt's last positions by what the target would have said there.
-
-    Args:
-        target: the model whose distribution the text follows.
-        prompt: (n,) token ids, at least one.
-        drafters: those of the answer.
-        policy: the answer's.
-        cached: tokens of the prompt, less than n, that the target's cache begins with and that stay.
-        draft_cached: the same of the drafters' text.
-        apart: decode the last token in a batch of its own of this width, as strict mode decodes every token whose
-            logits count; 0: it is in the prompt's last batch.
+    The drafters read it later, if the policy finds that worth its time. With a policy, they are evaluated on the
+    prompt's last positions by what the target would have said there. Of the prompt's (n,) tokens, ``cached`` < n are in
+    the target's cache and stay there, and ``draft_cached`` in the drafters'. With a width ``apart`` the last token is
+    in a batch of its own of this width, as strict mode decodes every token whose logits count.
 
     Returns:
-        (1, vocab) the target's logits behind the prompt, valid until its next batch.
+        (1, vocab) the target's logits after the prompt, valid until its next batch.
     """
     target.rewind(cached)
     new = prompt[cached:]
@@ -106,35 +98,25 @@ def generate(
 ) -> Generator[Round]:
     """The first token, then rounds until ``max_tokens`` are emitted, a token ends the text, or the context is full.
 
-    Args:
-        target: the model whose distribution the text follows.
-        prompt: (n,) token ids, at least one, which the target has read.
-        rows: (1, vocab) its logits behind them (:func:`prefill`).
-        rule: chooses drafted tokens and judges them.
-        max_tokens: tokens to emit at most.
-        is_end: whether a token ends the text.
-        drafters: none for target-only; where two have a candidate, the policy chooses.
-        policy: decides who drafts and how far; None drafts ``draft_max`` tokens always.
-        draft_max: drafted tokens a round at most.
-        width: tokens to pad a target batch of so many tokens to.
-        clock: seconds, monotonic.
-        observe: called with the target's rows (drafted + 1, vocab) before they are judged; they are valid until then.
+    The target has read the ``prompt`` (n,), and ``rows`` (1, vocab) are its logits after it (:func:`prefill`). Without
+    a policy ``draft_max`` tokens are drafted always. A batch of so many tokens is padded to ``width(tokens)``.
+    ``observe`` is called with the target's rows (drafted + 1, vocab) before they are judged; they are valid until then.
     """
     policy = policy or Policy()
     tokens, chain = list(prompt), list[tuple[str, DraftToken]]()
     last = min(len(prompt) + max_tokens, target.capacity + 1)
     rule.begin(prompt)
-    batch_width, learning_s, readings = 0, 0.0, tuple[Reading, ...]()
+    batch_width, learning_s = 0, 0.0
     while len(tokens) < last:
-        catch_up_s, readings, began = 0.0, (), clock()
+        catch_up_s, readings, began = 0.0, tuple[Reading, ...](), clock()
         verify_began = verify_ended = began
         if len(tokens) > len(prompt):  # the first token needs no batch: the prompt's has its row
             limit, chain = min(draft_max, last - len(tokens) - 1), []
             if drafters and not policy.is_backing_off():
                 policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
-                told_s, readings = catch_up(tokens, drafters, policy, rule, clock)
+                reported_s, readings = catch_up(tokens, drafters, policy, rule, clock)
                 catch_up_s = clock() - began
-                learning_s, began = learning_s + catch_up_s - told_s, began + catch_up_s
+                learning_s, began = learning_s + catch_up_s - reported_s, began + catch_up_s
                 chain = draft(tokens, limit, drafters, policy, rule, is_end, clock)
             batch_width = width(1 + len(chain))
             unverified = (tokens[-1], *(token.token for _, token in chain))
@@ -147,8 +129,7 @@ def generate(
         result = rule.verify(rows, [token for _, token in chain], len(tokens))
         emitted = result.emitted(drafted)
         end = next((i for i, token in enumerate(emitted) if is_end(token)), None)
-        if end is not None:
-            emitted = emitted[: end + 1]
+        emitted = emitted if end is None else emitted[: end + 1]
         tokens.extend(emitted)
         target.rewind(len(tokens) - 1)
         for drafter in drafters:
@@ -224,10 +205,12 @@ def draft(
 def catch_up(
     tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock
 ) -> tuple[float, tuple[Reading, ...]]:
-    """Let drafters read what they did not draft, where that is worth it, and evaluate what they would have drafted
-    there; the seconds that the policy was told of, and who read how much.
+    """Let drafters read what they did not draft, if that is worth it, and evaluate what they would have drafted there.
+
+    Returns:
+        the seconds reported to the policy, and who read how much.
     """
-    told_s, readings = 0.0, list[Reading]()
+    reported_s, readings = 0.0, list[Reading]()
     for drafter in drafters:
         pending = drafter.pending(len(tokens))
         count = policy.catch_up_count(drafter.name, pending) if pending else 0
@@ -236,7 +219,7 @@ def catch_up(
             seen = drafter.catch_up(tokens, rule, count)
             spent = clock() - began
             policy.shadow_evaluated(drafter.name, seen, spent)
-            told_s += spent
+            reported_s += spent
             if count:
                 readings.append(Reading(drafter.name, count, spent, policy.hoped.get(drafter.name, 0.0)))
-    return told_s, tuple(readings)
+    return reported_s, tuple(readings)

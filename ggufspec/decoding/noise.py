@@ -57,13 +57,9 @@ def gumbel(seed: int, position: int, ids: Ids) -> Floats:
 
 
 def choose(ids: Ids, scores: Floats, seed: int, position: int) -> int:
-    """The token with the highest score plus noise: a sample of ``softmax(scores)``.
+    """The token of ``ids`` (n,) with the highest score plus noise: a sample of ``softmax(scores)``.
 
-    Args:
-        ids: (n,) token ids, ascending: a tie goes to the lowest.
-        scores: (n,) log-probabilities up to a constant.
-        seed: as of :func:`gumbel`.
-        position: as of :func:`gumbel`.
+    The ids are ascending: a tie goes to the lowest. The scores (n,) are log-probabilities up to a constant.
     """
     if ids.size == 1:
         return int(ids[0])
@@ -71,7 +67,6 @@ def choose(ids: Ids, scores: Floats, seed: int, position: int) -> int:
 
 
 def _choose(ids: Ids, scores: Floats, start: np.uint64) -> int:
-    """:func:`choose`, by the least work for this many tokens."""
     if ids.size <= _FEW:
         sums = [
             score + _gumbel_int(int(start), token) for token, score in zip(ids.tolist(), scores.tolist(), strict=True)
@@ -94,11 +89,7 @@ def choose_full(logits: Logits, temperature: float, seed: int, position: int) ->
     highest noise of its block reach it together. A high sum is found at the most likely token (the winner on peaked
     rows) and at those with the highest noise of their block (where it is on flat ones).
 
-    Args:
-        logits: (vocab,) as the model gives them; not kept.
-        temperature: above 0.
-        seed: in [0, 2**64).
-        position: index in the sequence of the token to choose.
+    ``logits`` (vocab,) are not kept; the temperature is above 0.
 
     Raises:
         ModelError: a logit is NaN, or the highest is infinite.

@@ -20,9 +20,6 @@ class Penalties:
 
     What stands at a position is penalised for the ``repeat_last_n`` tokens before it: those that are settled, and the
     drafted ones between. So every row is changed as if its text had been decoded one token at a time.
-
-    Args:
-        sampling: the penalties.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -47,16 +44,9 @@ class Penalties:
         self._text[position:] = tokens
 
     def apply(self, row: Logits, position: int) -> None:
-        """Change the logits of the tokens that stand before ``position``, in place.
+        """Change the logits (vocab,) for ``position`` in place, in the time of the window, whatever the vocabulary.
 
-        Takes the time of the window, whatever the vocabulary.
-
-        Args:
-            row: (vocab,) logits for the token at ``position``. Ids beyond it, which only the target has, are left out.
-            position: index in the sequence of the token to choose.
-
-        Raises:
-            ValueError: the tokens before ``position`` are not known.
+        Ids beyond the row, which only the target has, are left out. ValueError: the tokens before it are not known.
         """
         if position > len(self._text):
             raise ValueError(f"nothing is known of position {len(self._text)}, before {position}")

@@ -85,8 +85,6 @@ def random_seed() -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The tokens that may be sampled."""
-
     ids: Ids  # (n,) ascending, at least one
     scores: Floats  # (n,) log-probabilities up to a constant, after temperature; all finite
 
@@ -110,9 +108,7 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
     All arithmetic is of 64 bits but for one sum: where top-p counts the whole vocabulary, as it does without top-k,
     that is summed in 32 bits, as by llama.cpp. It decides where top-p ends, and has no part in the scores.
 
-    Args:
-        logits: (vocab,) as the model gives them; not kept.
-        sampling: the truncations and the temperature; the seed has no part in this.
+    ``logits`` (vocab,) are not kept.
 
     Raises:
         ModelError: a logit is NaN, or the highest is infinite.

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 class TextStream:
     """Turns the bytes of tokens into text that is safe to show.
 
-    Held back are a character's first bytes until the rest comes, and whatever may still become a stop string.
-
-    Args:
-        stop: strings that end the text; they are not part of it.
+    Held back are a character's first bytes until the rest comes, and whatever may still become one of the strings
+    ``stop``, which end the text and are not part of it.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -45,3 +43,11 @@ class TextStream:
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of ``stop`` that ``text`` ends with."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    for count, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return count
+    return min(len(one), len(other))

@@ -26,9 +26,7 @@ class Threads:
         fixed: so many threads whatever else runs; 0 follows.
         cores: threads on an idle machine.
         cpus: logical CPUs.
-        usage: reads the system's counters.
-        clock: seconds, monotonic.
-        sleep: waits until there is something to be read.
+        usage, clock, sleep: the system's.
 
     Attributes:
         count: threads now.

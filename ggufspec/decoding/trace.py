@@ -20,14 +20,11 @@ def spelled(piece: bytes) -> str:
 
 
 class Trace:
-    """What an answer's rounds were made of, for one answer at a time.
+    """What an answer's rounds were made of, for one answer at a time; ``rounds`` has those of the last one.
 
     Args:
         spell: the text of a token; without it texts are empty.
         on_round: called with every round when it is over, before its tokens are yielded.
-
-    Attributes:
-        rounds: of the last answer, as far as it came.
     """
 
     def __init__(
@@ -41,13 +38,11 @@ class Trace:
         self._rule: Rule | None = None
 
     def begin(self, rule: Rule) -> None:
-        """An answer begins; the rule records its decisions from now on."""
         self.rounds = []
         self._rule = rule
         rule.record(self._spell)
 
     def add(self, round_: Round) -> None:
-        """A round of that answer is over."""
         rule = self._rule
         assert rule is not None
         drafted, added = rule.decisions(round_.drafters)

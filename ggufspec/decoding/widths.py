@@ -27,12 +27,7 @@ def classes(model: Context, limit: int, depths: Sequence[int] = DEPTHS) -> tuple
     """The classes of the widths 1 … ``limit``, the one of the widest first; each width is in one of them.
 
     Two widths agree if the logits at equal places of a text are the same to the bit, as far as both reach, at every
-    depth. The model's cache is empty afterwards.
-
-    Args:
-        model: whose widths are compared.
-        limit: the widest batch; less where the context is smaller.
-        depths: tokens of context at which they are compared; those that do not fit are brought nearer.
+    depth (tokens of context; those that do not fit are brought nearer). The model's cache is empty afterwards.
     """
     model.rewind(0)
     limit = min(limit, model.capacity)
@@ -57,12 +52,8 @@ def strict_widths(model: Context, limit: int, depths: Sequence[int] = DEPTHS) ->
     That is mostly the fastest where few tokens are decoded. Timings have no part in it: processes must agree.
 
     Within it a token's logits depend neither on the width, nor on its place in the batch, nor on padding: that is
-    tested beyond what makes a class. The model's cache is empty afterwards.
-
-    Args:
-        model: the target; one that cannot pad needs a class of 1, 2, … without a gap.
-        limit: the widest batch that the context allows.
-        depths: as of :func:`classes`.
+    tested beyond what makes a class. A model that cannot pad needs a class of 1, 2, … without a gap. The model's cache
+    is empty afterwards.
 
     Raises:
         ModelError: there is no such class with room for a drafted token.
@@ -81,7 +72,6 @@ def strict_widths(model: Context, limit: int, depths: Sequence[int] = DEPTHS) ->
 
 
 def _rank(widths: Widths) -> tuple[int, Widths]:
-    """Lower is better."""
     return -min(len(widths), _ROOM), widths
 
 

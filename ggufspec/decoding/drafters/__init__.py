@@ -15,10 +15,6 @@ __all__ = ["Drafter", "Parts", "make"]
 
 
 def make(name: str, parts: Parts) -> Drafter:
-    """The drafter of this name.
-
-    Raises:
-        UsageError: what it is made of cannot be read.
-    """
+    """The drafter of this name."""
     drafter: Drafter = import_module(DRAFTERS[name].module).make(parts)
     return drafter

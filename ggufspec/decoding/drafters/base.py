@@ -44,8 +44,6 @@ class Parts:
 
 
 class Drafter(Protocol):
-    """Proposes what the target may say next."""
-
     name: str  # of the registry
     failure: str  # why it has given up, for the user; empty while it has not
 
@@ -73,7 +71,7 @@ class Drafter(Protocol):
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
         """Read what was emitted and not read yet; what it would have proposed there.
 
-        Where that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these.
+        If that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these.
         """
         ...
 
@@ -93,7 +91,6 @@ class RowDrafter:
     _choices: Sequence[int] = ()  # what the target would have said at its last positions
 
     def _candidate(self, row: Logits, rule: Rule, position: int) -> Candidate | None:
-        """The candidate of a penalised row (vocab,) for ``position``."""
         try:
             sure = confidence(row)
         except ModelError as error:
@@ -102,7 +99,6 @@ class RowDrafter:
         return Candidate(sure, lambda: rule.draft_token(row, position))
 
     def _judge(self, seen: Iterable[tuple[Logits, float]]) -> list[ShadowEvaluation]:
-        """Evaluations of rows with the agreement of each."""
         try:
             return [ShadowEvaluation(confidence(row), agreement) for row, agreement in seen]
         except ModelError as error:

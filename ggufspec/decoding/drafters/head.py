@@ -19,13 +19,7 @@ from ggufspec.llamacpp.model import Context, Logits
 
 
 class HeadDrafter(RowDrafter):
-    """A head whose cache is kept from round to round.
-
-    Args:
-        head: on the target's context.
-        target: whose hidden rows it reads.
-        name: ``mtp`` or ``eagle3``.
-    """
+    """A head on the target's context, whose cache is kept from round to round; its name is ``mtp`` or ``eagle3``."""
 
     def __init__(self, head: Head, target: Context, name: str) -> None:
         self.name = name
@@ -39,7 +33,6 @@ class HeadDrafter(RowDrafter):
 
     @property
     def has_read(self) -> int:
-        """Tokens of the text that it has read with the target's rows, or forgotten."""
         return self._read
 
     def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
@@ -137,20 +130,15 @@ class HeadDrafter(RowDrafter):
         return logits
 
     def _forget(self, length: int) -> None:
-        """Begin anew behind so many tokens."""
         self.head.rewind(0)
         self._first = self._read = length
 
     def _rewind(self) -> None:
         """Take the pairs of a chain out of the cache."""
-        if self._read > self._first:
-            self.head.rewind(self._read - self.head.shift)
-        else:
-            self.head.rewind(0)
+        self.head.rewind(self._read - self.head.shift if self._read > self._first else 0)
 
 
 def make(parts: Parts) -> HeadDrafter:
-    """The head's drafter."""
     assert parts.head is not None
     assert parts.target is not None
     return HeadDrafter(parts.head, parts.target, "eagle3" if parts.head.is_eagle3 else "mtp")

@@ -158,12 +158,10 @@ class Index:
 
 
 class LookupDrafter:
-    """Proposes what followed the longest match in the text so far or in a corpus; the text wins a draw.
+    """Proposes what followed the longest match in the text so far or in a corpus (n,), such as the files that an answer
+    may quote; the text wins a draw.
 
     The index holds only what is final. A drafted chain is in the text that is looked up, never in the index.
-
-    Args:
-        corpus: (n,) token ids of other text, such as the files that an answer may quote; see :class:`Index` for memory.
     """
 
     name, failure = "lookup", ""
@@ -238,5 +236,4 @@ class LookupDrafter:
 
 
 def make(parts: Parts) -> LookupDrafter:
-    """A lookup in the text and the corpus."""
     return LookupDrafter(parts.corpus)

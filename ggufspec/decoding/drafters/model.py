@@ -18,7 +18,7 @@ class ModelDrafter(RowDrafter):
 
     Args:
         model: the draft.
-        target_vocab_size: tokens in the target's vocabulary; sizes may differ by padding at the end.
+        target_vocab_size: may differ from the draft's by padding at the end.
         width: the batch width for so many tokens.
     """
 
@@ -97,6 +97,5 @@ class ModelDrafter(RowDrafter):
 
 
 def make(parts: Parts) -> ModelDrafter:
-    """The draft model's drafter."""
     assert parts.draft is not None
     return ModelDrafter(parts.draft, parts.target_vocab_size)

@@ -84,7 +84,6 @@ class Adaptive(Policy):
         self._verified = 0
 
     def estimator(self, name: str) -> AcceptanceEstimator:
-        """What has been observed of a drafter's candidates."""
         known = self._estimators.get(name)
         if known is None:
             known = self._estimators[name] = AcceptanceEstimator(MODEL if name in self.drafts else LOOKUP)
@@ -199,7 +198,7 @@ class Adaptive(Policy):
         return count
 
     def _worth_reading(self, name: str, pending: int, *, first: bool) -> int:
-        """How many of the last tokens are worth reading; 0 where these would be few.
+        """How many of the last tokens are worth reading; 0 if these would be few.
 
         Reading is paid by what the drafter is known to gain, or, for finding out, by what it may gain if it is better
         than it seems, within what trials may take.
@@ -235,7 +234,6 @@ class Adaptive(Policy):
         return count
 
     def _allowance_s(self, *, first: bool) -> float:
-        """Seconds that finding out may take now."""
         trials, horizon_s = self._trials, self._horizon / self._rate
         if first and trials.answers == 1:
             return CONSTANTS.first_share * (trials.elapsed_s + horizon_s)
@@ -292,7 +290,6 @@ class Adaptive(Policy):
         return one + (self._reading_s(name, pending) - one) / rounds
 
     def _reading_s(self, name: str, count: int) -> float:
-        """Seconds in which a drafter reads so many tokens."""
         draft = self.drafts[name]
         more = max(0.0, count / draft.limit - 1)
         return draft.seconds(min(count, draft.limit)) * (1 + more * self._in_large)
@@ -303,7 +300,7 @@ class Adaptive(Policy):
         return self._best(self._continuations(name, position), chance)
 
     def _value_of_proposing(self, name: str, pending: int, position: int) -> float:
-        """Tokens gained by asking for a candidate, which joins the chain only where that pays then."""
+        """Tokens gained by asking for a candidate, which joins the chain only if that pays then."""
         ways, survival = self._continuations(name, position), self._survival
         price = self._rate * self._cost_s(name, pending)
         outlook = self.estimator(name).outlook(position)
@@ -329,5 +326,4 @@ class Adaptive(Policy):
 
     @staticmethod
     def _best(ways: Sequence[tuple[float, float]], chance: float) -> float:
-        """Of the ways to go on: tokens gained if the first one's chance is this."""
         return max((chance * run - price for run, price in ways), default=-math.inf)

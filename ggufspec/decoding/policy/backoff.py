@@ -39,18 +39,14 @@ class BackOff:
         return backing_off
 
     def observe_idle(self, outcome: Outcome) -> None:
-        """A round has ended in which nothing was decided."""
         self.active = 0
         self.overhead_s += (outcome.total_s - outcome.verify_s - self.overhead_s) * CONSTANTS.overhead_step
 
     def observe_active(self, outcome: Outcome, target_only_s: float, drafting_s: float, *, drafted: bool) -> None:
         """A round has ended in which drafting was decided about; a cooldown may begin.
 
-        Args:
-            outcome: of the round.
-            target_only_s: seconds of a batch of one token.
-            drafting_s: seconds in draft models.
-            drafted: whether anything was verified.
+        ``target_only_s`` are seconds of a batch of one token, ``drafting_s`` those in draft models; ``drafted`` says
+        whether anything was verified.
         """
         target_only_s += self.overhead_s
         deciding_s = outcome.total_s - outcome.verify_s - drafting_s - self.overhead_s + self.learning_s

@@ -10,8 +10,6 @@ from ggufspec.decoding.drafters.base import ShadowEvaluation
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a round went."""
-
     width: int  # tokens in the target's batch, padding included
     accepted: int  # drafted tokens
     emitted: int  # tokens that the round added to the text
@@ -36,9 +34,8 @@ class Policy:
         """The target has read so many tokens of the prompt in so many seconds."""
 
     def begin(self, limit: int, remaining: int, *, may_trim: bool) -> None:  # noqa: ARG002 - nothing is trimmed
-        """A round of at most ``limit`` drafted tokens; the answer has at most ``remaining`` to come.
-
-        ``may_trim``: drawn tokens may be left unverified.
+        """A round of at most ``limit`` drafted tokens, of at most ``remaining`` of the answer; with ``may_trim``, drawn
+        tokens may be left unverified.
         """
         self._length = 0
 

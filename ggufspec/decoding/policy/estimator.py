@@ -72,7 +72,6 @@ class AcceptanceEstimator:
         return estimator
 
     def state(self) -> EstimatorState:
-        """For another one to go on from."""
         return EstimatorState(self._seen, self._accepted, self._usual, self._run, self._all, self._losses)
 
     def chance(self, confidence: float, position: int) -> float:

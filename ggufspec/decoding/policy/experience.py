@@ -17,8 +17,8 @@ class PairExperience:
 
     Args:
         folder: the cache; None reads and writes nothing.
-        target: the target's fingerprint; empty where it is not known: nothing is read or written then.
-        drafters: by name, the fingerprint of a drafter's file, or its name where it has none.
+        target: the target's fingerprint; empty if it is not known: nothing is read or written then.
+        drafters: by name, the fingerprint of a drafter's file, or its name if it has none.
 
     Attributes:
         estimators: what is known, by drafter; answers add to it.
@@ -37,14 +37,12 @@ class PairExperience:
         self._since: dict[str, Experience] = {}
 
     def count(self, rounds: Iterable[Round]) -> None:
-        """What became of the tokens that were drafted in an answer."""
         for round_ in rounds:
             for position, name in enumerate(round_.drafters[: round_.accepted + 1]):
                 since = self._since.setdefault(name, Experience())
                 since.count(position, accepted=position < round_.accepted)
 
     def save(self) -> None:
-        """Write what this session added."""
         if self._folder is None:
             return
         for name, key in self._drafters.items():

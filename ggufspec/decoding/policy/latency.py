@@ -34,8 +34,7 @@ class LatencyModel:
     Args:
         points: measured seconds by width, at least one. Widths between them are interpolated. Beyond the last, the
             slope of the last segment goes on, but not less than that of all points: they may end in a dip.
-        widths: the widths that may be used (strict mode: one class); None: up to ``limit``, but of
-            those beyond 16 only multiples of 8.
+        widths: the widths that may be used (strict mode: one class); None: up to ``limit``, beyond 16 by 8.
         switch_s: what a batch costs more whose width is not the last one's, for a new graph.
         trusted: whether the measurement was undisturbed.
         limit: the widest batch that the context allows; None: the last of ``points``. ``widths`` goes before it.
@@ -95,7 +94,6 @@ class LatencyModel:
         return self._best[count]
 
     def seconds(self, count: int) -> float:
-        """Of a batch of ``count`` tokens at its width."""
         return self._seconds[count] * self._factor
 
     def up_to(self, most: int, last: int | None = None) -> list[float]:

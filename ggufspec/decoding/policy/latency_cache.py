@@ -44,11 +44,7 @@ class Key:
 def key(
     path: Path, placement: Placement, context: ContextOptions, *, outputs: int | None = None, strict: bool = False
 ) -> Key:
-    """The key of a model that is placed and decoded so; of a split model, ``path`` is its first part.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The key of a model that is placed and decoded so; of a split model, ``path`` is its first part."""
     with path.open("rb") as file:
         head = hashlib.sha256(file.read(_HEAD_BYTES))
     head.update(str(path.stat().st_size).encode())
@@ -68,18 +64,12 @@ def key(
 
 @dataclass(frozen=True, slots=True)
 class SavedLatency:
-    """A latency model in the cache."""
-
     points: dict[int, float]
     switch_s: float
     widths: tuple[int, ...] | None  # the strict class; None where every width may be used
 
     def model(self, limit: int, *, can_pad: bool, trusted: bool = True) -> LatencyModel:
-        """The model, of batches up to ``limit``.
-
-        Raises:
-            ValueError: the numbers are none of a latency model.
-        """
+        """The model, of batches up to ``limit``; ValueError if the numbers are not those of a latency model."""
         return LatencyModel(
             self.points, widths=self.widths, switch_s=self.switch_s, trusted=trusted, limit=limit, can_pad=can_pad
         )
@@ -92,12 +82,7 @@ def machine() -> tuple[Any, ...]:
 
 
 def load(folder: Path, key: Key) -> SavedLatency | None:
-    """What the cache has of a model on this machine.
-
-    Args:
-        folder: the cache, see :func:`ggufspec.files.cache.cache_folder`.
-        key: what is wanted.
-    """
+    """What the cache in ``folder`` has of a model on this machine."""
     saved = _table(folder).get(_name(key))
     if saved is None or (saved.widths is not None) != key.strict or max(saved.widths or [0]) > key.limit:
         return None
@@ -125,13 +110,6 @@ def load_or_measure(
 
     What is measured undisturbed is cached at once; what was cached is compared with two batches of now. In strict mode
     the class of widths is found first, and the model's KV cache is empty afterwards; else it is as it was.
-
-    Args:
-        model: whose batches are timed.
-        key: of the cache.
-        folder: the cache; None caches nothing.
-        clock: seconds, monotonic.
-        budget_s: seconds for the timing, see :func:`ggufspec.decoding.policy.timing.measure`.
 
     Raises:
         ModelError: strict mode is wanted and there is no class of widths.

@@ -26,13 +26,6 @@ class PairLatency:
     Target-only, or a draft of fixed length, needs none outside strict mode. What is needed is measured by
     :meth:`configure`.
 
-    Args:
-        target: the target's context.
-        draft: the draft's, or a head, or None.
-        options: how the pair is loaded and decoded.
-        cache: folder of the cache, or None.
-        experience: what the drafters have shown.
-
     Attributes:
         notes: sentences for the user.
         refusal: why nothing is drafted although something could be, or empty.
@@ -107,7 +100,6 @@ class PairLatency:
         return latency
 
     def policy(self) -> Policy:
-        """The policy of one answer."""
         if self._options.draft_policy == "fixed":
             return Policy()
         assert self._target is not None
@@ -122,7 +114,6 @@ class PairLatency:
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether drafting has a cooldown."""
         return self._back_off.cooldown > 0
 
     @property
@@ -132,7 +123,6 @@ class PairLatency:
 
     @property
     def draft_width(self) -> Callable[[int], int]:
-        """The same of the draft."""
         return self._draft.width if self._draft and self._in_use else lambda count: count
 
     def save(self) -> None:
@@ -145,11 +135,7 @@ class PairLatency:
 def refusal(target: LatencyModel, draft_s: float, draft_max: int, *, again: bool) -> str:
     """Why drafting cannot win where taking tokens back has a price, even if all are accepted; empty where it can.
 
-    Args:
-        target: of the target.
-        draft_s: seconds of one drafted token.
-        draft_max: the longest draft, shorter than the widest batch.
-        again: whether what is accepted before a rejection is decoded again.
+    ``draft_s`` are the seconds of a drafted token; ``again``: what is accepted before a rejection is decoded again.
     """
     one_s = target.seconds(1)
 

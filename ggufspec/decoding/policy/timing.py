@@ -23,8 +23,6 @@ _TOO_SLOW = 1.5  # so many times what the same tokens take in narrower batches: 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a measurement of T(n) found."""
-
     points: dict[int, float]  # seconds by width
     switch_s: float  # what a batch costs more whose width is not the last one's; 0 where it is lost in the rest
     trusted: bool  # whether two timings of every width agreed
@@ -47,14 +45,9 @@ def measure(
     too often half as long again as the next. Times that contradict each other are taken again: other programs only ever
     add to them, so that the shortest counts.
 
-    Args:
-        model: whose batches are timed.
-        clock: seconds, monotonic.
-        limit: the widest batch that is asked for.
-        budget_s: seconds to spend; the widths 1, 2, 4 and 8 are timed even if they take more, and 16 within
-            three times as much.
-        allowed: the widths that may be used; None: all up to ``limit``.
-        outputs: rows of logits of a batch at most; None: all, as a verification has.
+    Of the ``allowed`` widths up to ``limit`` (None: all) 1, 2, 4 and 8 are timed even if they take more than
+    ``budget_s``, and 16 within three times as much. A batch has ``outputs`` rows of logits at most; None: all, as a
+    verification has.
 
     Raises:
         ValueError: no width may be used.
@@ -115,16 +108,13 @@ class _Timer:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the first batch."""
         return self.clock() - self.began
 
     @property
     def widest_s(self) -> float:
-        """Seconds of the widest batch so far."""
         return min(self.timings[max(self.timings)])
 
     def visit(self, width: int) -> None:
-        """Time a width, which may have been timed before."""
         first = self.once(width)
         if first > _SLOW * self.budget_s and self.timings and width not in self.timings:
             self.timings[width] = [first]
@@ -137,7 +127,6 @@ class _Timer:
                 known.append(self.once(width))
 
     def again(self, width: int) -> None:
-        """Time a slow width once, or once more."""
         self.timings.setdefault(width, []).append(self.once(width))
 
     def suspects(self) -> list[int]:

@@ -20,13 +20,9 @@ __all__ = ["Rule", "make_rule"]
 def make_rule(
     name: str, sampling: Sampling, grammar: Grammar | None = None, bias: Mapping[int, float] | None = None
 ) -> Rule:
-    """The rule of this name.
+    """The rule that ``--accept`` names so; with a grammar, ``begin`` and ``follow`` must be called.
 
-    Args:
-        name: as ``--accept`` has it.
-        sampling: how the target chooses.
-        grammar: of the text, if it has one; ``begin`` and ``follow`` must be called then.
-        bias: what is added to the logits of tokens, by their ids.
+    ``bias`` is added to the logits of tokens, by their ids.
 
     Raises:
         UsageError: there is no such rule.

@@ -48,7 +48,6 @@ class AcceptanceResult:
     token: int | None  # the target's own behind them; None if the grammar permits none: the text ends
 
     def emitted(self, drafted: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that a round emits that drafted these."""
         accepted = tuple(drafted[: self.accepted])
         return accepted if self.token is None else (*accepted, self.token)
 
@@ -69,10 +68,7 @@ class Recorder:
 class Rule:
     """How drafted tokens are chosen and judged: what all rules share, the text and the record.
 
-    Args:
-        sampling: how the target chooses.
-        path: of the grammar, if there is one.
-        number: of ``--accept top-k:3``, say; 0 for a rule that takes none.
+    ``number`` is that of ``--accept top-k:3``, say; 0 for a rule that takes none.
     """
 
     kind: ClassVar[str]  # of ``settings.RULES``
@@ -90,18 +86,15 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """As ``--accept`` has it."""
         return f"{self.kind}:{self.number}" if self.number else self.kind
 
     @property
     def description(self) -> str:
-        """When a drafted token is accepted."""
         row = RULES[self.kind]
         return row.description.replace(row.form.partition(":")[2], str(self.number)) if self.number else row.description
 
     @property
     def lossless(self) -> bool:
-        """Whether the text has the target's distribution."""
         return RULES[self.kind].lossless
 
     @property
@@ -190,7 +183,6 @@ class Rule:
         raise NotImplementedError
 
     def _masked(self, logits: Logits, position: int) -> Logits | None:
-        """The row with what the grammar permits; None if that is nothing."""
         return logits if self._path is None else self._path.masked(logits, position, self._best)
 
     # ---- the record
@@ -201,10 +193,7 @@ class Rule:
 
     def decisions(self, drafters: Sequence[str]) -> tuple[tuple[Drafted, ...], Added | None]:
         """What was decided in the last verification, of a rule that records: the drafted tokens, and the one that
-        follows, as if it was emitted; None if the grammar permits none.
-
-        Args:
-            drafters: who drafted each of them.
+        follows, as if it was emitted; None if the grammar permits none. ``drafters`` names who drafted each.
         """
         recorder = self._recording
         proposed = self._proposed(recorder) if recorder.proposed is None else recorder.proposed
@@ -225,7 +214,6 @@ class Rule:
         return None if self.recorder is None else row.copy()
 
     def _proposed(self, recorder: Recorder) -> tuple[Drafted, ...]:
-        """The drafted tokens before they are judged."""
         return tuple(
             Drafted(
                 position,
@@ -247,7 +235,6 @@ class Rule:
         return Seen(logit if np.isfinite(logit) else None, float(np.exp(log_p[token])), likeliest)
 
     def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:
-        """The probability with which a token was drawn from the draft's row."""
         raise NotImplementedError
 
     def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
@@ -277,12 +264,7 @@ def log_probabilities(logits: Logits, temperature: float) -> Floats:
 
 
 def likeliest_ids(row: Logits, count: int = LIKELIEST) -> Ids:
-    """The ids of the highest logits, highest first, ties by the lower id; none with a logit of -inf.
-
-    Args:
-        row: (vocab,) as the model gives it.
-        count: so many at most.
-    """
+    """The ids of the highest logits, highest first, ties by the lower id; none with a logit of -inf."""
     count = min(count, row.size)
     ids = np.flatnonzero(row >= np.partition(row, -count)[-count])  # with all ties
     ids = ids[row[ids] > -np.inf]

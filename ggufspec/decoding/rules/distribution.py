@@ -22,12 +22,10 @@ class Distribution:
 
     @classmethod
     def of(cls, drawn_from: Candidates) -> Distribution:
-        """The distribution of a token drawn from candidates."""
         return cls(drawn_from.ids, drawn_from.probabilities())
 
     @classmethod
     def point(cls, token: int) -> Distribution:
-        """The distribution of a token that was not drawn."""
         one = np.ones(1, dtype=np.int64)  # a number that is exact with fractions too
         return cls(token * one, one)
 
@@ -37,5 +35,4 @@ class Distribution:
         return np.where(self.ids[index] == ids, self.probabilities[index], 0)
 
     def probability(self, token: int) -> float:
-        """Of one token."""
         return float(self.at(np.array([token]))[0])

@@ -24,7 +24,6 @@ class TopKRule(CoupledRule):
         return bool(self.rank(row, token) <= self.number and row[token] > -np.inf) and self.permits(token, position)
 
     def rank(self, row: Logits, token: int) -> int:
-        """The rank of a token among the target's likeliest, from 1."""
         return int(np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])) + 1
 
     def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:

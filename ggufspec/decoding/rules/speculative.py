@@ -23,13 +23,9 @@ from ggufspec.schema.rounds import Added, Drawn, Judged
 class SpeculativeRule(Rule):
     """Accept x with probability min(1, p(x) / q(x)); after a rejection sample from max(p - q, 0).
 
-    Uniform variables are taken from ``rng`` in this order: one for each drafted token; then, in a verification, one
-    for each drafted token up to the first rejection, and one for the token that follows.
-
-    Args:
-        sampling: how the target chooses.
-        rng: the source of randomness; by the sampling seed if None.
-        path: of the grammar, if there is one.
+    Uniform variables are taken from ``rng`` (by default seeded by ``sampling``) in this order: one for each drafted
+    token; then, in a verification, one for each drafted token up to the first rejection, and one for the token that
+    follows.
 
     Source: Leviathan et al. 2023, Algorithm 1 (arXiv:2211.17192).
     """
@@ -99,7 +95,6 @@ class SpeculativeRule(Rule):
         )
 
     def _masks(self, row: Logits, left: Candidates) -> bool:
-        """Whether the grammar changed what sampling leaves of a row."""
         return self._path is not None and not np.array_equal(candidates(row, self.sampling).ids, left.ids)
 
 
@@ -116,11 +111,9 @@ class Draws:
         self._rng = rng
 
     def accept(self, probability: Any) -> bool:
-        """True with this probability."""
         return bool(self._uniform() < probability)
 
     def draw(self, probabilities: Numbers) -> int:
-        """An index into (n,) probabilities."""
         return int(pick(probabilities, self._uniform()))
 
     def _uniform(self) -> float:
@@ -133,13 +126,10 @@ class Draws:
 def verify_residual(
     target: Callable[[int], Distribution | None], drafted: Sequence[tuple[int, Distribution]], draws: Draws
 ) -> AcceptanceResult:
-    """What speculative sampling accepts of drafted tokens.
+    """What speculative sampling accepts of drafted tokens, each with the distribution that it was drawn from.
 
-    Args:
-        target: the target's distribution after the first i drafted tokens, None if nothing may follow them; called for
-            i = 0, 1, … as far as needed.
-        drafted: the tokens, each with the distribution that it was drawn from.
-        draws: the source of randomness.
+    ``target(i)`` is the target's distribution after the first i drafted tokens, None if nothing may follow them; it is
+    called for i = 0, 1, … as far as needed.
     """
     for i, (token, q) in enumerate(drafted):
         p, x = target(i), np.array([token])
