@@ -15,11 +15,12 @@ from shapes import SANDWICH, Dims, Label, Ssm, hybrid, lfm2, pure_mamba, transfo
 from ggufspec import Sampling, SpeculativeDecoder, demo_pair
 from ggufspec.decoding.logprobs import logprob
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.text import common
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.models.headers import read_headers
 from ggufspec.planning.memory import HOST, Placement, resident
-from ggufspec.serve.sequences import Choice, choose, common
+from ggufspec.serve.sequences import Choice, choose
 
 DIMS = Dims(4, 256, 4, 2, 512, 1024)
 SHAPES = {

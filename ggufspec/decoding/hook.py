@@ -92,7 +92,6 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         gpu_layers, split, threads, flash_attn, ubatch_size: of the draft, as of :class:`ggufspec.DecoderOptions`.
 
     Attributes:
-        drafters: who drafts.
         notes: sentences for the user.
         rounds: of this answer or the last one, but for its first token and its last round, whose end is not reported.
 
@@ -176,11 +175,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         llama.draft_model = self
 
     def __call__(self, input_ids: Ids, /, **_: Any) -> Ids:
-        """The (k,) tokens that may follow the text ``input_ids`` (n,), whose last one the target chose.
-
-        Raises:
-            UsageError: it is closed.
-        """
+        """The (k,) tokens that may follow the text ``input_ids`` (n,), whose last one the target chose."""
         if not self._free.alive:
             raise UsageError("this draft model is closed", "make another DraftModel")
         ids = np.asarray(input_ids, np.intc)
@@ -201,9 +196,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
     def _rounds(self, text: list[int], same: int) -> Generator[Ids, tuple[int, ...], None]:
         """An answer: yields what is drafted, and is sent what came, whose last token alone was not drafted.
 
-        Args:
-            text: the prompt and the first token.
-            same: so many of its tokens begin the text before it and what was drafted then.
+        ``text`` is the prompt and the first token; ``same`` of it begin the text before it and what was drafted then.
         """
         clock, drafters, rule = self._clock, self._drafters, make_rule("exact", Sampling())
         policy = Policy() if self.options.draft_policy == "fixed" else None  # till it is known what the target takes

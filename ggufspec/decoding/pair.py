@@ -19,20 +19,13 @@ from ggufspec.models.vocabulary import head_of
 
 
 class LoadedPair:
-    """A target and, if the options need one, a draft model or a head.
-
-    Args:
-        target: the target's file.
-        draft: the draft's; without one, the drafter ``mtp`` takes the blocks in the target's own file.
-        options: placement and decoding.
+    """A target and, if the options need one, a draft model or a head; without a file of its own, the drafter ``mtp``
+    takes the blocks in the target's.
 
     Attributes:
         options: with the head, the threads and the context size that came out.
-        model: the target's weights and vocabulary.
-        draft_model: the draft's; the target's if its own MTP blocks draft.
-        target: the target's context.
-        draft: the draft model's context, which a head has not.
-        head: the head on the target.
+        model, draft_model: weights and vocabularies; both are the target's if its own MTP blocks draft.
+        target, draft, head: what decodes; of draft and head there is one at most.
         most_drafted: drafted tokens that a round of the contexts has room for.
         notes: what a user should know of how it was loaded.
         on_batch: called between the batches of a long text; it may raise.
@@ -89,7 +82,6 @@ class LoadedPair:
 
     @property
     def drafts(self) -> bool:
-        """Whether anyone drafts."""
         return self.options.drafts(with_draft=self.draft_model is not None)
 
     def _rooms(self) -> int:
@@ -100,7 +92,6 @@ class LoadedPair:
 
     @property
     def contexts(self) -> list[Context | Head]:
-        """Whatever decodes."""
         return [one for one in (self.target, self.draft, self.head) if one is not None]
 
     def use(self, sequence: int) -> None:
@@ -115,7 +106,6 @@ class LoadedPair:
                 context.use_threads(self.threads.count)
 
     def close(self) -> None:
-        """Free the contexts and the models."""
         self._stack.close()
 
     def _between(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.pair import LoadedPair
+from ggufspec.decoding.text import common
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
@@ -66,11 +67,8 @@ class PromptCache:
             conversation.texts.clear()
 
     def found(self, prompt: Sequence[int], alone: str) -> tuple[int, int]:
-        """Tokens of a prompt that are in the cache of the model that answers, and in the drafter's, and can stay.
-
-        Args:
-            prompt: (n,) token ids, of which the last is always decoded.
-            alone: ``draft`` if the draft model answers.
+        """Tokens of a prompt that are in the cache of the model that answers, and in the drafter's, and can stay; its
+        last token is always decoded.
         """
         now, pair = self.now, self._pair
         in_draft = 0
@@ -89,13 +87,9 @@ class PromptCache:
         return cached, in_draft
 
     def begin(self, text: list[int], cached: int, alone: str, *, drafting: bool) -> None:
-        """An answer begins.
+        """An answer begins with a prompt of which ``cached`` tokens stay in the answering model's cache.
 
-        Args:
-            text: its prompt, to which the answer appends; emptied if it fails.
-            cached: tokens of it that stay in the answering model's cache.
-            alone: the model that answers without the other; empty for both.
-            drafting: whether the drafter with a file drafts.
+        The answer appends to ``text``, and empties it if it fails. ``drafting``: the drafter with a file drafts.
         """
         now = self.now
         if alone != "draft":
@@ -110,8 +104,7 @@ class PromptCache:
     def save_before_end(self, prompt: Sequence[int], cached: int) -> int:
         """Read a prompt up to where a later one, which differs at its end, may go back to, and save the state there.
 
-        Returns:
-            the tokens of the prompt that are in the target's cache then.
+        Returns the tokens that are in the target's cache then.
         """
         context, states = self._pair.target, self.now.states
         last = len(prompt) - _BEFORE_END
@@ -138,11 +131,3 @@ class PromptCache:
             return 0
         self._pair.target.restore(saved[-1])
         return saved[-1][0]
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
-    for count, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return count
-    return min(len(one), len(other))

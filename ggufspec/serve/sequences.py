@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+
+from ggufspec.decoding.text import common
 
 _EDITED = 0.25  # of a conversation's prompt that may be lost where it goes on edited
 _WORTH_COPYING = 64  # tokens: fewer are read as fast
@@ -39,8 +40,3 @@ def choose(held: Sequence[Sequence[int]], prompts: Sequence[int], used: Sequence
         return Choice(best)
     found = min(range(len(held)), key=used.__getitem__) if empty is None else empty
     return Choice(found) if found == best or shared[best] < _WORTH_COPYING else Choice(found, best)
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
