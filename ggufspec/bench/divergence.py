@@ -30,7 +30,7 @@ _FARTHEST, _HALVINGS = 64.0, 30  # logits; the search for a margin
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Index of the first token that differs; the shorter one's length where one begins with the other."""
+    """Index of the first token that differs; the shorter one's length if one begins with the other."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 

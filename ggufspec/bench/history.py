@@ -24,7 +24,7 @@ _ENOUGH_TOKENS = 32  # of all trials, for a speed
 
 
 def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
-    """Write what the driver of the only card took beyond the plan's bytes; nothing where the driver counts nothing."""
+    """Write what the driver of the only card took beyond the plan's bytes; nothing if the driver counts nothing."""
     option = resolved.plan.options["speculative"] if resolved.plan else None
     if option is None or option.draft is None or not results or len(resolved.cards) != 1 or len(survey().cards) > 1:
         return
@@ -38,9 +38,9 @@ def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
 
 
 def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> None:
-    """Write how fast target-only was at its placement; nothing of a short run, or beside other programs.
+    """Write how fast target-only was at its placement; nothing of a short run, or next to other programs.
 
-    A plan knows the cards by their descriptions: where layers were given and nothing was planned, nothing is written.
+    A plan knows the cards by their descriptions: if layers were given and nothing was planned, nothing is written.
     """
     answers = [answer.statistics for result in results for answer in result.answers if answer.statistics.tokens]
     tokens = sum(one.tokens for one in answers)

@@ -40,11 +40,7 @@ _OWN_LOOP = {  # options that it alone has, and why
 
 
 def check(options: DecoderOptions, sampling: Sampling) -> None:
-    """Refuse what ``Llama`` with the hook cannot do.
-
-    Raises:
-        UsageError: the options ask for it.
-    """
+    """Raises UsageError if the options ask for what ``Llama`` with the hook cannot do."""
     own = "leave it out, or --engine own"
     if sampling.penalises:  # llama_cpp/llama.py, generate: its sampler is not given the prompt's tokens
         raise UsageError("Llama's penalties do not count the prompt, as those of our own loop do", own)

@@ -26,11 +26,7 @@ _Value = TypeVar("_Value")
 
 
 def key_of(*facts: Any) -> str:
-    """A key for a measurement: the same facts give the same key, in any process.
-
-    Args:
-        facts: JSON values; what is measured apart must differ in one of them.
-    """
+    """A key for a measurement: the same facts, JSON values, give the same key in any process."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

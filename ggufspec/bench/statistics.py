@@ -48,7 +48,7 @@ def mean_ratio(
 
     Args:
         numerators: for each prompt, at least two, one value or more.
-        denominators: as many, measured beside them.
+        denominators: as many, measured next to them.
         kinds: of the prompts; without, each is its own.
 
     Source: Cochran 1977, Sampling Techniques, section 6.3 (the variance of a ratio).

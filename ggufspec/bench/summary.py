@@ -158,7 +158,7 @@ def notes_of(results: list[trial.Result]) -> tuple[str, ...]:
 
 
 def busy_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
-    """A sentence where other programs were at work during half of the trials."""
+    """A sentence if other programs were at work during half of the trials."""
     others = sorted(result.others_cpus for result in results)
     if not others or others[len(others) // 2] < BUSY_CPUS:
         return ()

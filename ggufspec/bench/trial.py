@@ -145,7 +145,7 @@ class Ready:
 class Request:
     """Answers to the prompts of these indices, all of them by default, in one way.
 
-    ``alone`` is as of :meth:`SpeculativeDecoder.generate`; ``max_tokens`` the spec's where it is 0. With ``warm_up``
+    ``alone`` is as of :meth:`SpeculativeDecoder.generate`; ``max_tokens`` the spec's if it is 0. With ``warm_up``
     it is a short answer to the beginning of the first prompt, of which there are no events.
     """
 
@@ -162,7 +162,7 @@ Reply = Result
 class Engine:
     """What answers prompts, with its models loaded.
 
-    ``answer`` takes a prompt, its tokens and a request; it gives None where a stop came before the prompt was read.
+    ``answer`` takes a prompt, its tokens and a request; it gives None if a stop came before the prompt was read.
     """
 
     target: LoadedModel
@@ -191,7 +191,7 @@ def check_room(spec: Spec, longest: int) -> None:
 
 
 def _parts(decoder: SpeculativeDecoder, prompt: str) -> tuple[Statistics, ...]:
-    """What the thinking of the last answer took and what the rest did; nothing where the model did not think."""
+    """What the thinking of the last answer took and what the rest did; nothing if the model did not think."""
     texts = (
         b"".join(decoder.target.piece(token, special=True) for token in one.emitted).decode("utf-8", "replace")
         for one in decoder.rounds
@@ -214,11 +214,9 @@ def _parts(decoder: SpeculativeDecoder, prompt: str) -> tuple[Statistics, ...]:
 
 
 def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
-    """How many of an answer's rounds are thinking: to ``</think>``, all of them where it does not come. Pure.
+    """How many of an answer's rounds, by their texts, are thinking: to ``</think>``, all of them if it does not come.
 
-    Args:
-        prompt: it may end with the ``<think>`` that the answer then lacks.
-        rounds: what each of them emitted.
+    The prompt may end with the ``<think>`` that the answer then lacks.
     """
     said = _THINK if prompt.rstrip().endswith(_THINK) else ""
     count = 0

@@ -86,13 +86,7 @@ class Trials:
     ) -> int:
         """Measure what is missing, in the order of :func:`rounds`; returns how many trials that were.
 
-        Args:
-            names: what is measured, and what ``progress`` is told of it.
-            repetitions: of each.
-            progress: told before each trial.
-            more: see :func:`rounds`.
-            leaders: the same.
-            later: steps that follow, for ``progress``.
+        ``progress`` is told the name of each run before its trial, and of so many steps that follow ``later``.
 
         Raises:
             GgufspecError: the log cannot be written.
@@ -142,7 +136,7 @@ class Trials:
         return {repetition: speed(result) for repetition, result in sorted(self.results[run].items())}
 
     def speedup(self, run: trial.Spec, rival: trial.Spec) -> Spread | None:
-        """Over another run, paired by repetition; None where no repetition has both."""
+        """Over another run, paired by repetition; None if no repetition has both."""
         ours, theirs = self.paired(run, rival)
         return paired_ratios(list(map(speed, ours)), list(map(speed, theirs))) if ours else None
 
@@ -161,7 +155,7 @@ class Trials:
 
 
 class CardWatch:
-    """Sees throttled clocks and other programs on the cards while trials run; nothing where there is no card."""
+    """Sees throttled clocks and other programs on the cards while trials run; nothing if there is no card."""
 
     def __init__(self) -> None:
         before = gpus.gpus()

@@ -222,7 +222,7 @@ class Bench:
         return SameText(drafted == plain, compared)
 
     def _check_size(self, spec: trial.Spec) -> tuple[int, int] | None:
-        """How many prompts and tokens a check compares; None where the budget leaves no time for any."""
+        """How many prompts and tokens a check compares; None if the budget leaves no time for any."""
         most = min(_CHECK_TOKENS, spec.max_tokens)
         both = [mode for mode in ("target_only", "speculative") if self.results[mode]]
         for prompts in range(min(_CHECK_PROMPTS, len(spec.prompts)), 0, -1):
@@ -406,7 +406,7 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None, *, crashe
 
 
 def _why(ratio: float, alone: Run, pair: SpeculativeRun) -> str:
-    """What a round gives and what it costs, in tokens without a draft; and where the rival had more layers."""
+    """What a round gives and what it costs, in tokens without a draft; and whether the rival had more layers."""
     cost = pair.tokens_per_round / ratio
     round_s = pair.tokens_per_round / pair.tokens_per_s.median
     text = (

@@ -317,7 +317,7 @@ class Tuning:
     # ---- the answer
 
     def winner(self) -> int | None:
-        """Index in the space of the setting that won; the planner's own where another one is not faster."""
+        """Index in the space of the setting that won; the planner's own if no other one is faster."""
         first = self.experiment.first[0]
         return max(self._standing(), key=lambda index: (self.spread(index).median, index == first), default=None)
 

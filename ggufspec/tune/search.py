@@ -48,20 +48,20 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """There is nothing more to measure, and why."""
+    """Why there is nothing more to measure."""
 
     why: str
 
 
 @dataclass
 class Search:
-    """A search over ``candidates``.
+    """A search over ``candidates``, at least one.
 
     Args:
-        candidates: the space, at least one.
+        candidates: the space.
         first: indices that are measured before anything is learned: the planner's choices.
         threshold: the expected gain, as a share, above which a trial is made.
-        most: settings that are measured at most; those that are measured again do not count.
+        most: settings that are measured; those that are measured again do not count.
     """
 
     candidates: Sequence[Candidate]

@@ -128,7 +128,7 @@ def candidates(plan: Plan, options: DecoderOptions, free: Free, dry_run: DryRun)
 
 
 def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: bool) -> int | None:
-    """The index of the setting that is most like ``options``; None where none drafts (or none does not)."""
+    """The index of the setting that is most like ``options``; None if none drafts (or all do)."""
     cores = options.threads
 
     def far(index: int) -> tuple[float, ...]:
