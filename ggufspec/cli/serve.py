@@ -168,11 +168,7 @@ def _words(text: str) -> list[str]:
 
 
 def _try(file: Path, desk: vocabulary.Desk) -> None:
-    """Make a prompt by a template before any weights are loaded.
-
-    Raises:
-        UsageError: it is none, or a trap.
-    """
+    """Make a prompt by a template before any weights are loaded, in case it is not one, or a trap."""
     try:
         desk.answer(vocabulary.Request(messages=({"role": "user", "content": "Hello"},)))
     except (ModelError, ChildError) as error:
@@ -183,11 +179,6 @@ def _try(file: Path, desk: vocabulary.Desk) -> None:
 
 
 def _loaded(engine: Engine, name: str) -> Ready:
-    """What was loaded, when it is.
-
-    Raises:
-        StopError: Ctrl-C before that.
-    """
     try:
         with ui.busy(f"loading {name}"):
             ready = engine.start()
@@ -199,7 +190,6 @@ def _loaded(engine: Engine, name: str) -> Ready:
 
 
 def _plan(given: Settings) -> int:
-    """What would be served, and where its layers go."""
     spec = inputs.pair_spec(given)
     document = inputs.make_plan(inputs.open_here(spec, given)).document()
     ui.result(document, lambda: show_plan(document))
@@ -207,11 +197,7 @@ def _plan(given: Settings) -> int:
 
 
 def _tuned(given: Settings) -> Settings:
-    """What is given, of the profile that ``tune`` saved: by the name that it takes for files, too.
-
-    Raises:
-        UsageError: the pair was not tuned.
-    """
+    """What is given, of the profile that ``tune`` saved: by the name that it takes for files, too."""
     name = given.pair or (file_name(Path(given.model).stem) if given.model else "demo")
     ask = f"ggufspec tune {given.pair}" if given.pair else "ggufspec tune -m TARGET.gguf -md DRAFT.gguf"
     try:
@@ -224,11 +210,6 @@ def _tuned(given: Settings) -> Settings:
 
 
 def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
-    """The API keys.
-
-    Raises:
-        UsageError: others can read the file, it cannot be read, or there is no key in it.
-    """
     keys = [*given]
     if file is not None:
         text = untrusted.read_text(file, _MOST_KEYS_BYTES, failure=UsageError)
@@ -283,7 +264,7 @@ def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
 
 
 def _access(reply: Reply, seconds: float) -> None:
-    """One line for an answer, where somebody looks."""
+    """One line for an answer, if somebody looks."""
     if not (ui.is_live() or ui.flags().verbose):
         return
     took = reply.statistics

@@ -21,15 +21,10 @@ _FINISH = {"end": "stop", "stop": "stop", "grammar": "stop", "length": "length",
 
 @dataclass(slots=True)
 class Writer:
-    """Writes one answer, as a chat's or as a completion's.
+    """Writes one answer."""
 
-    Args:
-        model: the name that the answer has.
-        chat: whether it is a chat's.
-    """
-
-    model: str
-    chat: bool
+    model: str  # the name that it has
+    chat: bool  # a chat's, or a completion's
     id: str = ""
     created: int = 0
     _text: list[str] = field(default_factory=list)
@@ -62,7 +57,6 @@ class Writer:
         return chunks
 
     def _deltas(self, event: Mapping[str, Any]) -> list[Any]:
-        """What a round brought, in OpenAI's form."""
         deltas, logprobs = event["deltas"], event["logprobs"]
         if not self.chat:
             text = "".join(delta.get("content", "") for delta in deltas)
@@ -91,7 +85,9 @@ class Writer:
     # ---- whole -----------------------------------------------------------------------------------------------------
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """What a round brought."""
+        """What an event brought, if it is a round's."""
+        if event["event"] != "round":
+            return
         self._logprobs += event["logprobs"]
         for delta in event["deltas"]:
             self._text.append(delta.get("content", ""))
@@ -104,7 +100,6 @@ class Writer:
                     call["function"][name] += delta.get(name, "")
 
     def whole(self, reply: session.Reply) -> dict[str, Any]:
-        """All of it."""
         text = "".join(self._text)
         choice: dict[str, Any] = {"index": 0, "finish_reason": self._finish(reply)}
         if self.chat:
@@ -184,7 +179,6 @@ def _key(one: Mapping[str, Any]) -> str:
 
 
 def _call(delta: Delta) -> dict[str, Any]:
-    """A tool call's delta."""
     function = {"arguments": delta.get("arguments", "")} | ({"name": delta["name"]} if "name" in delta else {})
     begin = {"id": delta["id"], "type": "function"} if "id" in delta else {}
     return {"index": delta["call"], **begin, "function": function}
@@ -213,7 +207,6 @@ def usage(reply: session.Reply) -> dict[str, Any]:
 
 
 def timings_of(reply: session.Reply) -> dict[str, Any]:
-    """Those of a whole answer."""
     took = reply.statistics
     return timings(
         reply.cached, took.prompt_read, took.prompt_s, took.tokens, took.decode_s, took.drafted, took.accepted

@@ -13,7 +13,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,11 +30,13 @@ from ggufspec import __version__
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp.chat_template import Wishes
 from ggufspec.llamacpp.grammar import check_grammar, check_schema
-from ggufspec.serve import limits, metrics, page, session, vocabulary
+from ggufspec.serve import metrics, page, session, vocabulary
 from ggufspec.serve.answers import Writer, together
 from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
-from ggufspec.serve.requests import Chat, Completion, Detokenize, Tokenize, plain_messages
+from ggufspec.serve.requests import Chat, Completion, Detokenize, Tokenize
 
+BODY_BYTES, BODY_S = 16 << 20, 60.0  # of a request at most, and in which it must come
+SEND_S = 60.0  # for a chunk, of a client that reads slowly or not at all
 _OPEN = ("/", "/health", "/v1/health")  # need no key
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _RETRY_S = "5"
@@ -55,7 +57,7 @@ def _whole(escape: re.Match[bytes]) -> bytes:
 
 
 class ApiError(Exception):
-    """A request that is answered with an error."""
+    """A request that is answered with an error, in OpenAI's form; ``more`` are further keys of it."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, **more: Any
@@ -65,13 +67,11 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's form."""
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code, **self.more}}
 
     def response(self) -> Response:
-        """As it is sent."""
         headers = {503: {"Retry-After": _RETRY_S}, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status)
         return JSONResponse(self.body, self.status, headers=headers)
 
@@ -81,24 +81,44 @@ def api_error(error: GgufspecError) -> ApiError:
     message = f"{error.message}: {error.hint}" if error.hint else error.message
     if isinstance(error, BusyError | GoneError):
         return ApiError(503, message, code="overloaded" if isinstance(error, BusyError) else "model_unavailable")
-    if isinstance(error, RefusedError):
-        return ApiError(400, message, **error.details)
-    return ApiError(400, message)
+    return ApiError(400, message, **(error.details if isinstance(error, RefusedError) else {}))
+
+
+def _cut() -> ApiError:
+    return ApiError(503, "the answer was cut: the server ends", code="model_unavailable")
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Who may ask.
+    """Who may ask."""
 
-    Args:
-        keys: API keys, one of which is needed; none are needed without.
-        origins: of pages that may ask from elsewhere (CORS).
-        hosts: names that requests may give for this server; empty: any.
-    """
+    keys: tuple[str, ...] = ()  # API keys, one of which is needed; none are needed without
+    origins: tuple[str, ...] = ()  # of pages that may ask from elsewhere (CORS)
+    hosts: tuple[str, ...] = ()  # names that requests may give for this server; empty: any
 
-    keys: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
+    def refusal(self, scope: Scope) -> ApiError | None:
+        """Why a request is not looked at; None if it is."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self.hosts and not self.keys:  # a page elsewhere may have its name resolve to this machine
+            name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+            if name not in self.hosts:
+                said = f"this server is not {host[:200]!r}: with --api-key KEY it may be asked by any name"
+                return ApiError(403, said, code="unknown_host")
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        allowed = self.keys or {origin, "*"}.intersection(self.origins)
+        if origin and not allowed and origin.partition("://")[2] != host:  # it could ask without reading the answer
+            said = f"pages of {origin[:200]!r} may not ask: start the server with --cors ORIGIN"
+            return ApiError(403, said, code="unknown_origin")
+        if not self.keys or scope["path"] in _OPEN:
+            return None
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        given = given.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        # All are compared, so that time says nothing of which is nearest
+        if sum(hmac.compare_digest(given, key.encode()) for key in self.keys):
+            return None
+        said = "the API key is not known" if given else "an API key is needed: Authorization: Bearer KEY"
+        return ApiError(401, said, code="invalid_api_key")
 
 
 class Endpoint:
@@ -111,7 +131,6 @@ class Endpoint:
         tags: what else it is listed with.
         thinks: whether a model that can reason shall, where a request does not say; None: as its template does.
         verbose: answers to chats have their prompt with them.
-        placement: where its layers are, for the page.
         rules: who may ask.
         on_answer: called with every reply and the seconds that its request took.
         on_request: called with the JSON of every request that is valid, on one line.
@@ -126,22 +145,19 @@ class Endpoint:
         tags: Sequence[str] = (),
         thinks: bool | None = None,
         verbose: bool = False,
-        placement: str = "",
         rules: Rules = Rules(),
         on_answer: Finished = lambda *_: None,
         on_request: Callable[[str], None] = lambda _: None,
     ) -> None:
-        assert engine.ready is not None
-        self._engine, self._placement, self._rules = engine, placement, rules
+        self.engine, self._desk, self._rules = engine, desk, rules
         self._names, self._name, self._tags = list(names), names[0], list(tags)
         self._of_template, self._verbose = {} if thinks is None else {"enable_thinking": thinks}, verbose
-        self._on_answer, self._on_request = on_answer, on_request
+        self.on_answer, self._on_request = on_answer, on_request
         self._created = int(time.time())
         self.metrics = metrics.Metrics()
         engine.on_restart.append(lambda _: self.metrics.restarted())
         self._grammars: OrderedDict[tuple[bool, str], str] = OrderedDict()
         self._converting = asyncio.Semaphore(2)
-        self._desk = desk
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
@@ -152,55 +168,29 @@ class Endpoint:
             allow_headers=["*"],
             allow_private_network=True,  # which Chrome asks for where a page of the internet asks this machine
         )
+        guard = Middleware(_Guard, rules=self._rules, refused=self.metrics.refused)
+        both = {"/health": self._health, "/models": self._models, "/models/{name:path}": self._model}
+        posted = {"/chat/completions": self._chat, "/completions": self._completion}
+        posted |= {"/chat/completions/input_tokens": self._input_tokens}
+        own = {"/tokenize": self._tokenize, "/detokenize": self._detokenize, "/apply-template": self._apply_template}
         routes = [
             Route("/", self._page),
             Route("/figures", self._figures),
             Route("/metrics", self._metrics),
-            *(Route(f"{v}/health", self._health) for v in ("", "/v1")),
-            *(Route(f"{v}/models", self._models) for v in ("", "/v1")),
-            *(Route(f"{v}/models/{{name:path}}", self._model) for v in ("", "/v1")),
             Route("/props", self._guarded(self._props)),
-            Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
-            Route("/detokenize", self._guarded(self._detokenize), methods=["POST"]),
-            Route("/apply-template", self._guarded(self._apply_template), methods=["POST"]),
+            *(Route(v + path, work) for v in ("", "/v1") for path, work in both.items()),
             *(
-                Route(f"{v}/chat/completions/input_tokens", self._guarded(self._input_tokens), methods=["POST"])
+                Route(v + path, self._guarded(work), methods=["POST"])
                 for v in ("", "/v1")
+                for path, work in posted.items()
             ),
-            *(Route(f"{v}/chat/completions", self._guarded(self._chat), methods=["POST"]) for v in ("", "/v1")),
-            *(Route(f"{v}/completions", self._guarded(self._completion), methods=["POST"]) for v in ("", "/v1")),
+            *(Route(path, self._guarded(work), methods=["POST"]) for path, work in own.items()),
         ]
         return Starlette(
             routes=routes,
-            middleware=[*([cors] if self._rules.origins else []), Middleware(_Guard, endpoint=self)],
+            middleware=[*([cors] if self._rules.origins else []), guard],
             exception_handlers={HTTPException: self._http_error, Exception: self._fault},
         )
-
-    # ---- who may ask -----------------------------------------------------------------------------------------------
-
-    def refuse(self, scope: Scope) -> ApiError | None:
-        """Why a request is not looked at; None where it is."""
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        host = headers.get(b"host", b"").decode("latin-1").lower()
-        if self._rules.hosts and not self._rules.keys:  # a page elsewhere may have its name resolve to this machine
-            name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-            if name not in self._rules.hosts:
-                said = f"this server is not {host[:200]!r}: with --api-key KEY it may be asked by any name"
-                return ApiError(403, said, code="unknown_host")
-        origin = headers.get(b"origin", b"").decode("latin-1").lower()
-        allowed = self._rules.keys or {origin, "*"}.intersection(self._rules.origins)
-        if origin and not allowed and origin.partition("://")[2] != host:  # it could ask without reading the answer
-            said = f"pages of {origin[:200]!r} may not ask: start the server with --cors ORIGIN"
-            return ApiError(403, said, code="unknown_origin")
-        if not self._rules.keys or scope["path"] in _OPEN:
-            return None
-        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-        given = given.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        # All are compared, so that time says nothing of which is nearest
-        if sum(hmac.compare_digest(given, key.encode()) for key in self._rules.keys):
-            return None
-        said = "the API key is not known" if given else "an API key is needed: Authorization: Bearer KEY"
-        return ApiError(401, said, code="invalid_api_key")
 
     async def _http_error(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -216,33 +206,35 @@ class Endpoint:
 
     # ---- what is shown ---------------------------------------------------------------------------------------------
 
+    @property
+    def _ready(self) -> session.Ready:
+        """What was loaded last."""
+        assert self.engine.ready is not None
+        return self.engine.ready
+
     async def _page(self, _: Request) -> Response:
-        ready = self._engine.ready
-        assert ready is not None
         headers = {
             "Content-Security-Policy": page.CSP,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
         }
-        return HTMLResponse(page.html(self._name, ready, self._placement), headers=headers)
+        return HTMLResponse(page.html(self._name, self._ready), headers=headers)
 
     async def _figures(self, _: Request) -> Response:
         return JSONResponse(self.metrics.figures(), headers={"Cache-Control": "no-store"})
 
     async def _metrics(self, _: Request) -> Response:
-        engine = self._engine
-        kept = engine.ready.parallel if engine.ready else 0
+        engine, kept = self.engine, self._ready.parallel
         text = self.metrics.text(waiting=engine.waiting, running=int(engine.is_running), kept=kept)
         return PlainTextResponse(text, media_type=metrics.MEDIA_TYPE)
 
     async def _health(self, _: Request) -> Response:
-        if failure := self._engine.failure:
+        if failure := self.engine.failure:
             return ApiError(503, f"the model is not loaded: {failure.message}").response()
         return JSONResponse({"status": "ok"})
 
     def _described(self) -> dict[str, Any]:
-        ready = self._engine.ready
-        assert ready is not None
+        ready = self._ready
         meta = {
             "n_ctx": ready.ctx_size,
             "target": ready.target.description,
@@ -263,15 +255,14 @@ class Endpoint:
     # ---- llama-server's small ones, which front ends ask -----------------------------------------------------------
 
     async def _props(self, _: Request) -> Response:
-        ready, desk = self._engine.ready, await self._desk.ready()
-        assert ready is not None
+        ready, desk = self._ready, await self._desk.ready()
         settings = asdict(Completion.model_validate({"prompt": ""}).sampling())
         return JSONResponse(
             {
                 "default_generation_settings": {"n_ctx": ready.ctx_size, "params": settings},
                 "total_slots": ready.parallel,
                 "model_alias": self._name,
-                "model_path": str(self._engine.spec.target),
+                "model_path": str(self.engine.spec.target),
                 "modalities": {"vision": False, "audio": False},
                 "chat_template": ready.chat_template,
                 "bos_token": desk.bos,
@@ -301,7 +292,7 @@ class Endpoint:
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(found.tokens)})
 
     async def _prompt(self, asked: Chat) -> vocabulary.Reply:
-        wanted = vocabulary.Request(messages=plain_messages(asked.messages), wishes=self._wishes(asked))
+        wanted = vocabulary.Request(messages=asked.plain_messages(), wishes=self._wishes(asked))
         return await self._desk.ask(wanted)
 
     def _wishes(self, asked: Chat) -> Wishes:
@@ -321,9 +312,7 @@ class Endpoint:
                 failed = error
             except GgufspecError as error:
                 failed = api_error(error)
-            except limits.BodyError as error:
-                failed = ApiError(error.status, str(error))
-            except limits.ClientDisconnect:
+            except ClientDisconnect:
                 failed = ApiError(400, "the client has gone")
             self.metrics.refused(failed.status)
             return failed.response()
@@ -336,7 +325,7 @@ class Endpoint:
         Raises:
             ApiError: it is not valid; ``param`` says which field.
         """
-        body = _HALF.sub(_whole, await limits.body(request))
+        body = _HALF.sub(_whole, await _body(request))
         try:
             asked = kind.model_validate_json(body)
             self._on_request(asked.model_dump_json(by_alias=True, exclude_unset=True))
@@ -353,16 +342,11 @@ class Endpoint:
 
     async def _chat(self, request: Request) -> Response:
         asked: Chat = await self._read(request, Chat)
-        ready = self._engine.ready
-        assert ready is not None
-        if not ready.chat_template:
+        if not self._ready.chat_template:
             raise UsageError("the model has no chat template", session.ANOTHER_TEMPLATE)
-        if asked.grammar:
-            await self._checked(asked.grammar, schema=False)
-        if schema := asked.schema_text:
-            await self._checked(schema, schema=True)
+        await self._grammar(asked)
         wanted = session.Request(
-            messages=plain_messages(asked.messages),
+            messages=asked.plain_messages(),
             wishes=self._wishes(asked),
             grammar=asked.grammar,
             logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
@@ -374,15 +358,9 @@ class Endpoint:
 
     async def _completion(self, request: Request) -> Response:
         asked: Completion = await self._read(request, Completion)
-        grammar = asked.grammar and await self._checked(asked.grammar, schema=False)
-        if schema := asked.schema_text:
-            grammar = await self._checked(schema, schema=True)
+        grammar = await self._grammar(asked)
         wanted = session.Request(
-            prompt=asked.text(),
-            echo=asked.echo,
-            grammar=grammar,
-            logprobs=asked.logprobs,
-            **asked.common,
+            prompt=asked.text(), echo=asked.echo, grammar=grammar, logprobs=asked.logprobs, **asked.common
         )
         return await self._answered(request, asked, wanted, {})
 
@@ -390,50 +368,104 @@ class Endpoint:
         self, request: Request, asked: Chat | Completion, wanted: session.Request, more: dict[str, Any]
     ) -> Response:
         """A stream, or one answer after another until there are as many as are wanted, with ``more`` keys."""
+
+        def answering(wanted: session.Request) -> _Answering:
+            answer = self.engine.submit(wanted, _client(request, asked.user))
+            return _Answering(self, answer, Writer(asked.model or self._name, chat=isinstance(asked, Chat)))
+
         if asked.stream:
-            stream: Response = await self._one(request, asked, wanted)
-            return stream
+            return await answering(wanted).stream(request, usage=asked.stream_options.include_usage)
         found: list[dict[str, Any]] = []
         for index in range(asked.n):
             if index and await request.is_disconnected():
                 break
             sampling = replace(wanted.sampling, seed=(wanted.sampling.seed + index) % 2**64)
-            found.append(await self._one(request, asked, replace(wanted, sampling=sampling)))
+            found.append(await answering(replace(wanted, sampling=sampling)).whole(request))
         return JSONResponse(together(found) | more)
 
-    async def _one(self, request: Request, asked: Chat | Completion, wanted: session.Request) -> Any:
-        """A stream, or a whole answer."""
-        writer = Writer(asked.model or self._name, chat=isinstance(asked, Chat))
-        began = time.monotonic()
-        answer = self._engine.submit(wanted, _client(request, asked.user))
-        events = answer.events()
-        first = await _unless_gone(request, answer, _first(events, waits=not asked.stream))  # an error has a status
-
-        def finished() -> session.Reply:
-            assert answer.reply is not None
-            seconds = time.monotonic() - began
-            self.metrics.answered(answer.reply, seconds=seconds)
-            self._on_answer(answer.reply, seconds)
-            return answer.reply
-
-        events = _all(first, events)
-        if asked.stream:
-            return _Stream(self, answer, events, writer, finished, usage=asked.stream_options.include_usage)
-        await _unless_gone(request, answer, _gathered(events, writer))
-        reply = finished()
-        if self._engine.is_ending and not reply.statistics.stop_reason:
-            raise ApiError(503, "the answer was cut: the server ends", code="model_unavailable")
-        return writer.whole(reply)
-
-    async def _checked(self, text: str, *, schema: bool) -> str:
-        """A grammar, or that of a schema, if it can be used: a child process of its own finds out, off the loop."""
-        key = schema, text
-        if key not in self._grammars:
+    async def _grammar(self, asked: Chat | Completion) -> str:
+        """The grammar of a completion, or that of its schema, if it can be used: a child process of its own finds out,
+        off the loop.
+        """
+        key = bool(asked.schema_text), asked.schema_text or asked.grammar
+        if key[1] and key not in self._grammars:
             async with self._converting:
-                self._grammars[key] = await asyncio.to_thread(check_schema if schema else check_grammar, text)
+                self._grammars[key] = await asyncio.to_thread(check_schema if key[0] else check_grammar, key[1])
             while len(self._grammars) > _MOST_GRAMMARS:
                 self._grammars.popitem(last=False)
-        return self._grammars[key]
+        return self._grammars[key] if key[1] else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answering:
+    """An answer that is given: it goes to its client, and is counted."""
+
+    endpoint: Endpoint
+    answer: Answer
+    writer: Writer
+    began_s: float = field(default_factory=time.monotonic)
+
+    async def whole(self, request: Request) -> dict[str, Any]:
+        """All of it, when it is there."""
+        async with _watched(request.receive, self.answer):
+            async for event in self.answer.events():
+                self.writer.add(event)
+        reply = self._finished()
+        if self.endpoint.engine.is_ending and not reply.statistics.stop_reason:
+            raise _cut()
+        return self.writer.whole(reply)
+
+    async def stream(self, request: Request, *, usage: bool) -> Response:
+        """Its events as they come, and its usage if that is wanted."""
+        events = self.answer.events()
+        async with _watched(request.receive, self.answer):
+            first = await anext(events, None)  # so that an error has a status
+        return _Stream(self.answer, self._pieces(_all(first, events), usage=usage))
+
+    async def _pieces(self, events: AsyncIterator[_Event], *, usage: bool) -> AsyncIterator[bytes]:
+        writer = self.writer
+        if writer.chat:
+            yield _event(writer.first())
+        try:
+            async for event in events:
+                if event["event"] == "waiting":
+                    yield _WAITING
+                for chunk in writer.chunks(event):
+                    yield _event(chunk)
+        except GgufspecError as error:
+            failed = api_error(error)
+            self.endpoint.metrics.refused(failed.status)
+            yield _event(failed.body)
+            return
+        reply = self._finished()
+        if not reply.statistics.stop_reason:
+            yield _event(_cut().body)
+            return
+        yield _event(writer.last(reply))
+        if usage:
+            yield _event(writer.usage_chunk(reply))
+        yield b"data: [DONE]\n\n"
+
+    def _finished(self) -> session.Reply:
+        reply, seconds = self.answer.reply, time.monotonic() - self.began_s
+        assert reply is not None
+        self.endpoint.metrics.answered(reply, seconds=seconds)
+        self.endpoint.on_answer(reply, seconds)
+        return reply
+
+
+async def _body(request: Request) -> bytes:
+    """A request's body, within the bounds."""
+    found = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                found += part
+                if len(found) > BODY_BYTES:
+                    raise ApiError(413, f"the body has more than {BODY_BYTES >> 20} MiB")
+    except TimeoutError:
+        raise ApiError(408, f"the body took more than {BODY_S:g} s") from None
+    return bytes(found)
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -452,25 +484,12 @@ async def _all(first: _Event | None, events: AsyncIterator[_Event]) -> AsyncIter
         yield event
 
 
-async def _first(events: AsyncIterator[_Event], *, waits: bool) -> _Event | None:
-    """The first event; ``waits`` until it is more than ``waiting``."""
-    async for event in events:
-        if not waits or event["event"] != "waiting":
-            return event
-    return None
-
-
-async def _gathered(events: AsyncIterator[_Event], writer: Writer) -> None:
-    async for event in events:
-        if event["event"] == "round":
-            writer.add(event)
-
-
-async def _unless_gone(request: Request, answer: Answer, work: Awaitable[Any]) -> Any:
-    """Wait for work; where the client goes away meanwhile, the answer is cancelled, and what comes is nobody's."""
-    watching = asyncio.ensure_future(_gone(request.receive, answer))
+@contextlib.asynccontextmanager
+async def _watched(receive: Receive, answer: Answer) -> AsyncIterator[None]:
+    """Cancels the answer if its client goes away meanwhile, or whoever waits for it does."""
+    watching = asyncio.ensure_future(_gone(receive, answer))
     try:
-        return await work
+        yield
     except asyncio.CancelledError:
         answer.cancel()
         raise
@@ -489,63 +508,24 @@ async def _gone(receive: Receive, answer: Answer) -> None:
 class _Stream(Response):
     """An answer as server-sent events."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        answer: Answer,
-        events: AsyncIterator[_Event],
-        writer: Writer,
-        finished: Callable[[], session.Reply],
-        *,
-        usage: bool,
-    ) -> None:
+    def __init__(self, answer: Answer, pieces: AsyncIterator[bytes]) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
         del self.headers["content-length"]
-        self._endpoint, self._answer, self._events = endpoint, answer, events
-        self._writer, self._finished, self._usage = writer, finished, usage
+        self._answer, self._pieces = answer, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         """Send the events as they come, until the end or until nobody reads them."""
-        watching = asyncio.ensure_future(_gone(receive, self._answer))
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for data in self._data():
-                async with asyncio.timeout(limits.SEND_S):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (TimeoutError, OSError):  # nobody reads
-            self._answer.cancel()
-        except asyncio.CancelledError:
-            self._answer.cancel()
-            raise
-        finally:
-            watching.cancel()
-
-    async def _data(self) -> AsyncIterator[bytes]:
-        writer = self._writer
-        if writer.chat:
-            yield _event(writer.first())
-        try:
-            async for event in self._events:
-                if event["event"] == "waiting":
-                    yield _WAITING
-                for chunk in writer.chunks(event):
-                    yield _event(chunk)
-        except GgufspecError as error:
-            failed = api_error(error)
-            self._endpoint.metrics.refused(failed.status)
-            yield _event(failed.body)
-            return
-        reply = self._finished()
-        if not reply.statistics.stop_reason:
-            yield _event(ApiError(503, "the answer was cut: the server ends", code="model_unavailable").body)
-            return
-        yield _event(writer.last(reply))
-        if self._usage:
-            yield _event(writer.usage_chunk(reply))
-        yield b"data: [DONE]\n\n"
+        async with _watched(receive, self._answer):
+            try:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for data in self._pieces:
+                    async with asyncio.timeout(SEND_S):
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            except (TimeoutError, OSError):  # nobody reads
+                self._answer.cancel()
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
@@ -562,14 +542,14 @@ def _client(request: Request, user: str | None) -> str:
 class _Guard:
     """Middleware that refuses before anything is read."""
 
-    def __init__(self, app: ASGIApp, endpoint: Endpoint) -> None:
-        self._app, self._endpoint = app, endpoint
+    def __init__(self, app: ASGIApp, rules: Rules, refused: Callable[[int], None]) -> None:
+        self._app, self._rules, self._refused = app, rules, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # base URLs that end in a slash make paths with too many
             scope["path"] = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
-        if scope["type"] == "http" and (error := self._endpoint.refuse(scope)):
-            self._endpoint.metrics.refused(error.status)
+        if scope["type"] == "http" and (error := self._rules.refusal(scope)):
+            self._refused(error.status)
             await error.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)

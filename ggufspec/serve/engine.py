@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
@@ -34,12 +34,7 @@ class GoneError(GgufspecError):
 
 
 class RefusedError(GgufspecError):
-    """A request that cannot be answered.
-
-    Args:
-        error: why.
-        details: what the child says of it besides: ``code`` is OpenAI's, the rest llama-server's.
-    """
+    """A request that cannot be answered, and what the child says of it besides (its event ``refused``)."""
 
     def __init__(self, error: GgufspecError, details: Mapping[str, Any]) -> None:
         super().__init__(error.message, error.hint)
@@ -50,13 +45,12 @@ class FairQueue(Generic[_Item]):
     """First come, first served, but clients in turn: one with many requests holds up only its own."""
 
     def __init__(self) -> None:
-        self._clients: OrderedDict[str, deque[_Item]] = OrderedDict()
+        self._clients: dict[str, deque[_Item]] = {}  # whose turn it is, first
 
     def __len__(self) -> int:
         return sum(map(len, self._clients.values()))
 
     def put(self, client: str, item: _Item) -> None:
-        """Add an item of a client."""
         self._clients.setdefault(client, deque()).append(item)
 
     def get(self) -> _Item:
@@ -65,11 +59,9 @@ class FairQueue(Generic[_Item]):
         Raises:
             LookupError: there is none.
         """
-        client, items = next(iter(self._clients.items()), ("", deque[_Item]()))
-        if not items:
-            raise LookupError("nothing waits")
+        client = next(iter(self._clients), "")
+        items = self._clients.pop(client)
         item = items.popleft()
-        del self._clients[client]
         if items:
             self._clients[client] = items
         return item
@@ -85,18 +77,13 @@ class FairQueue(Generic[_Item]):
         return False
 
     def clear(self) -> list[_Item]:
-        """Take all of them out."""
         found = [item for items in self._clients.values() for item in items]
         self._clients.clear()
         return found
 
 
 class Answer:
-    """A request and what comes of it, for one task of the event loop.
-
-    Attributes:
-        reply: how it ended; None until then.
-    """
+    """A request and what comes of it, for one task of the event loop; ``reply`` is how it ended."""
 
     def __init__(self, engine: Engine, request: session.Request, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
@@ -133,7 +120,7 @@ class Answer:
         self._engine.cancel(self)
 
     def put(self, item: dict[str, Any] | session.Reply | GgufspecError) -> None:
-        """Hand an item to the loop; from any thread."""
+        """Hand an item to the loop, from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
@@ -142,13 +129,12 @@ class Engine:
     """The child process and the queue in front of it.
 
     Args:
-        spec: what is loaded.
         module: dotted name of the child's job.
         most_waiting: requests that may wait.
         verbose: let llama.cpp's log through to stderr.
 
     Attributes:
-        spec: as given.
+        spec: what is loaded.
         on_restart: called from the engine's thread when the child is started again, with why.
         ready: what was loaded last.
         failure: why no child runs; None while one does, or is being started first.
@@ -186,12 +172,10 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
         return len(self._waiting)
 
     @property
     def is_running(self) -> bool:
-        """Whether an answer is being given."""
         return self._running is not None
 
     @property
@@ -285,10 +269,12 @@ class Engine:
         except GgufspecError as error:
             self.failure = error
             raise
+        except OSError as error:  # no process, no memory, no file
+            self.failure = GgufspecError(str(error))
+            raise self.failure from None
         self.failure, self._is_down = None, False
 
     def _next(self) -> Answer | None:
-        """The next request; None at the end."""
         with self._changed:
             while not self._closed:
                 if len(self._waiting):
@@ -328,11 +314,7 @@ class Engine:
             answer.put(GoneError(f"the request failed: {type(error).__name__}: {error}"))
 
     def _reopen(self, why: str) -> None:
-        """Load the pair again.
-
-        Raises:
-            GoneError: that fails.
-        """
+        """Load the pair again; a failure is a GoneError."""
         if self._closed:
             raise _ends()
         if not self._is_down:  # one that cannot be loaded is told of once
@@ -343,9 +325,6 @@ class Engine:
             self._open()
         except GgufspecError as error:
             raise GoneError(f"the model cannot be loaded: {error.message}", error.hint) from None
-        except OSError as error:  # no process, no memory, no file
-            self.failure = GgufspecError(str(error))
-            raise GoneError(f"the model cannot be loaded: {error}") from None
 
 
 def _ends() -> GoneError:

@@ -22,11 +22,7 @@ _CUT_S = 5.0  # for an answer that is cut to be told so
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound and not yet listening.
-
-    Args:
-        host: a name or an address of this machine.
-        port: 0 picks a free one.
+    """A listening socket on a name or an address of this machine; port 0 picks a free one.
 
     Raises:
         UsageError: the host is not one of this machine.
@@ -74,7 +70,6 @@ class _Server(uvicorn.Server):
         self.ended_by = 0  # the signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
         await super().startup(sockets)
         self._on_started()
 
@@ -111,7 +106,7 @@ def serve(
         verbose: whether uvicorn's log goes to standard error.
 
     Returns:
-        the signal, where its own handler ignores it.
+        the signal, if its own handler ignores it.
     """
     if not verbose:
         for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):

@@ -9,13 +9,17 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from ggufspec.decoding.decoder import Statistics
 from ggufspec.serve import session
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LAST = 20  # answers that are kept one by one
+_SHOWN = (  # totals of the page
+    *("answers", "tokens", "prompt_tokens", "prompt_tokens_cached", "rounds", "plain_rounds"),
+    *("drafted", "accepted", "refused", "restarts"),
+)
 _CUT = "cancelled"  # the stop reason of an answer that nobody waited for
 
 Labels = tuple[tuple[str, str], ...]
@@ -37,27 +41,6 @@ _BY_LABEL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Figures of one answer, as the page shows them; None where something is not known."""
-
-    number: int  # from 1 since the start
-    tokens: int
-    tokens_per_s: float | None
-    prompt_tokens: int
-    cached: int  # of them
-    time_to_first_token_s: float | None
-    seconds: float  # from the request on
-    drafted: int
-    accepted: int
-    acceptance_rate: float | None
-    rounds: int
-    tokens_per_round: float | None
-    gain: float | None  # target-only time ÷ its own; an answer without a draft has none
-    stop_reason: str
-    speculation: bool  # still on at its end
-
-
 class Metrics:
     """Counts from the start of the endpoint on. Any thread may call any method."""
 
@@ -65,26 +48,18 @@ class Metrics:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, Labels]] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)  # seconds
-        self._last: deque[tuple[Answer, _Rates]] = deque(maxlen=_LAST)
-        self._speculation: bool | None = None
+        self._last: deque[tuple[Statistics, dict[str, Any]]] = deque(maxlen=_LAST)  # with its figures
 
     def answered(self, reply: session.Reply, *, seconds: float) -> None:
-        """Count an answer, whole or cancelled.
-
-        Args:
-            reply: the child's.
-            seconds: from the request to its last token.
-        """
+        """Count an answer, whole or cancelled, that took so long from the request to its last token."""
         took = reply.statistics
         reason = took.stop_reason or _CUT
         with self._lock:
             count = self._counts
             count["answers", _label(stop_reason=reason)] += 1
-            count["prompt_tokens", ()] += took.prompt_read
-            count["prompt_tokens_cached", ()] += reply.cached
-            count["tokens", ()] += took.tokens
-            count["rounds", ()] += took.rounds
-            count["plain_rounds", ()] += took.plain_rounds
+            totals = {"prompt_tokens": took.prompt_read, "prompt_tokens_cached": reply.cached, "tokens": took.tokens}
+            for name, tokens in (totals | {"rounds": took.rounds, "plain_rounds": took.plain_rounds}).items():
+                count[name, ()] += tokens
             for drafter, (drafted, accepted) in reply.accepted_by_drafter.items():
                 count["drafted", _label(drafter=drafter)] += drafted
                 count["accepted", _label(drafter=drafter)] += accepted
@@ -97,10 +72,8 @@ class Metrics:
                 self._sums["first_token_s"] += took.time_to_first_token_s
             for name, value in (("prompt_s", took.prompt_s), ("decode_s", took.decode_s), ("answer_s", seconds)):
                 self._sums[name] += value
-            self._speculation = reply.speculation
             number = sum(tokens for (name, _), tokens in count.items() if name == "answers")
-            rates = _Rates(took.prompt_read, took.prompt_s, took.decoded, took.decode_s)
-            self._last.append((_answer(number, reply, seconds, reason), rates))
+            self._last.append((took, _figures(number, reply, seconds, reason)))
 
     def refused(self, status: int) -> None:
         """Count a request that was answered with an error of that HTTP status."""
@@ -113,22 +86,17 @@ class Metrics:
             self._counts["restarts", ()] += 1
 
     def text(self, *, waiting: int, running: int, kept: int) -> str:
-        """All of it in Prometheus's text format 0.0.4 (:data:`MEDIA_TYPE`).
-
-        Args:
-            waiting: requests in the queue.
-            running: requests that are being answered.
-            kept: conversations whose cache is kept.
+        """All of it in Prometheus's text format 0.0.4 (:data:`MEDIA_TYPE`), with requests that wait and run, and kept
+        conversations.
         """
         with self._lock:
-            counts, sums, last = self._counts.copy(), self._sums.copy(), [rates for _, rates in self._last]
-            speculation = self._speculation
+            counts, sums, last = self._counts.copy(), self._sums.copy(), [*self._last]
 
         def of(name: str) -> dict[Labels, float]:
             return {labels: value for (each, labels), value in counts.items() if each == name}
 
-        prompt = _ratio(sum(each.prompt_tokens for each in last), sum(each.prompt_s for each in last))
-        speed = _ratio(sum(each.tokens for each in last), sum(each.decode_s for each in last))
+        prompt = _ratio(sum(took.prompt_read for took, _ in last), sum(took.prompt_s for took, _ in last))
+        speed = _ratio(sum(took.decoded for took, _ in last), sum(took.decode_s for took, _ in last))
         gauges = {
             "llamacpp:prompt_seconds_total": ("Time spent reading prompts.", sums["prompt_s"]),
             "llamacpp:tokens_predicted_seconds_total": ("Time spent on tokens of answers.", sums["decode_s"]),
@@ -138,67 +106,51 @@ class Metrics:
             "llamacpp:requests_deferred": ("Requests that wait.", waiting),
             "ggufspec:conversations_kept": ("Conversations whose cache is kept.", kept),
         }
-        if speculation is not None:
+        if last:
             said = "Whether drafting was on at the end of the last answer: 1 or 0."
-            gauges["ggufspec:speculation"] = said, int(speculation)
+            gauges["ggufspec:speculation"] = said, int(last[-1][1]["speculation"])
         answers, first = sum(of("answers").values()), counts["first_tokens", ()]
         said_first = "From a request's start in the model to its first token."
-        found = [
+        families = [
             *(_metric(name, about, {(): counts[key, ()]}) for name, about, key in _TOTALS),
             *(_metric(name, about, {(): value}) for name, (about, value) in gauges.items()),
             *(_metric(name, about, of(key)) for name, about, key in _BY_LABEL),
             _summary("ggufspec:answer_seconds", "From a request to its last token.", sums["answer_s"], answers),
             _summary("ggufspec:first_token_seconds", said_first, sums["first_token_s"], first),
         ]
-        return "".join(found)
+        return "".join(families)
 
     def figures(self) -> dict[str, Any]:
         """The last answers, newest first, and totals: plain JSON."""
         with self._lock:
-            counts, last = self._counts.copy(), [asdict(answer) for answer, _ in reversed(self._last)]
-
-        def total(name: str) -> int:
-            return sum(value for (each, _), value in counts.items() if each == name)
-
-        return {
-            "answers": last,
-            "totals": {
-                name: total(name)
-                for name in ("answers", "tokens", "prompt_tokens", "prompt_tokens_cached", "rounds", "plain_rounds")
-            }
-            | {name: total(name) for name in ("drafted", "accepted", "refused", "restarts")},
-        }
+            totals = dict.fromkeys(_SHOWN, 0)
+            for (name, _), value in self._counts.items():
+                if name in totals:
+                    totals[name] += value
+            return {"answers": [figures for _, figures in reversed(self._last)], "totals": totals}
 
 
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """Of one answer: tokens, and the seconds in which they were read or decoded."""
-
-    prompt_tokens: int
-    prompt_s: float
-    tokens: int
-    decode_s: float
-
-
-def _answer(number: int, reply: session.Reply, seconds: float, reason: str) -> Answer:
+def _figures(number: int, reply: session.Reply, seconds: float, reason: str) -> dict[str, Any]:
+    """Of one answer, as the page shows them; None if something is not known."""
     took = reply.statistics
-    return Answer(
-        number=number,
-        tokens=took.tokens,
-        tokens_per_s=_ratio(took.decoded, took.decode_s),
-        prompt_tokens=took.prompt_tokens,
-        cached=reply.cached,
-        time_to_first_token_s=took.time_to_first_token_s,
-        seconds=seconds,
-        drafted=took.drafted,
-        accepted=took.accepted,
-        acceptance_rate=_ratio(took.accepted, took.drafted),
-        rounds=took.rounds,
-        tokens_per_round=_ratio(took.decoded, took.rounds),
-        gain=_ratio(reply.target_only_s, took.decode_s) if reply.target_only_s is not None and took.drafted else None,
-        stop_reason=reason,
-        speculation=reply.speculation,
-    )
+    alone_s = reply.target_only_s if took.drafted else None  # an answer without a draft gains nothing
+    return {
+        "number": number,  # from 1 since the start
+        "tokens": took.tokens,
+        "tokens_per_s": _ratio(took.decoded, took.decode_s),
+        "prompt_tokens": took.prompt_tokens,
+        "cached": reply.cached,  # of them
+        "time_to_first_token_s": took.time_to_first_token_s,
+        "seconds": seconds,  # from the request on
+        "drafted": took.drafted,
+        "accepted": took.accepted,
+        "acceptance_rate": _ratio(took.accepted, took.drafted),
+        "rounds": took.rounds,
+        "tokens_per_round": _ratio(took.decoded, took.rounds),
+        "gain": None if alone_s is None else _ratio(alone_s, took.decode_s),
+        "stop_reason": reason,
+        "speculation": reply.speculation,  # still on at its end
+    }
 
 
 def _ratio(one: float, other: float) -> float | None:

@@ -52,20 +52,13 @@ CSP = "; ".join(
 )
 
 
-def html(name: str, ready: Ready, placement: str) -> str:
-    """The page of a pair.
-
-    Args:
-        name: the pair's, which requests name as their model.
-        ready: what was loaded.
-        placement: what else there is to say of where it is; may be empty.
-    """
+def html(name: str, ready: Ready) -> str:
+    """The page of a pair, of this name."""
     roles = (("Target", ready.target), ("Draft", ready.draft))
     facts = [(role, _model(model)) for role, model in roles if model is not None]
     facts.append(("Drafters", ", ".join(ready.drafters) or "none: speculation is off"))
-    facts.append(("Context", f"{ready.ctx_size:,} tokens" + _each(ready.parallel)))
-    if placement:
-        facts.append(("Placement", placement))
+    each = f" in each of {ready.parallel} conversations" if ready.parallel > 1 else ""
+    facts.append(("Context", f"{ready.ctx_size:,} tokens{each}"))
     return _TEMPLATES.get_template("page.html").render(
         version=__version__,
         style=_STYLE,
@@ -80,7 +73,3 @@ def html(name: str, ready: Ready, placement: str) -> str:
 def _model(model: LoadedModel) -> str:
     on_gpu = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU"  # with the output layer
     return f"{model.description}, {on_gpu if model.gpu_layers else 'on the CPU'}"
-
-
-def _each(conversations: int) -> str:
-    return f" in each of {conversations} conversations" if conversations > 1 else ""

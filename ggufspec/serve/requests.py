@@ -6,8 +6,8 @@ Source: the API reference of OpenAI, and llama-server's extensions (``min_p``, `
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -18,14 +18,15 @@ from ggufspec.files import untrusted
 from ggufspec.llamacpp.chat_template import Wishes
 
 MOST_MESSAGES = 10_000
-_MOST_TOKENS = 2**31 - 1
 _MOST_STOPS = 16
 _MOST_BIASES = 1000
 _MOST_CHOICES = 16
 
+Limit = Annotated[int, Field(ge=-1, le=2**31 - 1)]  # -1: none
+Penalty = Annotated[float, Field(ge=-100, le=100)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Stop = Annotated[str, StringConstraints(max_length=1000)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class _Read(BaseModel):
@@ -38,21 +39,16 @@ class _Read(BaseModel):
 
 
 class Part(_Read):
-    """A part of a message's content."""
-
     type: str
     text: str | None = None
     refusal: str | None = None
 
     @property
     def said(self) -> str | None:
-        """Its text, if it is one."""
         return self.refusal if self.text is None else self.text
 
 
 class CalledFunction(_Read):
-    """What an assistant called."""
-
     name: Name
     arguments: str = "{}"
 
@@ -61,25 +57,22 @@ class CalledFunction(_Read):
     def _as_text(cls, given: Any) -> Any:
         if isinstance(given, dict):
             return json.dumps(given, ensure_ascii=False)
-        try:
-            whole = not isinstance(given, str) or isinstance(untrusted.parse_json(given or "{}", "it"), dict)
-        except GgufspecError:
-            whole = False
+        if not isinstance(given, str):
+            return given
+        with contextlib.suppress(GgufspecError):
+            if isinstance(untrusted.parse_json(given or "{}", "it"), dict):
+                return given or "{}"
         # What a model wrote badly stays in the conversation, which templates would refuse for ever
-        return (given or "{}") if whole else json.dumps({"arguments": given}, ensure_ascii=False)
+        return json.dumps({"arguments": given}, ensure_ascii=False)
 
 
 class ToolCall(_Read):
-    """A call in an assistant's message."""
-
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
 class Message(_Read):
-    """A message of a chat."""
-
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
     name: str | None = Field(None, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")
@@ -106,16 +99,12 @@ class Message(_Read):
 
 
 class Function(_Read):
-    """What may be called."""
-
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
 class Tool(_Read):
-    """A tool that is offered."""
-
     type: Literal["function"] = "function"
     function: Function
 
@@ -135,8 +124,6 @@ class Choice(_Read):
 
 
 class JsonSchema(_Read):
-    """The schema of ``response_format``."""
-
     name: str = ""
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
@@ -150,8 +137,6 @@ class ResponseFormat(_Read):
 
 
 class StreamOptions(_Read):
-    """Of a stream."""
-
     include_usage: bool = False
 
 
@@ -161,20 +146,20 @@ class _Answered(_Read):
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
-    max_tokens: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
-    n_predict: int | None = Field(None, ge=-1, le=_MOST_TOKENS)  # llama-server's name
+    max_tokens: Limit | None = None
+    n_predict: Limit | None = None  # llama-server's name
     temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
-    min_p: float | None = Field(None, ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-100, le=100)
-    frequency_penalty: float | None = Field(None, ge=-100, le=100)
+    top_p: Share | None = None
+    top_k: Limit | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
     repeat_penalty: float | None = Field(None, ge=0.01, le=100)
-    repeat_last_n: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
+    repeat_last_n: Limit | None = None
     seed: int | None = Field(None, ge=-1, lt=2**64)
     stop: Stop | list[Stop] | None = None
     n: int = Field(1, ge=1, le=_MOST_CHOICES)
-    logit_bias: dict[Annotated[int, Field(ge=0)], Bias] = Field(default_factory=dict, max_length=_MOST_BIASES)
+    logit_bias: dict[Annotated[int, Field(ge=0)], Penalty] = Field(default_factory=dict, max_length=_MOST_BIASES)
     user: str | None = None
     grammar: str = ""
     json_schema: dict[str, Any] | None = None
@@ -245,16 +230,13 @@ class _Answered(_Read):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings."""
         given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return tuple(filter(None, given))
 
     def sampling(self) -> Sampling:
         """How tokens are chosen; OpenAI's default temperature, llama.cpp's truncations, a random seed unless given."""
-        own: dict[str, Any] = {"temperature": 1.0 if self.temperature is None else self.temperature}
-        for name in Sampling.__dataclass_fields__.keys() - {"temperature", "seed"}:
-            if (value := getattr(self, name)) is not None:
-                own[name] = value
+        own: dict[str, Any] = {"temperature": 1.0}
+        own |= self.model_dump(include=Sampling.__dataclass_fields__.keys() - {"seed"}, exclude_none=True)
         if self.top_k == -1:
             own["top_k"] = 0
         if self.top_p == 0:  # nothing but the likeliest
@@ -289,19 +271,17 @@ class Completion(_Answered):
 
     def text(self) -> str | tuple[int, ...]:
         """The prompt, as text or token ids."""
-        if isinstance(self.prompt, str):
-            return self.prompt
-        first = self.prompt[0]
-        if isinstance(first, str):
-            return first
-        return tuple(first) if isinstance(first, list) else tuple(one for one in self.prompt if isinstance(one, int))
+        given: Any = self.prompt
+        if isinstance(given, list) and not isinstance(given[0], int):
+            (given,) = given
+        return given if isinstance(given, str) else tuple(given)
 
 
 class Chat(_Answered):
     """``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
+    max_completion_tokens: Limit | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: list[Tool] | None = Field(None, max_length=512)
@@ -339,11 +319,16 @@ class Chat(_Answered):
             raise ValueError("messages: two of the assistant's are at the end; the answer can go on with one")
         return self
 
+    def plain_messages(self) -> tuple[dict[str, Any], ...]:
+        """The messages as a chat template takes them; see :meth:`Message.plain`."""
+        return tuple(message.plain() for message in self.messages)
+
     @property
     def _choice(self) -> tuple[bool, str]:
         """Whether a tool must be called, and which if it is one."""
         if isinstance(self.tool_choice, Choice):
-            name = self.tool_choice.name or (self.tool_choice.function.name if self.tool_choice.function else "")
+            function = self.tool_choice.function
+            name = self.tool_choice.name or (function.name if function else "")
             return self.tool_choice.type in ("function", "required", "any"), name
         return self.tool_choice in ("required", "any"), ""
 
@@ -388,8 +373,3 @@ class Detokenize(_Read):
     """``POST /detokenize``, llama-server's."""
 
     tokens: list[int]
-
-
-def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
-    """All of them as a chat template takes them."""
-    return tuple(message.plain() for message in messages)

@@ -77,8 +77,6 @@ class Reply:
 
 
 class Loaded(LoadedPair):
-    """A pair behind an endpoint."""
-
     of_template: ClassVar[dict[str, str]] = {"hint": ANOTHER_TEMPLATE}
 
     def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
@@ -93,12 +91,7 @@ class Loaded(LoadedPair):
         return [f"{lacking.message}: {lacking.hint}"] if lacking else []
 
     def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
-        """Answer one request, with the events that the module names.
-
-        Raises:
-            UsageError: the prompt does not fit the context, or is none; a grammar cannot be used.
-            ModelError: the chat template fails.
-        """
+        """Answer one request, with the events that the module names."""
         decoder, ctx_size = self._decoder, self.ready.ctx_size
         prompt, applied = self._prompt(request)
         decoder.target.check_tokens([*request.bias])
@@ -206,12 +199,7 @@ class _Events:
     """Emits how far the prompt is read, and the answer's tokens, those of a round in one event."""
 
     def __init__(
-        self,
-        decoder: SpeculativeDecoder,
-        reading: Reading,
-        request: Request,
-        prompt: Sequence[int],
-        emit: child.Emit,
+        self, decoder: SpeculativeDecoder, reading: Reading, request: Request, prompt: Sequence[int], emit: child.Emit
     ) -> None:
         self._decoder, self._reading, self._request, self._emit = decoder, reading, request, emit
         self._waiting: list[Emitted] = []
@@ -243,12 +231,10 @@ class _Events:
             self.flush()
 
     def echo(self) -> None:
-        """Send the prompt as the answer's beginning."""
         text = b"".join(map(self._decoder.target.piece, self._prompt)).decode("utf-8", "replace")
         self._send([Delta(text)], [])
 
     def flush(self) -> None:
-        """Send what waits."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._send(self._reading.push("".join(one.text for one in waiting)), waiting)

@@ -31,7 +31,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """It is loaded: the texts of the tokens that begin and end a text."""
+    """The texts of the tokens that begin and end a text."""
 
     bos: str
     eos: str
@@ -59,18 +59,13 @@ class Reply:
 
 
 class Desk:
-    """Asks such a child, which is started with the first request; the parent's side.
-
-    Args:
-        spec: what it loads.
-    """
+    """Asks such a child, which is started with the first request; the parent's side."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec, self._session, self._one = spec, child.Session(), threading.Lock()
         self._ready: Ready | None = None
 
     async def ready(self) -> Ready:
-        """What it has loaded; see :meth:`ask`."""
         return await asyncio.to_thread(self._opened)
 
     async def ask(self, request: Request) -> Reply:
@@ -78,7 +73,6 @@ class Desk:
         return await asyncio.to_thread(self.answer, request)
 
     def close(self) -> None:
-        """End the child."""
         self._session.close()
 
     def _opened(self) -> Ready:
@@ -100,11 +94,7 @@ class Desk:
 
 @contextmanager
 def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Loaded]:  # noqa: ARG001
-    """Load the vocabulary in this process.
-
-    Raises:
-        ModelError: the file is damaged.
-    """
+    """Load the vocabulary in this process; a damaged file is a ModelError."""
     with Model(spec.target, vocab_only=True) as model:
         yield Loaded(model, spec.chat_template)
 
@@ -120,11 +110,6 @@ class Loaded:
         self._prompter = Prompter(model, template)
 
     def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:  # noqa: ARG002
-        """Answer a request.
-
-        Raises:
-            GgufspecError: a token is none of the model's; the template fails.
-        """
         model = self._model
         if request.text is not None:
             found = model.tokenize(request.text, special=request.special, start=request.start)

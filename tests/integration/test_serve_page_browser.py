@@ -54,7 +54,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    with served(Endpoint(served_page.html("demo", ready(), "64 of 81 layers on CUDA0"))) as running:
+    with served(Endpoint(served_page.html("demo", ready()))) as running:
         yield running
 
 
@@ -136,7 +136,7 @@ def test_an_answer_streams_and_its_reasoning_is_apart(chromium, endpoint):
 
 
 def test_a_model_without_a_template_continues_the_text(chromium, endpoint):
-    endpoint.html = served_page.html("demo", ready(chat_template=""), "")
+    endpoint.html = served_page.html("demo", ready(chat_template=""))
     with Opened(chromium, endpoint) as opened:
         opened.page.fill("#most", "")
         opened.send("def main(")
@@ -164,7 +164,7 @@ def test_it_is_stopped(chromium, endpoint, how):
 
 
 def test_a_model_and_figures_cannot_write_html(chromium, endpoint):
-    endpoint.html = served_page.html(HOSTILE, ready(notes=(HOSTILE,)), HOSTILE)
+    endpoint.html = served_page.html(HOSTILE, ready(notes=(HOSTILE,)))
     endpoint.pieces = endpoint.reasoning = [HOSTILE]
     endpoint.figures = figures(1)
     endpoint.figures["answers"][0]["stop_reason"] = HOSTILE
