@@ -29,7 +29,7 @@ from ggufspec.planning.memory import (
     streaming_card,
 )
 
-# A card's compute buffer ÷ the CPU's, at most: docs/decisions/026; of a head tests/test_bytes_without_rpc.py
+# A card's compute buffer ÷ the CPU's, at most: docs/decisions/026; of a head tests/unit/test_bytes_without_rpc.py
 _DENSE, _EXPERTS, _RECURRENT, _HEAD = 1.0, 1.05, 1.25, 1.1
 
 

@@ -2,7 +2,7 @@
 
 Weights and caches are sums over each model's own tensors. Compute buffers depend on the weights' types only where a
 card computes with the host's weights, of which it holds one at a time: one model's dry runs serve all of its shape,
-with a bound on what the other's may take beyond (tests/test_ranking.py compares them).
+with a bound on what the other's may take beyond (tests/cli/test_ranking.py compares them).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     .venv/bin/python tests/evidence/backend_bytes.py        # half a minute; Mesa's software driver:
     LLAMA_CPP_LIB_PATH="$(scripts/vulkan)" GGML_VK_VISIBLE_DEVICES=0 .venv/bin/python tests/evidence/backend_bytes.py
 
-The tiny shapes of tests/shapes.py with the placements and contexts of tests/evidence/memory.py. Each is loaded for real
+The tiny shapes of shapes.py with the placements and contexts of tests/evidence/memory.py. Each is loaded for real
 with its weights, and its bytes on the card are compared with two plans: by dry runs on the card, and by dry runs on a
 simulated device, as for a card that is not here; without the f16 copy of a quantised cache, which CUDA makes and Vulkan
 does not.
@@ -25,7 +25,7 @@ from ggufspec.models.header import ModelHeader
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import ByDevice, Memory, Request, f16_scratch_bytes, layer_devices
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from common import save
 from memory import Family, families, model_of
 from shapes import SHAPES

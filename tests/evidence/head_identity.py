@@ -21,7 +21,7 @@ from common import DEMO, demo_mimo2, save
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.divergence import first_difference
 from ggufspec.models.profile import demo_pair
-from tests.texts import source_texts
+from tests.support.texts import source_texts
 
 CTX_SIZE, THREADS = 1536, 1
 SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=0.8)}

@@ -1,4 +1,4 @@
-"""What each row of the table of hostile inputs took (``tests/hostile.py``), two at a time.
+"""What each row of the table of hostile inputs took (``tests/support/hostile.py``), two at a time.
 
 .venv/bin/python tests/evidence/hostile_inputs.py
 .venv/bin/python tests/evidence/hostile_inputs.py "hub: "        (rows whose names begin so; nothing is saved)
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common import save
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import hostile
 

@@ -58,35 +58,35 @@ FAULTS = (
         "decoding/rules/coupled.py",
         "self._choose(self.penalised(rows[len(drafted)], last), last)",
         "self._choose(self.penalised(rows[max(len(drafted) - 1, 0)], last), last)",
-        "test_acceptance test_loop integration/test_identity",
+        "test_acceptance test_loop real/test_identity",
     ),
     Fault(
         "the noise of another place of the text",
         "decoding/rules/coupled.py",
         "own = self._choose(row, position + i)",
         "own = self._choose(row, position + i + 1)",
-        "test_acceptance test_loop integration/test_identity",
+        "test_acceptance test_loop real/test_identity",
     ),
     Fault(
         "a rejected token stays in the cache",
         "decoding/loop.py",
         "        target.rewind(len(tokens) - 1)\n        for",
         "        target.rewind(len(tokens))\n        for",
-        "test_loop integration/test_identity",
+        "test_loop real/test_identity",
     ),
     Fault(
         "a lost byte in the planner: of the weights of the host",
         "planning/memory.py",
         "found[0] += self.input_bytes",
         "found[0] += self.input_bytes - 1",
-        "test_memory test_search integration/test_plan_loads",
+        "test_memory test_search real/test_plan_loads",
     ),
     Fault(
         "a lost byte in the planner: every value of the cache",
         "planning/memory.py",
         "// block_v * bytes_v)",
         "// block_v * (bytes_v - 1))",
-        "test_memory test_search integration/test_plan_loads",
+        "test_memory test_search real/test_plan_loads",
     ),
     Fault(
         "a leaked child: one at work is neither ended nor waited for",
@@ -98,7 +98,7 @@ FAULTS = (
             self._stdout.close()
             self._log.close()""",
         """            self._log.close()""",
-        "test_child integration/test_session test_interrupt",
+        "test_child real/test_session test_interrupt",
     ),
     Fault(
         "an orphan: a child at work outlives its parent",
@@ -176,7 +176,7 @@ def copied(folder: Path) -> Path:
 
 def tested(folder: Path, tests: str, patience_s: float) -> tuple[list[str], bool, float]:
     """(tests that failed, whether all passed, seconds) of the copy's quick tier, up to the first failure."""
-    files = [f"tests/{name}.py" for name in tests.split()]
+    files = [str(file) for name in tests.split() for file in folder.glob(f"tests/**/{name}.py")]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tier", "quick", *files]
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     began, output = time.monotonic(), ""

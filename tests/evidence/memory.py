@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/evidence/memory.py        # some minutes
 
-For every shape of tests/shapes.py and several contexts, the bytes of all placements that a plan considers are estimated
+For every shape of shapes.py and several contexts, the bytes of all placements that a plan considers are estimated
 (ggufspec/planning/memory.py) from dry runs of a few, and every one of them, or every third, is dry-run as well
 (ggufspec/llamacpp/dryrun.py). The shapes that are small enough are loaded for real, too, with the weights read into
 memory (``LLAMA_LOAD_MODE_NONE``): with a memory map the host's weights are the range of the file from the first to the
@@ -25,7 +25,7 @@ from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import HOST, ByDevice, Memory, Request
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from common import save
 from shapes import SHAPES, write
 

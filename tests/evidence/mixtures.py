@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1])]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "support")]
 
 import random_weights
 import shapes

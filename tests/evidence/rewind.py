@@ -35,7 +35,7 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
 from lab.rollback import Costs, best, break_even
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 import random_weights
 import shapes
 from common import save

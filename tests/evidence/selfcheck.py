@@ -106,7 +106,7 @@ def main() -> None:
         runs = [summary(checked(**variables)) for _ in range(RUNS if name == "this" else 1)]
         results[name] = runs[0] | {"seconds": [run["seconds"] for run in runs]}
     if arguments.damaged:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
         from damage import KINDS, library
 
         with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """How near tuning comes to the best setting, and with how many trials: on simulated machines, every setting known.
 
-The machines are those of tests/simulator.py; nothing is decoded.
+The machines are those of tests/support/simulator.py; nothing is decoded.
 
 .venv/bin/python tests/evidence/tuning.py
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import simulator
 from common import save
