@@ -86,6 +86,7 @@ class Model:
         self.blocks: int = lib.llama_model_n_layer(self._handle)  # without those of MTP heads
         self.head_blocks: int = lib.llama_model_n_layer_nextn(self._handle)
         self.layers = self.blocks + self.head_blocks
+        self.parameters: int = lib.llama_model_n_params(self._handle)
         self.hidden_size: int = lib.llama_model_n_embd(self._handle)
         self.gpu_layers = placement.offloaded(self.layers) if cards else 0
         self.context_train: int = lib.llama_model_n_ctx_train(self._handle)

@@ -275,7 +275,7 @@ from ggufspec.chat import session
 from ggufspec.bench import batch_timing
 from lab import width_classes
 from ggufspec.verify import run as verify
-from ggufspec.llamacpp import serve
+from ggufspec.llamacpp import rpc
 absent = {{"rich", "typer", "huggingface_hub", "gguf", "tomlkit"}}
 print(sorted({{name.split(".")[0] for name in sys.modules}} & absent))
 """

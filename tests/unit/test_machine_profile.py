@@ -15,7 +15,6 @@ from ggufspec.api.pairs import open_pair, spec_of
 from ggufspec.api.plan import make_plan
 from ggufspec.cli import inputs
 from ggufspec.errors import ChildError, ModelError
-from ggufspec.files import cache
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.devices import Device
@@ -246,7 +245,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
         settings = Settings(threads=1, ctx_size=512, **given)
         return make_plan(open_pair(spec_of("demo"), settings), calibrate=inputs.calibrator(settings)).plan
 
-    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(machine_profile, "measure", measure)
     guess = planned(no_calibrate=True)
     assert guess.is_guessed
@@ -265,7 +264,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
         raise ChildError("llama.cpp died", "try again")
 
     monkeypatch.setattr(machine_profile, "measure", fails)
-    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "other")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     assert planned().is_guessed
     assert "could not be measured, and is guessed: llama.cpp died" in capsys.readouterr().err
     assert inputs.calibrator(Settings(no_calibrate=True), always=True) is not None  # the variable may be set

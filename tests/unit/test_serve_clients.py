@@ -223,7 +223,7 @@ def test_an_answer_by_a_schema(client):
         {"messages": [{"role": "nobody", "content": "hi"}]},
         {"temperature": -1},
         {"max_tokens": -5},
-        {"n": 2},
+        {"n": 17},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}},
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "another"}}},
         {"top_logprobs": 3, "logprobs": False},

@@ -30,7 +30,7 @@ NAMES = {"os": OS.split(), "signal": SIGNAL.split(), "time": ["tzset", "clock_ge
 # Where such a name is used behind a look whether it is there.
 GUARDED = {
     "hardware/host.py": {"os.sched_getaffinity"},
-    "files.py": {"os.O_NOFOLLOW", "os.getuid"},
+    "files/write.py": {"os.O_NOFOLLOW", "os.getuid"},
 }
 IMPORTS = """
 import importlib, importlib.util, json, os, signal, sys, time
