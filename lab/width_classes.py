@@ -38,8 +38,7 @@ class Result:
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Compare in this process; nothing tells how far it is but the event ``comparing``."""
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(spec.rpc)
     with Model(spec.target, spec.placement) as model, closing(Context(model, spec.context)) as context:
         emit({"event": "comparing", "limit": spec.limit})
         found = classes(context, spec.limit)

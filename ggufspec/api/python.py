@@ -121,6 +121,5 @@ def load_pair(
     files = files_of(pair, download=download, on_event=on_event)
     check_drafter(files, given)
     resolved = resolve(open_pair(files, given, on_event=on_event), on_event=on_event)
-    for endpoint in given.rpc or ():
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(given.rpc or ())
     return SpeculativeDecoder(files.target, files.draft, resolved.pair, cache=cache_folder())

@@ -82,8 +82,7 @@ class Result:
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` tell how far it is."""
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(spec.rpc)
     vram_before = devices.used_bytes()
     with ExitStack() as stack:
         loaded: list[tuple[Context | Head, Timed]] = []

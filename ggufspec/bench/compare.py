@@ -119,7 +119,7 @@ class Comparison:
                     self._qualities[model.name] = self._quality(spec, reference or spec)
                     reference = reference or spec
                 except GgufspecError as error:
-                    self._qualities[model.name] = Failure(error.message, error.hint)
+                    self._qualities[model.name] = Failure.of(error)
 
     def _quality(self, spec: quality.Spec, reference: quality.Spec) -> Quality:
         facts = codec.dump(replace(spec, rows=Path()))

@@ -65,8 +65,7 @@ Result = tuple[Divergence, ...]
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """In the child process."""
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(spec.rpc)
     with Model(spec.target, spec.options.target) as model:
         options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # goes back over many batches
         context = Context(model, options)

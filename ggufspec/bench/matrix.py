@@ -244,13 +244,13 @@ class Matrix:
                     check_pair(headers[0], headers[1])
                 planned = self._place(cell.target, one, options)
             except GgufspecError as error:
-                return replace(cell, failure=Failure(error.message, error.hint))
+                return replace(cell, failure=Failure.of(error))
             log.put(key, planned)
         spec = self._spec(one, planned.options, asked)
         try:
             check_room(spec, max(asked.tokens))
         except UsageError as error:
-            return replace(cell, failure=Failure(error.message, error.hint))
+            return replace(cell, failure=Failure.of(error))
         return replace(cell, spec=spec, bytes=planned.bytes)
 
     def _header(self, path: Path) -> Known:

@@ -65,8 +65,7 @@ class Judged:
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
     """In the child process; a ModelError if its tokens are not the reference's, or the disk is too small."""
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(spec.rpc)
     with Model(spec.model, spec.options.target) as model:
         passages = [model.tokenize(passage)[:_CELLS] for passage in spec.passages]
         rows = _create(spec.rows, model.vocab_size, passages) if spec.is_reference else _open(spec, model, passages)

@@ -277,8 +277,7 @@ def opened(
     spec: Spec, emit: child.Emit, stopping: threading.Event, engine: Opened = _decoder, warm_up_tokens: int = 4
 ) -> Iterator[Serving]:
     """Load in this process; an event ``loaded`` says so."""
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(spec.rpc)
     vram_before = devices.used_bytes()
     began = time.perf_counter()
     serving = Serving(spec, stopping, vram_before, warm_up_tokens)
@@ -421,6 +420,6 @@ def attempt(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = F
     try:
         return Attempt(timed(measure(spec, on_event=on_event, verbose=verbose)))
     except GgufspecError as error:
-        return Attempt(None, Failure(error.message, error.hint))
+        return Attempt(None, Failure.of(error))
     except OSError as error:  # no memory for a process, no space for its log
         return Attempt(None, Failure(f"the trial could not be started: {error.strerror}", "free some memory, or disk"))

@@ -284,7 +284,7 @@ class Bench:
             hook=self._hook() if self.experiment.engine == "hook" else None,
             by_kind=by_kind(spec.kinds, self.results["target_only"], self.results["speculative"]),
             by_part=by_part(self.results["target_only"], self.results["speculative"]),
-            failures={mode: Failure(error.message, error.hint) for mode, error in self.crashes.items()},
+            failures={mode: Failure.of(error) for mode, error in self.crashes.items()},
         )
 
     def _extent(self) -> dict[str, object]:

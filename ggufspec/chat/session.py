@@ -109,8 +109,7 @@ class LoadedPair:
     @contextmanager
     def opened(cls, spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Self]:  # noqa: ARG003
         """Load the pair in this process, and free it in the end."""
-        for endpoint in spec.rpc:
-            devices.add_rpc_worker(endpoint)
+        devices.add_rpc_workers(spec.rpc)
         with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
             yield cls(decoder, spec.chat_template)
 

@@ -75,7 +75,7 @@ def _kept(place: Path) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
         try:
             found |= read(path)
         except GgufspecError as error:
-            left_out.append(LeftOut(str(path), Failure(error.message, error.hint)))
+            left_out.append(LeftOut(str(path), Failure.of(error)))
     if not found:
         why = f"none of the {len(paths)} files in {place} is a result" if paths else f"no results are kept in {place}"
         raise GgufspecError(why, "ggufspec report RESULT.json; bench --export-json, compare and tune make some")

@@ -50,7 +50,7 @@ def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, repetitions: 
         try:
             resolved = inputs.resolve(pair, swept.put(given, one), rival=not at_each)
         except GgufspecError as error:
-            values.append(Value(shown, None, None, Failure(error.message, error.hint)))
+            values.append(Value(shown, None, None, Failure.of(error)))
             continue
         trial = replace(spec, draft=pair.draft if decoder.needs_draft else None, options=resolved.pair)
         values.append(value(shown, trial, resolved.pair if at_each else resolved.alone))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,13 +169,18 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def add_rpc_worker(endpoint: str) -> None:
-    """Make the devices of the worker at ``host:port`` usable; they act like GPUs.
+def add_rpc_workers(endpoints: Iterable[str]) -> None:
+    """Make the devices of the workers at these ``host:port`` usable; they act like GPUs.
 
     Raises:
-        UsageError: ``endpoint`` is not host:port.
+        UsageError: an endpoint is not host:port.
         GgufspecError: no worker answers there, or this llama.cpp was built without RPC.
     """
+    for endpoint in endpoints:
+        _add_rpc_worker(endpoint)
+
+
+def _add_rpc_worker(endpoint: str) -> None:
     address = parse_endpoint(endpoint)
     try:  # ggml aborts the process when nobody answers, so knock first
         socket.create_connection(address, timeout=5).close()

@@ -159,8 +159,7 @@ def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[
     limits = ""
     if not hasattr(load()._lib, _BREAKDOWN):
         limits = "this build of llama.cpp reports its compute buffers alone"
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(spec.rpc)
     if not spec.simulated_devices:
         names = [device.name for device in devices.offloading(devices.devices())]
     elif devices.has_rpc():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ggufspec import child
 from ggufspec.llamacpp import chat_library, staging
-from ggufspec.llamacpp.devices import Device, add_rpc_worker, backends, devices
+from ggufspec.llamacpp.devices import Device, add_rpc_workers, backends, devices
 from ggufspec.llamacpp.library import load, system_info
 
 
@@ -32,8 +32,7 @@ class Result:
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     del emit, stopping
-    for endpoint in spec.rpc:
-        add_rpc_worker(endpoint)
+    add_rpc_workers(spec.rpc)
     lacks = {drafter: absent for drafter in staging.NEEDED if (absent := staging.missing(drafter))}
     found = tuple(backends())
     # ggml-vulkan.cpp registers nothing without a device

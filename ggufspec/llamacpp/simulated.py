@@ -84,7 +84,7 @@ def add(count: int) -> list[str]:
     threading.Thread(target=devices.serve_rpc, args=(endpoint, 1, ("CPU",) * count), daemon=True).start()
     for _ in range(1000):
         with contextlib.suppress(GgufspecError):
-            devices.add_rpc_worker(endpoint)
+            devices.add_rpc_workers([endpoint])
             break
         time.sleep(0.005)
     else:

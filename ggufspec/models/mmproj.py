@@ -109,8 +109,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         part, prefix, _ = read_prefix(file)
     if part.metadata.get("general.architecture") != "clip":
         raise ModelError(f"{file.name} is not an mmproj", "an mmproj is a file next to the model's: mmproj-….gguf")
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(spec.rpc)
     device = spec.device
     if spec.simulated and device:
         device = next(iter(simulated.add(1)), "") if devices.has_rpc() else ""

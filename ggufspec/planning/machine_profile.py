@@ -177,8 +177,7 @@ class Result:
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Measure in this process; the event ``measuring`` names the device and the dummy model that comes next."""
-    for endpoint in spec.rpc:
-        ggml.add_rpc_worker(endpoint)
+    ggml.add_rpc_workers(spec.rpc)
     here = ggml.devices()
     cards = offload_devices(here)
     timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
+from ggufspec.llamacpp.options import HOST
 from ggufspec.reports import bench, table
 from ggufspec.reports.table import Column, Table
 from ggufspec.reports.words import acceptance, accepted, layers, median, over, ratio, shorter, speed, with_spread
@@ -14,7 +15,6 @@ from ggufspec.schema.base import Failure
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
 from ggufspec.schema.text import of_file, of_memory
 
-HOST = "CPU"
 TARGET_ONLY = "–"  # in the column of the draft
 _HALF = 1.96  # of a 95 % interval, in standard errors
 

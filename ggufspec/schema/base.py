@@ -11,6 +11,7 @@ from typing import Annotated, Protocol, TypeAlias
 
 from annotated_types import Ge, Le
 
+from ggufspec.errors import GgufspecError
 from ggufspec.schema.text import HARMFUL
 
 # Of a document that is read, not of one that is made.
@@ -85,6 +86,10 @@ class Failure:
 
     error: str
     hint: str = ""
+
+    @classmethod
+    def of(cls, error: GgufspecError) -> Failure:
+        return cls(error.message, error.hint)
 
 
 class Document(Protocol):

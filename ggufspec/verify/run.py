@@ -71,8 +71,7 @@ class _StoppedError(Exception):
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Request and judge in this process; events ``progress`` and ``check`` tell how far it is."""
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
+    devices.add_rpc_workers(spec.rpc)
     job = _Job(spec, emit, stopping)
     try:
         if "exact" in spec.rules:

@@ -60,9 +60,9 @@ def test_more_layers_than_there_are_are_all(cli: Cli, worker: tuple[str, subproc
 TIMED = """
 import sys
 from ggufspec import DecoderOptions, Placement, SpeculativeDecoder, demo_pair
-from ggufspec.llamacpp.devices import add_rpc_worker
+from ggufspec.llamacpp.devices import add_rpc_workers
 
-add_rpc_worker(sys.argv[1])
+add_rpc_workers(sys.argv[1:])
 with SpeculativeDecoder(demo_pair()[0], None, DecoderOptions(Placement(-1), ctx_size=1024, threads=1)) as decoder:
     for _ in range(2):
         list(decoder.generate([7] * 900, max_tokens=4))

@@ -33,7 +33,7 @@ from typing import Any
 from common import grown_targets, save
 
 from ggufspec.bench.statistics import spread
-from ggufspec.llamacpp.devices import add_rpc_worker
+from ggufspec.llamacpp.devices import add_rpc_workers
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -93,7 +93,7 @@ def measure(
     path: Path, endpoint: str, layers: list[int], threads: int, repetitions: int, tokens: int
 ) -> dict[int, list[float]]:
     """Tokens/s of each placement, once per repetition."""
-    add_rpc_worker(endpoint)
+    add_rpc_workers([endpoint])
     samples: dict[int, list[float]] = {count: [] for count in layers}
     with ExitStack() as stack:
         contexts = {}

@@ -34,12 +34,12 @@ import json, logging, sys
 from pathlib import Path
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.llamacpp.devices import add_rpc_worker
+from ggufspec.llamacpp.devices import add_rpc_workers
 from ggufspec.schema import codec
 
 target, draft, endpoint, options = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.DEBUG, format="%(message)s")
-add_rpc_worker(endpoint)
+add_rpc_workers([endpoint])
 options = codec.load(DecoderOptions, options)
 SpeculativeDecoder(Path(target), Path(draft) if draft else None, options).close()
 """

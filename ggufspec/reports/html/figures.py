@@ -11,6 +11,7 @@ from itertools import accumulate
 from math import isfinite
 from typing import Literal
 
+from ggufspec.llamacpp.options import HOST
 from ggufspec.reports import compare, plan, sweep, tune
 from ggufspec.reports.table import Table, columns
 from ggufspec.reports.words import accepted, cards_of, layers, mode_name, over, with_spread
@@ -23,7 +24,6 @@ from ggufspec.schema.text import number, of_memory
 from ggufspec.schema.tune import TuneDocument, TuneTrial
 
 TARGET_ONLY = "target-only"
-HOST = "CPU"
 # Parts of a device's memory, in the order in which they are stacked.
 _KINDS = ("weights", "kv", "compute")
 PARTS = (*(f"{role} {kind}" for role in ("target", "draft") for kind in _KINDS), "overhead")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ggufspec.llamacpp.options import HOST
 from ggufspec.reports import bench, compare, plan, sweep, tune, words
 from ggufspec.reports.documents import Result
 from ggufspec.reports.html import figures
@@ -102,7 +103,7 @@ def _machine(machine: dict[str, Any]) -> Machine:
 
 
 def _planned_for(document: PlanDocument, machines: dict[str, Machine]) -> Machine:
-    cards = [device.description or device.name for device in document.devices if device.name != figures.HOST]
+    cards = [device.description or device.name for device in document.devices if device.name != HOST]
     for machine in machines.values():
         if cards and machine.name == " + ".join(cards):
             return machine
