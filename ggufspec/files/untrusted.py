@@ -1,6 +1,6 @@
-"""Reads files and JSON of others within bounds on size and nesting, before a parser sees them.
+"""Reads files and JSON of others within bounds on size, nesting and waiting, before a parser sees them.
 
-Parsers answer hostile files with gigabytes or a full stack. JSON's numbers must fit a double or 64 bits.
+Parsers answer hostile files with gigabytes, a full stack or no end. JSON's numbers must fit a double or 64 bits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import itertools
 import json
 import math
 import os
+import select
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from ggufspec.errors import GgufspecError
 
 MOST_JSON_BYTES = 8 << 20  # Python takes up to 50 times as much for it; a comparison of hundreds of cells has 1 MB
 MOST_JSON_DEPTH = 64  # ours have 8
+PATIENCE_S = 5.0  # for a silent pipe or terminal
 
 _DIGITS = 20  # of 64 bits, with the sign
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -24,7 +27,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a regular file; False for a path that no file can have, with 5,000 characters say."""
+    """Whether a path is a regular file; False for a path that no file can have, of 5,000 characters for example."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -39,17 +42,17 @@ def real(path: Path) -> Path:
 def read_bytes(
     path: Path, most_bytes: int, *, hint: str = "", failure: type[GgufspecError] = GgufspecError, cut: bool = False
 ) -> bytes:
-    """The content of a file, pipe or device; with ``cut`` the beginning of a larger one.
+    """The content of a file, or of a pipe or device that ends soon; with ``cut`` the beginning of a larger one.
 
     ``hint`` is the error's: by default the command that lists the folder.
 
     Raises:
-        GgufspecError: or ``failure``: it cannot be read, or is larger.
+        GgufspecError: or ``failure``: it cannot be read, is larger, or sends nothing.
     """
     hint = hint or f"ls {path.parent}"
     try:
-        with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
+        with open(path, "rb", buffering=0, opener=_at_once) as file:  # which takes no opener
+            data = _take(file.fileno(), most_bytes + 1)
     except (OSError, ValueError) as error:  # a name with a null character is a ValueError
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise failure(f"{path} cannot be read: {why}", hint) from None
@@ -87,6 +90,24 @@ def parse_json(text: str, name: str, *, hint: str = "") -> Any:
         raise GgufspecError(f"{name} {where}: was its writing cut short?", hint) from None
     except ValueError as error:
         raise GgufspecError(f"{name} cannot be read as JSON: {error}", hint) from None
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for the writer of a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _take(descriptor: int, most_bytes: int) -> bytes:
+    waits = os.name == "posix" and not stat.S_ISREG(os.fstat(descriptor).st_mode)
+    data = bytearray()
+    while len(data) < most_bytes:
+        if waits and not select.select([descriptor], [], [], PATIENCE_S)[0]:
+            raise TimeoutError(0, f"nothing comes through it for {PATIENCE_S:.0f} s")
+        some = os.read(descriptor, min(1 << 20, most_bytes - len(data)))
+        if not some:
+            break
+        data += some
+    return bytes(data)
 
 
 def _depth(text: str) -> int:

@@ -72,13 +72,16 @@ def test_a_device_without_end_is_too_large() -> None:
         untrusted.read_bytes(Path("/dev/zero"), 1 << 20)
 
 
-def test_a_pipe_is_read(tmp_path: Path) -> None:
+def test_a_pipe_is_read_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"[1]",))
     writer.start()
     assert untrusted.read_json(pipe) == [1]
     writer.join()
+    monkeypatch.setattr(untrusted, "PATIENCE_S", 0.01)
+    with pytest.raises(GgufspecError, match="nothing comes through it"):
+        untrusted.read_json(pipe)
 
 
 @pytest.mark.parametrize(
