@@ -49,7 +49,7 @@ def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions
 
 
 def sampling(given: Settings) -> Sampling:
-    """How a token is chosen, as the decoder takes it.
+    """How a token is chosen, as the decoder takes it: each row of the group is a field. No profile has one.
 
     Raises:
         UsageError: a value is out of range.

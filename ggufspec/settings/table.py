@@ -1,7 +1,9 @@
 """The table of options: one row each, and everything that a flag, a profile key or a keyword needs comes from it.
 
-A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add one field here, and
-use ``settings.NAME`` where it counts. What reads the rows:
+A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add one field here, use
+``settings.NAME`` where it counts, and run ``scripts/commands.py``. An option of sampling is used in ``Sampling``
+(:mod:`ggufspec.decoding.sampling`), which has a field of its name; so have a server's requests (``serve/requests.py``),
+and ``chat --url`` sends it (``chat/remote.py``). No profile and no keyword reaches it. What reads the rows:
 
 - the command line: :mod:`ggufspec.cli.parameters` makes the parameters of a command from the groups that it takes
 - profiles: rows with ``profile`` are the keys of ``[settings]`` (:mod:`ggufspec.models.profile`)
