@@ -114,7 +114,7 @@ class DecoderOptions:
         return next((name for name in self.drafters if DRAFTERS[name].is_head), "")
 
     def with_head(self, head: str) -> DecoderOptions:
-        """The same with :func:`ggufspec.settings.table.with_head`'s drafters."""
+        """The same with :func:`ggufspec.settings.registry.with_head`'s drafters."""
         return replace(self, drafters=with_head(self.drafters, head))
 
     @property

@@ -1,7 +1,8 @@
 """The drafters: who proposes what the target may say next.
 
 :data:`ggufspec.settings.registry.DRAFTERS` is their registry. A drafter is one module, which has ``make(parts)``, and
-one row there.
+one row there; ``scripts/commands.py`` tells the help's pages of it. An example is tests/unit/test_drafter_registry.py.
+``tune`` without ``--drafter`` searches those that ``tune/experiment.py`` names.
 """
 
 from __future__ import annotations
