@@ -1,6 +1,6 @@
 """Put the figures of docs/evidence into README.md and docs: whole tables, and the numbers in sentences.
 
-    .venv/bin/python scripts/tables.py        # then look at `git diff`
+    .venv/bin/python scripts/tables.py        # writes, whatever follows; then look at `git diff`
 
 A table stands between ``<!-- table NAME: scripts/tables.py -->`` and ``<!-- end -->``; TABLES has what makes it. A
 sentence has no marks: SENTENCES has its words with ``{}`` for each figure, and only the figures are replaced, so that

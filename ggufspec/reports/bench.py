@@ -25,7 +25,10 @@ _POSITIONS = 8  # of a draft that are shown; documents have all of them
 
 
 def results(document: BenchDocument) -> Table:
-    """A row for each run that was measured; the terminal has no acceptance by position, nor layers without a GPU."""
+    """A row for each run that was measured; the terminal has no acceptance by position, nor layers without a GPU.
+
+    With layers and a lossy row it takes 79 of the terminal's 80 columns.
+    """
     gains = {"speculative": document.speedup, "llama_hook": document.hook.speedup if document.hook else None}
     runs = {mode: run for mode, run in document.runs.items() if run is not None}
     on_gpu = any(run.gpu_layers or getattr(run, "gpu_layers_draft", 0) for run in runs.values())
