@@ -54,6 +54,17 @@ def test_a_target_alone_writes_everything(decoder: SpeculativeDecoder) -> None:
     assert {one.source for one in decoder.generate(PROMPT, max_tokens=8, alone="target")} == {"target"}
 
 
+# How it ended.
+
+
+def test_one_that_ends_with_its_last_token_was_not_cut(decoder: SpeculativeDecoder) -> None:
+    end = next(token for token in range(decoder.target.vocab_size) if decoder.target.is_end(token))
+    for most in (1, 2):
+        assert ids(decoder.generate(PROMPT, max_tokens=most, bias={end: 1000.0})) == [end]
+        assert decoder.statistics is not None
+        assert decoder.statistics.stop_reason == "end"
+
+
 # One model alone.
 
 

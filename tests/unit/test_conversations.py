@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.models.headers import read_headers
 from ggufspec.planning.memory import HOST, Placement, resident
+from ggufspec.serve import session
 from ggufspec.serve.sequences import Choice, choose
 
 DIMS = Dims(4, 256, 4, 2, 512, 1024)
@@ -120,6 +122,16 @@ def test_a_copied_beginning_is_not_read_again(name: str, kept: SpeculativeDecode
     if FORGET[name]:
         with pytest.raises(ModelError, match="cannot copy"):
             kept._pair.target.copy(1)
+
+
+def test_the_one_that_waited_longest_makes_room(files: dict[str, Path]) -> None:
+    spec = session.Spec(files["llama"], None, replace(OPTIONS, parallel=2))
+    with session.opened(spec, lambda _: None, threading.Event()) as served:
+        found = [
+            served.answer(session.Request(prompt=tuple(text), max_tokens=4), lambda _: None, threading.Event()).sequence
+            for text in (TEXTS[0], TEXTS[1], TEXTS[0], TEXTS[2])
+        ]
+    assert found == [0, 1, 0, 1]
 
 
 def test_memory_is_planned_for_all_of_them(files: dict[str, Path], name: str) -> None:

@@ -78,6 +78,15 @@ def test_clients_take_turns_and_what_waits_can_leave(engine: Engine) -> None:
     assert run(work) == ["greedy 0", "modest", "greedy 1"]
 
 
+def test_an_answer_that_has_ended_runs_no_longer(engine: Engine) -> None:
+    async def work() -> None:
+        assert await text(ask(engine, "x")) == "x"
+
+    run(work)
+    engine.close()
+    assert not engine.is_running
+
+
 def test_a_queue_that_is_full_says_so(engine: Engine) -> None:
     async def work() -> None:
         first = ask(engine, "forever")
