@@ -161,7 +161,7 @@ FAULTS = (
         "api/resolve.py",
         "fixed = replace(options, target=target, draft=draft)",
         "fixed = replace(options, draft=target)",
-        "test_export",
+        "test_shared_options",
     ),
     Fault(
         "a verdict on a pair that is dropped: its warnings",
