@@ -19,6 +19,7 @@ from ggufspec.models import heads
 from ggufspec.models.headers import Known, read_headers
 from ggufspec.models.hub import download as hub
 from ggufspec.models.hub.client import HubFile, hub_file
+from ggufspec.models.locate import is_url
 from ggufspec.models.profile import Pair, PairSpec, Profile, load_profile, sources
 from ggufspec.models.vocabulary import check_pair
 from ggufspec.settings.registry import DRAFTERS, Drafter, parse_drafters
@@ -171,7 +172,7 @@ class OpenedPair:
         spec: its draft is None unless it drafts, and the target's own file if MTP blocks there do.
         given: what goes over the pair's own settings.
         options: how it is decoded, not yet placed: a draft that is a head drafts as one, ``-c max`` is a number.
-        target: its header.
+        read: the target's header, unless the file is here and opening the pair did not need it.
         draft: the draft's.
         warnings: of the draft beside the target.
     """
@@ -179,9 +180,14 @@ class OpenedPair:
     spec: PairSpec
     given: Settings
     options: DecoderOptions
-    target: Known
+    read: Known | None = None
     draft: Known | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> Known:
+        """The target's header. A GgufspecError if it cannot be read."""
+        return self.read or read_headers([self.spec.target])[0]
 
     @property
     def wanted(self) -> Settings:
@@ -213,6 +219,9 @@ def open_pair(
     options = options or decoder_options(given.over(spec.settings))
     if not options.needs_draft:
         spec = replace(spec, draft=None)
+    is_here = not isinstance(spec.target, HubFile) and not is_url(str(spec.target))
+    if is_here and options.ctx_size and not (spec.draft or finds_head or options.head):  # nothing to judge yet
+        return OpenedPair(spec, given, options)
     target, *others = read_headers([source for source in (spec.target, spec.draft) if source], None, on_event)
     options, draft = with_context(options, target.header), next(iter(others), None)
     if finds_head and draft is None and given.drafter is None and heads.in_target(target.header):
