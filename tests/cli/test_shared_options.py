@@ -112,11 +112,6 @@ def test_the_micro_batch_is_swept(cli: Cli) -> None:
     assert (refused.code, "1 to 4096" in refused.document()["hint"]) == (2, True)
 
 
-def test_layers_that_are_given_are_each_model_s_own() -> None:
-    found = resolve(open_pair(spec_of("demo"), Settings(gpu_layers=3, gpu_layers_draft=1))).pair
-    assert (found.target.gpu_layers, found.draft.gpu_layers) == (3, 1)
-
-
 def test_every_command_that_places_or_decodes_has_them() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     flags = {name: {flag for option in one.whole.params for flag in option.opts} for name, one in commands.items()}

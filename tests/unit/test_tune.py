@@ -161,7 +161,8 @@ def test_killed_at_any_trial_it_goes_on_as_if_nothing_had_happened(
 def test_the_budget_is_kept(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
     for budget in (120.0, 600.0, 1500.0):
         trials = Trials(machine)
-        _, document = tune(replace(experiment, budget_s=budget), tmp_path / f"j{budget}", trials)
+        run, document = tune(replace(experiment, budget_s=budget), tmp_path / f"j{budget}", trials)
+        assert run.spent_s == pytest.approx(trials.now), "each trial counts, once"
         assert trials.now <= 1.25 * budget + 60  # a trial may be slower than was believed
         assert "budget" in document.stopped or trials.now < budget
         assert document.winner is not None or budget == 120.0
