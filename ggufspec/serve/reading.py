@@ -22,7 +22,6 @@ class Reading:
     Args:
         applied: what its prompt was made with; None: all of it is content.
         tools: whether calls are looked for.
-        must_call: whether it is a call, so that what is left of one that is cut is not content.
         goes_on: whether it goes on with a message of the prompt.
         most_calls: those beyond are left out; 0: none are.
         clock: seconds.
@@ -37,7 +36,6 @@ class Reading:
         applied: Applied | None,
         *,
         tools: bool = False,
-        must_call: bool = False,
         goes_on: bool = False,
         most_calls: int = 0,
         clock: Callable[[], float] = time.perf_counter,
@@ -47,7 +45,6 @@ class Reading:
         if applied is not None and applied.reading:
             self._reader = Reader({**applied.reading, "tools": tools, "continue": goes_on})
         self._clock, self._make_id, self._most_calls = clock, make_id, most_calls
-        self._must_call = must_call
         self.is_enough = False
         self._unread, self._text, self._found = "", "", 0  # the answer, and how far what was given is found in it
         self._gave = False  # whether anything was
@@ -66,8 +63,7 @@ class Reading:
 
     def finish(self) -> list[Delta]:
         """What was held back, at the end. An answer without the form that it should have ends as content."""
-        found = [] if self._reader is None else self._read(final=True)
-        return [one for one in found if not (self._must_call and one.content)]
+        return [] if self._reader is None else self._read(final=True)
 
     def _read(self, *, final: bool) -> list[Delta]:
         assert self._reader is not None

@@ -99,7 +99,6 @@ class Loaded(LoadedPair):
         reading = Reading(
             None if request.grammar else applied,
             tools=bool(wishes.tools),
-            must_call=wishes.must_call,
             goes_on=wishes.goes_on,
             most_calls=1 if wishes.parallel is False else 0,  # which not every template's grammar holds
         )

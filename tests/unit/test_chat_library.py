@@ -88,14 +88,6 @@ def test_an_answer_without_its_form_loses_nothing(pieces: list[str]) -> None:
     assert reasoning.strip() in text
 
 
-@pytest.mark.parametrize("cut", ["<", "<tool_c", "<tool_call>", '<tool_call>\n{"na', f"{CALL}\n<tool_"])
-def test_half_a_call_is_not_content_if_a_call_is_forced(cut: str) -> None:
-    reading = Reading(applied(Wishes(TOOLS, must_call=True)), tools=True, must_call=True)
-    content, _, calls = message([*reading.push(cut), *reading.finish()])
-    assert content == ""
-    assert calls == [WANTED] * cut.startswith(CALL)
-
-
 def test_what_is_read_seldom_is_read_whole() -> None:
     """Reading takes a small share of the time; what was held back meanwhile comes at the end."""
     now = iter(float(number) for number in range(10_000))
