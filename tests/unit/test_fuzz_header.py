@@ -6,6 +6,7 @@ Run as a program it is that child: it writes the number of each case before it, 
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import struct
@@ -259,7 +260,8 @@ def _damage(count: int, files: int, folder: Path) -> None:
 
 def test_no_damaged_header_harms(tmp_path: Path) -> None:
     program = [sys.executable, __file__, str(CASES), str(SKELETONS), str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment)
     last = done.stdout.splitlines()[-1]
     assert done.returncode == 0, f"died at case {last}: {done.stderr[-2000:]}"
     reported = json.loads(last)
