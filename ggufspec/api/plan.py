@@ -98,6 +98,7 @@ def make_plan(
     Raises:
         GgufspecError: nothing fits, or an option is absurd.
     """
+    opened = replace(opened, read=opened.target)  # once, for all that follows
     wanted, options, target, draft = opened.wanted, opened.options, opened.target, opened.draft
     threads = options.threads or physical_cores()
     where = where or machine(wanted, threads)
