@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import evidence_scripts
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def head_speed() -> Iterator[Any]:
-    folder = str(ROOT / "tests" / "evidence")  # whose scripts import each other by their bare names
-    sys.path.insert(0, folder)
-    try:
-        import head_speed
-
-        yield head_speed
-    finally:
-        sys.path.remove(folder)
+    with evidence_scripts.imported("head_speed") as script:
+        yield script
 
 
 def run(tokens_per_s: float, accepted: int = 50) -> dict[str, Any]:

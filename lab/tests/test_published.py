@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import evidence_scripts
 import pytest
 
 from ggufspec.llamacpp.options import Placement
@@ -19,14 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def published() -> Iterator[Any]:
-    folder = str(ROOT / "tests" / "evidence")  # whose scripts import each other by their bare names
-    sys.path.insert(0, folder)
-    try:
-        import published
-
-        yield published
-    finally:
-        sys.path.remove(folder)
+    with evidence_scripts.imported("published") as script:
+        yield script
 
 
 @pytest.fixture(scope="module")
