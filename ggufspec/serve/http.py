@@ -30,10 +30,10 @@ def listen(host: str, port: int) -> socket.socket:
     """
     hint = "--host 127.0.0.1, or --host 0.0.0.0 for all of this machine's addresses"
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         raise UsageError(f"{host!r} is not an address or name of this machine", hint) from None
-    found = socket.socket(family, kind)
+    found = socket.socket(family, kind, protocol)  # named, or asyncio sends small pieces 40 ms late: no TCP_NODELAY
     try:
         if hasattr(socket, "SO_REUSEADDR"):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
