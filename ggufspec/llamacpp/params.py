@@ -19,6 +19,10 @@ from ggufspec.llamacpp.options import (
 )
 from ggufspec.llamacpp.rewind import architecture_of, choose
 
+# Outputs come in so many: a graph's first tensor has four bytes for each, and those behind it shall begin on lines of a
+# CPU's cache. Amid a line AMX reads prompts for half as long again: docs/evidence/output-rows.json
+_OUTPUTS = 16
+
 
 def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     """llama.cpp's parameters for a context.
@@ -35,7 +39,6 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     params.n_ctx = options.ctx_size + SLACK if options.sequences == 1 else options.sequences * options.cells
     params.n_seq_max = options.sequences  # each has cells of its own, so that rounding does not depend on the others
     params.n_batch, params.n_ubatch = options.batch, options.computed
-    params.n_outputs_max = max(options.width, options.sequences)
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k, params.type_v = (kv_type(lib, name) for name in (options.cache_type_k, options.cache_type_v))
     params.flash_attn_type = _FLASH_ATTENTION[options.flash_attn]
@@ -48,7 +51,7 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
         case "checkpoint":
             params.n_seq_max = 2 * options.sequences
             params.kv_unified = True  # the second sequence of each has a state and no cells of its own
-            params.n_outputs_max = max(options.width, params.n_seq_max)
+    params.n_outputs_max = -(-max(options.width, params.n_seq_max) // _OUTPUTS) * _OUTPUTS
     return params
 
 
