@@ -30,10 +30,11 @@ from ggufspec.schema import codec
 from ggufspec.schema.base import Failure
 from ggufspec.schema.compare import ComparedModel
 from ggufspec.schema.plan import PlannedModel, PlannedOption
-from ggufspec.settings.registry import parse_drafters, with_head
+from ggufspec.settings.registry import DRAFTERS, parse_drafters, with_head
 from ggufspec.settings.table import Settings, names
 
-WORDS = MTP, LOOKUP, NONE = "mtp", "lookup", "none"  # instead of a draft's file; MTP blocks are the target's own
+NONE = "none"
+WORDS = (*(name for name, row in DRAFTERS.items() if not row.needs_file), NONE)  # instead of a draft's file
 _ONE_OF_THEM = "compare one of them at a time"
 _PLACEMENT = names(group="placement")
 
@@ -48,7 +49,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A cell before it is placed; ``draft`` is None for target-only, :data:`LOOKUP` or :data:`MTP`."""
+    """A cell before it is placed; ``draft`` is None for target-only, or one of :data:`WORDS`."""
 
     target: File
     draft: File | str | None
@@ -73,7 +74,7 @@ class Planned:
 def without_file(drafter: str | None) -> str | None:
     """The word of the matrix for a target without a draft's file, by who drafts there; None for target-only."""
     drafters = parse_drafters(drafter or NONE)
-    return next((word for word in (MTP, LOOKUP) if word in drafters), None)
+    return next((word for word in WORDS if word in drafters), None)
 
 
 def check_twice(files: Sequence[File], role: str) -> None:
@@ -173,7 +174,7 @@ class Matrix:
             settings["prompt_format"] = "each target's own format"
         repetitions = self._given.value("repetitions")
         drafts = [one.draft for one in self._pairings]
-        without_file = (ComparedModel(word, "", 0) for word in (MTP, LOOKUP) if word in drafts)
+        without_file = (ComparedModel(word, "", 0) for word in WORDS if word in drafts)
         return Experiment(
             targets=_models((one.target for one in self._pairings), self._targets),
             drafts=(*_models((one for one in drafts if isinstance(one, File)), self._drafts), *without_file),
@@ -219,10 +220,9 @@ class Matrix:
         options = decoder_options(self._given.over(one.settings))
         if one.draft is None:
             return replace(options, drafters=(), lookup_corpus=None)
-        if one.draft == LOOKUP:
-            return replace(options, drafters=("lookup",))
-        if one.draft == MTP:
-            return replace(options, drafters=with_head(options.drafters, MTP))
+        if isinstance(one.draft, str):
+            head = DRAFTERS[one.draft].is_head
+            return replace(options, drafters=with_head(options.drafters, one.draft) if head else (one.draft,))
         return options if options.needs_draft else replace(options, drafters=("draft", "lookup"))
 
     def _contender(self, one: Pairing, log: RunLog) -> Contender:

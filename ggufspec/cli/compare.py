@@ -35,6 +35,7 @@ from ggufspec.reports import compare as report
 from ggufspec.reports import table
 from ggufspec.reports.compare import Sort
 from ggufspec.schema.compare import CompareDocument
+from ggufspec.settings.registry import drafts_with_file
 from ggufspec.settings.table import Settings
 
 _EXAMPLE = "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf"
@@ -85,8 +86,7 @@ def compare(
     """
     own_prompts = inputs.own_prompts(given)
     check_exports(given)
-    if given.drafter in ("lookup", "none"):
-        word = given.drafter
+    if not drafts_with_file(word := given.drafter or "both"):
         raise UsageError(f"--drafter {word} uses no draft file", f"-md {word} makes it a cell of its own")
     sampling(given)  # a typo is found before anything is fetched
     decoder_options(given)

@@ -22,7 +22,7 @@ from ggufspec.schema.base import SpeculativeRun
 from ggufspec.schema.run import RunDocument
 from ggufspec.schema.text import counted, visible
 from ggufspec.schema.trace import TraceDocument
-from ggufspec.settings.registry import is_lossy
+from ggufspec.settings.registry import drafts_with_file, is_lossy
 from ggufspec.settings.table import Settings
 
 # Of options of commands that answer
@@ -124,7 +124,7 @@ def prepare(given: Settings) -> tuple[Pair, Spec]:
 def prepare_pair(given: Settings) -> tuple[Pair, DecoderOptions]:
     if given.no_draft:
         given = replace(given, drafter="none")
-    pair = inputs.pair(given, no_draft=given.drafter in ("lookup", "none"))
+    pair = inputs.pair(given, no_draft=not drafts_with_file(given.drafter or "both"))
     if pair.draft is None and given.drafter is None and given.lookup_corpus is not None:
         raise UsageError("--lookup-corpus needs --drafter lookup: there is no draft model", "--drafter lookup")
     return pair, inputs.resolve(pair, given).pair

@@ -16,6 +16,7 @@ from ggufspec.reports import tune as report
 from ggufspec.reports.words import over, ratio
 from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TuneDocument
+from ggufspec.settings.registry import drafts_with_file
 from ggufspec.settings.table import Settings
 from ggufspec.tune.document import FEWEST, not_worth_it, tune_document
 from ggufspec.tune.experiment import EVERY, without_tuned
@@ -64,7 +65,7 @@ def tune(
         raise UsageError("both --save and --no-save are given", "give one of them")
     own_prompts = inputs.own_prompts(given)
     check_exports(given)
-    pair = inputs.pair(given, no_draft=given.drafter in ("lookup", "none"))
+    pair = inputs.pair(given, no_draft=not drafts_with_file(given.drafter or "both"))
     tuned = None if given.model or given.hf_repo else given.pair or "demo"
     own_draft = pair.draft is not None and bool(given.model_draft or given.hf_repo_draft)
     name = profile_name(save, tuned, pair, own_draft=own_draft)
