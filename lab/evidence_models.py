@@ -15,9 +15,8 @@ from ggufspec.errors import GgufspecError
 from ggufspec.hardware import host
 from ggufspec.models.headers import Known, read_headers
 from ggufspec.models.profile import demo_pair
-from ggufspec.models.sparse import Fill
 from lab import expansion
-from lab.expansion import Model
+from lab.expansion import Fill, Model
 
 # (target, draft); the first is that of the notebook that this project began with.
 PAIRS = {

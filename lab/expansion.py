@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -29,14 +30,16 @@ from ggufspec import child
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware.host import peak_rss_bytes
 from ggufspec.llamacpp.gguf import write_model
-from ggufspec.llamacpp.quantize import check_type, row_bytes, tensor_types, type_keys
+from ggufspec.llamacpp.quantize import check_type, row_bytes, type_keys
 from ggufspec.models import expansion, sparse
 from ggufspec.models.expanded import pieces
 from ggufspec.models.expansion import Layout, Rows, Small, read
 from ggufspec.models.headers import read_prefix
 from ggufspec.models.locate import LocalFile
-from ggufspec.models.sparse import Fill, Piece
+from ggufspec.models.sparse import Piece
+from lab.tensor_types import tensor_types
 
+Fill = Literal["holes", "blocks"]
 _BESIDE_BYTES = 8192  # of disk for the partial pages at both ends of a run of rows
 _WRITE = ("attn_output", "ffn_down", "ffn_down_exps")  # to the residual stream
 

@@ -98,7 +98,8 @@ def _remove_after(stopping: threading.Event, folder: Path) -> None:
         time.sleep(0.05)
 
 
-def _run_dry(source: Path, name: str) -> None:
+def run_dry(source: Path, name: str) -> None:
+    """Let llama.cpp say what it would write; it reads no weights."""
     _call(source, source, name, 1, requantize=True, dry=True)
 
 
@@ -114,23 +115,6 @@ def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bo
         reason = complaints()
         hint = "start from the model's F16 file" if "requantizing" in reason else "look for free disk space"
         raise ModelError(f"{source} cannot be quantised to {name}: {reason}", hint)
-
-
-def tensor_types(source: Path, type_name: str) -> dict[str, str]:
-    """The type that llama.cpp would give each tensor, as ggml spells it, by its dry run, which reads no weights.
-
-    ``source`` is a file in F16 whose weights may be a hole. Raises as :func:`quantize` does.
-    """
-    name = check_type(type_name)
-    types: dict[str, str] = {}
-
-    def read(line: str) -> None:
-        if found := _CHOSEN.search(line):
-            types[found[1]] = found[3] or found[2]
-
-    with _listening(read):
-        _run_dry(source, name)
-    return types
 
 
 def type_keys(name: str) -> dict[str, int]:
@@ -162,7 +146,6 @@ class Result:
 
 # src/llama-quant.cpp, llama_model_quantize_impl
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] +(\S+)")
-_CHOSEN = re.compile(r"\[ *\d+/ *\d+\] +(\S+) .*type = +(\S+), size = +[\d.]+ MiB(?: -> +[\d.]+ MiB \((\S+)\))?")
 _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 
 
@@ -178,11 +161,11 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
             elif found := _SIZE.search(line):
                 sizes[name] = round(float(found[1]) * 2**20)
 
-        with _listening(read):
+        with listening(read):
             if spec.target is not None:
                 quantize(spec.source, spec.target, name, spec.threads, requantize=spec.requantize, stopping=stopping)
             else:
-                _run_dry(spec.source, name)
+                run_dry(spec.source, name)
     return Result(sizes)
 
 
@@ -196,7 +179,7 @@ class _Reader(logging.Handler):
 
 
 @contextmanager
-def _listening(read: Callable[[str], None]) -> Iterator[None]:
+def listening(read: Callable[[str], None]) -> Iterator[None]:
     """Pass every line of llama.cpp's log to ``read``."""
     reader, before = _Reader(read), logger.level
     logger.addHandler(reader)

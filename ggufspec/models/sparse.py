@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from ggufspec import child
 from ggufspec.errors import GgufspecError, StopError
@@ -20,7 +19,6 @@ from ggufspec.files.write import replacing
 from ggufspec.hardware.host import free_disk_bytes
 from ggufspec.llamacpp.quantize import random_blocks
 
-Fill = Literal["holes", "blocks"]
 Piece = tuple[int, bytes | memoryview]
 """An offset in the file and the data to write there."""
 

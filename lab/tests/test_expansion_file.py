@@ -27,7 +27,9 @@ from lab.evidence_models import PAIRS
 LONG = replace(expansion.SHAPES["llama3-8b"], vocab=4096)  # 3.7 GB at Q3_K_L, with a small vocabulary
 
 
-def grow(small: Path, path: Path, shape: expansion.Shape, kind: str, fill: sparse.Fill = "holes") -> expansion.Result:
+def grow(
+    small: Path, path: Path, shape: expansion.Shape, kind: str, fill: expansion.Fill = "holes"
+) -> expansion.Result:
     """In this process."""
     return expansion.run(expansion.Spec(small, shape, kind, path, fill), lambda event: None, threading.Event())
 
@@ -36,7 +38,7 @@ def needed(
     small: Path,
     shape: expansion.Shape,
     kind: str,
-    fill: sparse.Fill = "holes",
+    fill: expansion.Fill = "holes",
 ) -> expansion.Needed:
     spec = expansion.Spec(small, shape, kind, fill=fill)
     return expansion.run(spec, lambda event: None, threading.Event()).needed
@@ -76,7 +78,9 @@ def gguf_name(kind: str) -> str:
 @pytest.mark.parametrize(
     ("shape", "kind"), [("tiny", "Q3_K_S"), ("tiny", "F16"), ("tiny-draft", "Q3_K_L"), ("tiny-moe", "Q4_K_M")]
 )
-def test_bytes_are_those_that_were_told(shape: str, kind: str, fill: sparse.Fill, target: Path, draft: Path, tmp_path):
+def test_bytes_are_those_that_were_told(
+    shape: str, kind: str, fill: expansion.Fill, target: Path, draft: Path, tmp_path
+):
     small = draft if shape == "tiny-draft" else target
     reported = needed(small, expansion.SHAPES[shape], kind, fill)
     made = grow(small, tmp_path / "big.gguf", expansion.SHAPES[shape], kind, fill)

@@ -32,9 +32,9 @@ from shapes import (
     write,
 )
 
-from ggufspec.llamacpp.quantize import tensor_types
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.headers import read_headers
+from lab.tensor_types import tensor_types
 
 HEADER_BYTES = 8_000_000  # of a file is its vocabulary, about
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tiny_llama import PROMPTS, TINY, assert_same_text, decoder, write_tiny
 
-from ggufspec.models.sparse import Fill
 from lab import expansion
 from lab.expansion import Shape
 
@@ -33,7 +32,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("untied") / "untied.gguf", is_tied=False, has_rope_freqs=True)
 
 
-def grow(small: Path, path: Path, shape: Shape, kind: str = "F16", fill: Fill = "blocks", **more: bool) -> Path:
+def grow(small: Path, path: Path, shape: Shape, kind: str = "F16", fill: str = "blocks", **more: bool) -> Path:
     """In this process: a child for each would take most of the time."""
     expansion.run(expansion.Spec(small, shape, kind, path, fill, **more), lambda event: None, threading.Event())
     return path
@@ -64,7 +63,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("kind", ["tiny", "untied"])
 def test_a_random_model_has_the_same_logits(
-    kind: str, change: dict[str, int], fill: Fill, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, change: dict[str, int], fill: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     small = request.getfixturevalue(kind)
     shape = replace(TINY, tied=kind == "tiny")

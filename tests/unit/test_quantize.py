@@ -17,11 +17,11 @@ from ggufspec.llamacpp.quantize import (
     block_numbers,
     quantize,
     row_bytes,
-    tensor_types,
     to_blocks,
     to_numbers,
 )
 from lab import expansion
+from lab.tensor_types import tensor_types
 
 KINDS = ("f32", "f16", "bf16", "q8_0", "q6_K", "q5_K", "q5_0", "q4_K", "q4_0", "q3_K", "q2_K", "iq4_nl", "iq4_xs")
 ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 1e-2, "q8_0": 0.01, "q6_K": 0.03, "q5_K": 0.05, "q5_0": 0.06}
