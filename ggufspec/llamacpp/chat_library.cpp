@@ -40,9 +40,7 @@ struct Reader {  // of one answer; the message as far as it was read
 }  // namespace
 
 extern "C" {
-
 void chat_free(char * text) { free(text); }
-
 // A template, compiled; to be closed.
 void * chat_open(const char * source, const char * bos, const char * eos, char ** error) {
     common_log_set_verbosity_thold(LOG_LEVEL_OUTPUT);  // it would warn on stderr
@@ -111,25 +109,27 @@ void * chat_reader(const char * applied, char ** error) {
 
 void chat_reader_close(void * reader) { delete static_cast<Reader *>(reader); }
 
-// What the next piece of an answer adds to its message.
+// What a piece of an answer adds to its message. One that adds nothing is not read yet, and belongs to the next one.
 char * chat_read(void * handle, const char * piece, int final) {
     return answer([&](json & out) {
         auto * reader = static_cast<Reader *>(handle);
-        reader->text += piece;
-        auto found  = common_chat_parse(reader->text, !final, reader->params);
+        auto text = reader->text + piece;
+        auto found = common_chat_parse(text, !final, reader->params);
         auto deltas = json::array();
         for (const auto & diff : common_chat_msg_diff::compute_diffs(reader->message, found)) {
+            auto call = diff.tool_call_index;
+            if (call == std::string::npos && diff.content_delta.empty() && diff.reasoning_content_delta.empty()) continue;
             json one;
             one["reasoning"] = diff.reasoning_content_delta;
             one["content"]   = diff.content_delta;
-            one["call"]      = diff.tool_call_index == std::string::npos ? -1 : static_cast<int>(diff.tool_call_index);
+            one["call"]      = call == std::string::npos ? -1 : static_cast<int>(call);
             one["id"]        = diff.tool_call_delta.id;
             one["name"]      = diff.tool_call_delta.name;
             one["arguments"] = diff.tool_call_delta.arguments;
             deltas.push_back(one);
         }
-        reader->message = found;
-        out["deltas"]   = deltas;
+        out["deltas"] = deltas;
+        if (!deltas.empty()) { reader->text = text; reader->message = found; }
     });
 }
 

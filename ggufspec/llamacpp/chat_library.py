@@ -180,7 +180,7 @@ class Reader:
         self._handle = _made(self._library, "chat_reader", _encoded(reading))
 
     def read(self, piece: str, *, final: bool = False) -> list[Delta]:
-        """What a piece adds; a ChatError says that the answer does not have the form of the template's answers."""
+        """What a piece adds; one that adds nothing is not read yet, and belongs before the next."""
         found = _answer(self._library, self._library.chat_read(self._handle, piece.encode(), int(final)))
         return [Delta(**one) for one in found["deltas"]]
 

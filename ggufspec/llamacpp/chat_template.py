@@ -135,10 +135,13 @@ class ChatTemplate:
         has_tools = bool(wishes.tools)
         templates = self._templates(*self._texts, tools=has_tools)
         found = _bounded(lambda: templates.apply(request), self._hint)
-        if not (has_tools or wishes.json_schema) or not (any(self._texts) or wishes.function):
+        tools = json.dumps(wishes.tools)
+        plain = plain_patterns(tools)
+        if not (has_tools or wishes.json_schema) or not (any(self._texts) or wishes.function or plain != tools):
             return found
+        request |= {"tools": json.loads(plain)} if has_tools else {}
         if wishes.function:
-            request["tools"] = [one for one in wishes.tools if one["function"]["name"] == wishes.function]
+            request["tools"] = [one for one in request["tools"] if one["function"]["name"] == wishes.function]
         # The analysis of some templates, Mistral Small 3.2's for one, finds no calls if these have a text
         bare = self._templates("", "", tools=has_tools)
         answer = _bounded(lambda: bare.apply(request), self._hint)

@@ -33,7 +33,7 @@ from ggufspec.llamacpp.grammar import check_grammar, check_schema
 from ggufspec.serve import metrics, page, session, vocabulary
 from ggufspec.serve.answers import Writer, together
 from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
-from ggufspec.serve.requests import Chat, Completion, Detokenize, Tokenize
+from ggufspec.serve.requests import Chat, Completion, Detokenize, Tokenize, with_whole_characters
 
 BODY_BYTES, BODY_S = 16 << 20, 60.0  # of a request at most, and in which it must come
 SEND_S = 60.0  # for a chunk, of a client that reads slowly or not at all
@@ -43,17 +43,10 @@ _RETRY_S = "5"
 _MOST_GRAMMARS = 64  # kept
 _WAITING = b": waiting\n\n"  # a comment, so that nothing between takes the connection for dead
 
-# JSON's escapes: of a backslash, of both halves of a character, and of one half
-_HALF = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..")
 _FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # others are pydantic's names of kinds
 
 Finished = Callable[[session.Reply, float], None]
 _Event = dict[str, Any]  # of the child, as :mod:`ggufspec.serve.session` names them
-
-
-def _whole(escape: re.Match[bytes]) -> bytes:
-    """An escape, or the replacement character's in place of half a character's."""
-    return rb"\ufffd" if len(escape[0]) == 6 else escape[0]
 
 
 class ApiError(Exception):
@@ -325,7 +318,7 @@ class Endpoint:
         Raises:
             ApiError: it is not valid; ``param`` says which field.
         """
-        body = _HALF.sub(_whole, await _body(request))
+        body = with_whole_characters(await _body(request))
         try:
             asked = kind.model_validate_json(body)
             self._on_request(asked.model_dump_json(by_alias=True, exclude_unset=True))

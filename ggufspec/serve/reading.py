@@ -10,6 +10,7 @@ from ggufspec.llamacpp.chat_library import Applied, ChatError, Delta, Reader
 from ggufspec.prompting.mends import new_id
 
 _SHARE = 0.01  # of the time that reading may take: an answer is read from its beginning each time
+_PIECES = 64  # of a broken answer that are tried
 
 
 def _random_id() -> str:
@@ -57,6 +58,7 @@ class Reading:
         if self._reader is None:
             return [Delta(text)] if text else []
         self._unread += text
+        self._text += text
         if not self._unread or self._clock() < self._next_s:
             return []
         return self._read(final=False)
@@ -67,24 +69,43 @@ class Reading:
 
     def _read(self, *, final: bool) -> list[Delta]:
         assert self._reader is not None
-        piece, self._unread = self._unread, ""
-        self._text += piece
-        began = self._clock()
+        began, rest = self._clock(), ""
         try:
-            deltas = self._reader.read(piece, final=final)
+            deltas = self._reader.read(self._unread, final=final)
+            self._unread = "" if deltas else self._unread
         except ChatError:
-            rest = self._text[self._found :]
-            return [Delta(rest)] if final and rest else []
+            if not final:
+                return []
+            deltas, rest = self._read_in_part()
         finally:
             ended = self._clock()
             self._next_s = ended + (ended - began) / _SHARE
         found = [one for delta in deltas for one in self._given(delta)]
         if final:
             found += [self._begun(index) for index in list(self._names)]
-            if not (self._gave or found) and self._text.strip():  # marks, and nothing within them
+            if not (self._gave or found or rest) and self._text.strip():  # marks, and nothing within them
                 found.append(Delta(self._text))
+            found += [Delta(rest)] if rest else []
         self._gave = self._gave or bool(found)
         return found
+
+    def _read_in_part(self) -> tuple[list[Delta], str]:
+        """What is unread as far as it has its form, and what is text: the rest, or all if it breaks off within."""
+        assert self._reader is not None
+        deltas: list[Delta] = []
+        read, end, step = 0, 0, max(8, len(self._unread) // _PIECES)
+        while step and end < len(self._unread):
+            try:
+                more = self._reader.read(self._unread[read : end + step])
+            except ChatError:  # a call that was found is found no more
+                step //= 2
+                continue
+            end += step
+            read, deltas = end if more else read, deltas + more
+        try:
+            return [*deltas, *self._reader.read(self._unread[read:end], final=True)], self._unread[end:]
+        except ChatError:
+            return [], self._text[self._found :]
 
     def _given(self, delta: Delta) -> list[Delta]:
         found: list[Delta] = []

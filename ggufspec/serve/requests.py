@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
@@ -27,6 +28,15 @@ Penalty = Annotated[float, Field(ge=-100, le=100)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Stop = Annotated[str, StringConstraints(max_length=1000)]
+
+
+# JSON's escapes: of a backslash, of both halves of a character, and of one half
+_HALF = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..")
+
+
+def with_whole_characters(text: bytes) -> bytes:
+    """JSON with the replacement character's escape in place of half a character's, which others' parsers refuse."""
+    return _HALF.sub(lambda escape: rb"\ufffd" if len(escape[0]) == 6 else escape[0], text)
 
 
 class _Read(BaseModel):
@@ -61,7 +71,7 @@ class CalledFunction(_Read):
             return given
         with contextlib.suppress(GgufspecError):
             if isinstance(untrusted.parse_json(given or "{}", "it"), dict):
-                return given or "{}"
+                return with_whole_characters(given.encode("utf-8", "replace")).decode() or "{}"
         # What a model wrote badly stays in the conversation, which templates would refuse for ever
         return json.dumps({"arguments": given}, ensure_ascii=False)
 

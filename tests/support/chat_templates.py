@@ -47,6 +47,9 @@ THINKING = HERMES.replace(
 {% endif %}{% endif %}""",
 )
 
+# Calls without marks, as Llama 3's
+BARE = HERMES.replace("\n<tool_call>", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
+
 
 def tool(name: str, **properties: dict[str, Any]) -> dict[str, Any]:
     """A tool as OpenAI's API has it; all properties are required."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import jobs_template
 import pytest
-from chat_templates import HERMES, NOTE, THINKING, WEATHER
+from chat_templates import BARE, HERMES, NOTE, THINKING, WEATHER, tool
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +88,30 @@ def test_an_answer_without_its_form_loses_nothing(pieces: list[str]) -> None:
     assert reasoning.strip() in text
 
 
+BARE_CALL = '{"name": "note", "parameters": {"text": "a; b"}}'
+BROKEN = [  # answers of a template whose calls have no marks
+    (BARE_CALL, "", True),
+    (f"{BARE_CALL}; {BARE_CALL}", f"; {BARE_CALL}", True),
+    (f"{BARE_CALL} and so on", "and so on", True),
+    (f"Sure: {BARE_CALL} Bye", "Sure: Bye", True),
+    ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', False),
+    ('{"type": "note", "text": "a"}', '{"type": "note", "text": "a"}', False),
+]
+
+
+@pytest.mark.parametrize(("answer", "content", "calls"), BROKEN)
+def test_a_call_is_whole_whatever_is_behind_it(answer: str, content: str, calls: bool) -> None:
+    """However the answer comes, and however seldom it is read."""
+    made = applied(Wishes(TOOLS), BARE)
+    assert not made.grammar
+    wanted = (content, "", [("note", {"text": "a; b"})] if calls else [])
+    for pieces in ([answer], list(answer), *([answer[:place], answer[place:]] for place in range(1, len(answer), 5))):
+        assert message(read(pieces, made)) == wanted
+    now = iter(float(number) for number in range(100_000))
+    reading = Reading(made, tools=True, clock=lambda: next(now), make_id=lambda: "abcdefghi")
+    assert message([one for letter in answer for one in reading.push(letter)] + reading.finish()) == wanted
+
+
 def test_what_is_read_seldom_is_read_whole() -> None:
     """Reading takes a small share of the time; what was held back meanwhile comes at the end."""
     now = iter(float(number) for number in range(10_000))
@@ -116,6 +140,22 @@ def test_a_template_that_cannot_force_says_so() -> None:
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     with pytest.raises(UsageError, match="no call can be forced"):
         ChatTemplate(plain, NOW).apply(ASKED, Wishes(TOOLS, must_call=True))
+    free = ChatTemplate(plain, NOW).apply(ASKED, Wishes(TOOLS))
+    assert not free.grammar
+    assert message(read([f"Hm. {SECOND}"], free)) == (f"Hm. {SECOND}", "", [])
+
+
+def test_what_templates_of_others_use() -> None:
+    source = (
+        "{%- set ns = namespace(n=0) %}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+        "{% set ns.n = ns.n + 1 %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}{{ ns.n }} "
+        '{{ {"ö": [1]} | tojson(ensure_ascii=False) }} {{ [1] | tojson(indent=2) }} {{ strftime_now("%Y-%m-%d") }}'
+    )
+    said = [{"role": "user", "content": text} for text in "abc"]
+    made = ChatTemplate(source, NOW).apply(said, Wishes())
+    begin = 'a;b;2 {"ö": [1]} [\n  1\n] '
+    assert made.prompt.startswith(begin)
+    assert datetime.strptime(made.prompt.removeprefix(begin), "%Y-%m-%d")
 
 
 def test_a_schema_binds_behind_the_reasoning(target: Path) -> None:
@@ -142,6 +182,18 @@ def test_classes_of_patterns_are_ranges(target: Path) -> None:
         grammar = compile_grammar(model, schema_to_grammar(json.dumps(schema)))
         assert follows(grammar, model, '{"zip": "01234-"}')
         assert not follows(grammar, model, '{"zip": "0123a')
+
+
+def test_classes_of_patterns_are_ranges_in_a_tool_too(target: Path) -> None:
+    """The prompt has the tool as it was given."""
+    found = tool("post", zip={"type": "string", "pattern": r"^\d{2}$"})
+    made = applied(Wishes((found,), must_call=True), HERMES)
+    assert r"^\\d{2}$" in made.prompt
+    begin = '<tool_call>\n{"name": "post", "arguments": {"zip": '
+    with Model(target, vocab_only=True) as model:
+        grammar = compile_grammar(model, made)
+        assert follows(grammar, model, f'{begin}"01"}}}}\n</tool_call>')
+        assert not follows(grammar, model, f'{begin}"0a')
 
 
 def test_an_answer_that_goes_on_has_only_what_follows() -> None:

@@ -97,7 +97,14 @@ def test_no_tool_is_offered_where_none_is_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"), [("", "{}"), (None, "{}"), ({"c": "Oslo"}, '{"c": "Oslo"}'), ("{}", "{}")]
+    ("arguments", "text"),
+    [
+        ("", "{}"),
+        (None, "{}"),
+        ({"c": "Oslo"}, '{"c": "Oslo"}'),
+        ("{}", "{}"),
+        (r'{"c": "\ud83d \ud83d\ude00 \\ud83d"}', r'{"c": "\ufffd \ud83d\ude00 \\ud83d"}'),
+    ],
 )
 def test_arguments_of_any_shape(arguments: Any, text: str) -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
