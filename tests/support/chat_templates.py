@@ -47,6 +47,7 @@ THINKING = HERMES.replace(
 {% endif %}{% endif %}""",
 )
 
+OPENED = THINKING[: THINKING.rindex("assistant\n")] + "assistant\n<think>\n{% endif %}"  # by the prompt
 # Calls without marks, as Llama 3's
 BARE = HERMES.replace("\n<tool_call>", "").replace("\n</tool_call>", "").replace('"arguments"', '"parameters"')
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jobs_template
 import pytest
-from chat_templates import BARE, HERMES, NOTE, THINKING, WEATHER, tool
+from chat_templates import BARE, HERMES, NOTE, OPENED, THINKING, WEATHER, tool
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +30,7 @@ TOOLS = (WEATHER, NOTE)
 CALL = (
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln </tool_call> \\"x\\"", "days": 2}}\n</tool_call>'
 )
+SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}'
 SECOND = '<tool_call>\n{"name": "note", "arguments": {"text": "a; b"}}\n</tool_call>'
 WANTED = ("get_weather", {"city": 'Köln </tool_call> "x"', "days": 2})
 
@@ -159,12 +160,23 @@ def test_what_templates_of_others_use() -> None:
 
 
 def test_a_schema_binds_behind_the_reasoning(target: Path) -> None:
-    made = applied(Wishes(json_schema='{"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}'))
+    made = applied(Wishes(json_schema=SCHEMA))
     with Model(target, vocab_only=True) as model:
         grammar = compile_grammar(model, made)
         assert follows(grammar, model, '{"a": 1}')
         assert not follows(grammar, model, '{"b"')
     assert message(read(['{"a": 1}'], made))[:2] == ('{"a": 1}', "")
+
+
+@pytest.mark.parametrize(("wishes", "held"), [(Wishes(json_schema=SCHEMA), '{"a": 1}'), (Wishes(TOOLS, True), SECOND)])
+def test_what_binds_an_answer_binds_behind_a_reasoning_that_the_prompt_opens(
+    target: Path, wishes: Wishes, held: str
+) -> None:
+    made = applied(wishes, OPENED)
+    with Model(target, vocab_only=True) as model:
+        grammar = compile_grammar(model, made)
+        for answer, may_follow in ((held, True), ('{"b"', False), ("Well", False)):
+            assert follows(grammar, model, f"Hm, {{.\n</think>\n\n{answer}") is may_follow
 
 
 def test_a_schema_that_cannot_be_held_is_refused() -> None:
