@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import shapes
-from processes import Cli, all_end, eventually, plain, rest, workers
+from processes import Cli, all_end, eventually, plain, rest, rpc_worker, workers
 from server import serving
 
 from ggufspec.bench import batch_timing, rehearse
@@ -240,26 +237,11 @@ def test_a_model_that_cannot_rewind_is_timed(tmp_path: Path) -> None:
     assert len(timed.seconds[2]) == 12
 
 
-SERVE = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', 1)"
-
-
 @pytest.fixture
 def endpoint() -> Iterator[str]:
     """Of an RPC worker that answers: a card for llama.cpp."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", SERVE.format(port=port)], stderr=subprocess.DEVNULL)
-
-    def answers() -> bool:
-        with closing(socket.socket()) as knock:
-            return knock.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        assert eventually(answers)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with rpc_worker() as (found, _):
+        yield found
 
 
 def test_with_a_card_the_rival_and_two_more_placements_are_measured(cli: Cli, endpoint: str, target: Path) -> None:

@@ -11,32 +11,16 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from processes import Cli, eventually
+from processes import Cli, rpc_worker
 
 FLAGS = ("-p", "def f(", "-n", "16", "-ngl", "4", "-ngld", "0")
-SERVE = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', 1)"
-
-
-def answers(port: int) -> bool:
-    with closing(socket.socket()) as knock:
-        return knock.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
 def worker() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """(endpoint, process) of a worker that answers."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE.format(port=port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        assert eventually(lambda: answers(port))
-        yield f"127.0.0.1:{port}", process
-    finally:
-        process.kill()
-        process.wait()
+    with rpc_worker() as found:
+        yield found
 
 
 def test_layers_go_to_the_worker(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:

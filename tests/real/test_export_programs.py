@@ -7,18 +7,16 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from processes import PATIENCE_S, Cli, eventually
+from processes import PATIENCE_S, Cli, rpc_worker
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp.options import Placement
@@ -28,7 +26,6 @@ from ggufspec.schema import codec
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.full
 BUILD_S = 3600  # 12 minutes on two cores that have nothing else to do
-WORKER = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', 1, ('CPU', 'CPU'))"
 DECODER = """
 import json, logging, sys
 from pathlib import Path
@@ -87,23 +84,8 @@ def programs() -> Path:
 @pytest.fixture(scope="session")
 def cards() -> Iterator[str]:
     """The endpoint of a worker that offers two devices, RPC0 and RPC1."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORKER.format(port=port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-    def answers() -> bool:
-        with closing(socket.socket()) as knock:
-            return knock.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        assert eventually(answers)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with rpc_worker(devices=("CPU", "CPU")) as (found, _):
+        yield found
 
 
 def layout(log: str, *, context: bool = True) -> dict[str, list[Any]]:

@@ -163,11 +163,14 @@ def eventually(condition: Callable[[], object]) -> bool:
 
 
 @contextmanager
-def rpc_worker(threads: int = 1) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """(endpoint, process) of an RPC worker on loopback that answers, a card for llama.cpp; it ends with the block."""
+def rpc_worker(threads: int = 1, devices: tuple[str, ...] = ("CPU",)) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """(endpoint, process) of an RPC worker on loopback that answers; it ends with the block.
+
+    A card for llama.cpp for each of ``devices``.
+    """
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    serve = f"from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', {threads})"
+    serve = f"from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', {threads}, {devices!r})"
     process = subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def answers() -> bool:
@@ -180,3 +183,17 @@ def rpc_worker(threads: int = 1) -> Iterator[tuple[str, subprocess.Popen[bytes]]
     finally:
         process.kill()
         process.wait()
+
+
+def read_only_its_beginning(command: str, cli: Cli) -> None:
+    """A shell's command whose reader goes away ends without a word about it."""
+    done = subprocess.run(
+        ["sh", "-c", f"{command} | head -c 10"],
+        capture_output=True,
+        text=True,
+        env=cli.environment,
+        timeout=PATIENCE_S,
+    )
+    assert len(done.stdout) > 0
+    for word in ("Traceback", "Exception ignored", "BrokenPipe"):
+        assert word not in done.stderr
