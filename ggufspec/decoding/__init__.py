@@ -10,10 +10,11 @@ a time (``answer``), each begun with what the caches have of its prompt (``promp
    (``drafters``), which joins the chain if that pays (``policy.extend``); the rule draws its token
    (``rules``, ``Rule.draft_token``). The policy may cut the chain at the end (``policy.verify_count``).
 3. **Verify**. The target decodes its last token and the chain in one batch, padded to a width that is fast
-   (``policy.latency``) and, in strict mode, of one class (``widths``).
+   (``policy.latency``) and, in strict mode, of one class (``widths``). The loop yields the batch and is sent its rows
+   (``loop.drive``).
 4. **Accept** (``Rule.verify``). The rule accepts a prefix of the chain and chooses the token that follows it, from
    penalised rows (``penalties``), by grammar (``grammar``) and sampling (``sampling``, ``noise``).
-5. **Rewind**. The target's cache and the drafters keep what was accepted.
+5. **Rewind**. The drafters and the target's cache keep what was accepted.
 6. **Learn** (``policy.observe_round``). Latency models, acceptance estimators and the back-off see how the round went.
 7. **Emit** (``answer``). The round is yielded; ``text`` turns its tokens into text, and ``trace`` reads the rule's
    record if asked.

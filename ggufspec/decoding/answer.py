@@ -9,7 +9,7 @@ from typing import Any
 
 from ggufspec.decoding.drafters import Drafter
 from ggufspec.decoding.logprobs import Logprob, logprob
-from ggufspec.decoding.loop import Round, generate, prefill
+from ggufspec.decoding.loop import Round, drive, prefill, rounds
 from ggufspec.decoding.options import DecoderOptions, check_one_of
 from ggufspec.decoding.pair import LoadedPair
 from ggufspec.decoding.policy.pair_latency import PairLatency
@@ -253,11 +253,11 @@ class Answer:
     def _decode(self, first: Logits) -> Generator[Emitted]:
         """The tokens of the rounds, of which the first token is chosen by the row ``first``."""
         request = self._request
-        for round_ in generate(
-            self._context,
+        steps = rounds(
             self._prompt,
             first,
             self._rule,
+            capacity=self._context.capacity,
             max_tokens=request.max_tokens,
             is_end=self._model.is_end,
             drafters=self._drafters,
@@ -266,7 +266,8 @@ class Answer:
             width=self._width,
             clock=_clock,
             observe=None if request.logprobs is None else self._keep_rows,
-        ):
+        )
+        for round_ in drive(self._context, steps):
             self._pair.follow_threads()
             self._text += round_.emitted
             self.rounds.append(round_)

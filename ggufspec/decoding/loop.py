@@ -1,14 +1,18 @@
-"""The draft-and-verify loop: no files, no clock but the one given, and of a context only decode and rewind.
+"""The draft-and-verify loop: no files, no clock but the one given, and nothing of a target but the rows it is sent.
 
 The prompt's own batch gives the first token. After it, a round drafts a chain of tokens, verifies them in one target
 batch, accepts the prefix that the rule allows and adds one token of the target's own. Without a drafter every round is
 one target token: target-only is the same loop.
+
+An answer is a generator that yields the batches which it wants decoded, is sent their rows, and yields its rounds
+(:func:`read`, :func:`rounds`). Who drives it (:func:`drive`) has the target, and might have more answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from ggufspec.decoding.drafters.base import Drafter
 from ggufspec.decoding.options import ROWS
@@ -45,6 +49,38 @@ class Round:
         return "bonus" if self.drafted and self.accepted == len(self.drafted) else "target"
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tokens that the target is to decode after its text; the logits of the last ``outputs`` of them are wanted."""
+
+    tokens: Sequence[int]
+    outputs: int
+    width: int = 0  # to pad to, if the target can
+
+
+Rounds = Generator[Batch | Round, Logits, None]
+
+
+def drive(target: Context, steps: Rounds) -> Generator[Round]:
+    """Run one answer on a target that has no other; after a round the target's cache keeps what was accepted."""
+    length, rows = target.length, None
+    while True:
+        try:
+            step = next(steps) if rows is None else steps.send(rows)
+        except StopIteration:
+            return
+        if isinstance(step, Batch):
+            rows = _decode(target, step)
+        else:
+            length, rows = length + len(step.emitted), None
+            target.rewind(length - 1)
+            yield step
+
+
+def _decode(target: Context, batch: Batch) -> Logits:
+    return target.decode(batch.tokens, outputs=batch.outputs, width=batch.width)
+
+
 def prefill(
     target: Context,
     prompt: Sequence[int],
@@ -55,24 +91,45 @@ def prefill(
     draft_cached: int = 0,
     apart: int = 0,
 ) -> Logits:
-    """Put ``prompt`` into the target's cache, and return what the first token of the answer is chosen by.
+    """:func:`read` with a target that has no other answer, and keeps ``cached`` tokens of its cache."""
+    target.rewind(cached)
+    steps = read(prompt, drafters, policy, batch=target.batch, cached=cached, draft_cached=draft_cached, apart=apart)
+    try:
+        batch = next(steps)
+        while True:
+            batch = steps.send(_decode(target, batch))
+    except StopIteration as end:
+        return cast(Logits, end.value)
+
+
+def read(
+    prompt: Sequence[int],
+    drafters: Sequence[Drafter] = (),
+    policy: Policy | None = None,
+    *,
+    batch: int,
+    cached: int = 0,
+    draft_cached: int = 0,
+    apart: int = 0,
+) -> Generator[Batch, Logits, Logits]:
+    """Read ``prompt``, and return what the first token of the answer is chosen by.
 
     The drafters read it later, if the policy finds that worth its time. With a policy, they are evaluated on the
     prompt's last positions by what the target would have said there. Of the prompt's (n,) tokens, ``cached`` < n are in
-    the target's cache and stay there, and ``draft_cached`` in the drafters'. With a width ``apart`` the last token is
-    in a batch of its own of this width, as strict mode decodes every token whose logits count.
+    the target's cache, and ``draft_cached`` in the drafters'; the target takes ``batch`` tokens at once. With a width
+    ``apart`` the last token is in a batch of its own of this width, as strict mode decodes every token whose logits
+    count.
 
     Returns:
         (1, vocab) the target's logits after the prompt, valid until its next batch.
     """
-    target.rewind(cached)
     new = prompt[cached:]
     choices: list[int] = []
     for part, width in ((new[:-1], 0), (new[-1:], apart)) if apart else ((new, 0),):
         if part:
             # No more rows than the last of its batches has tokens: batches are the same with and without a policy.
-            count = min(ROWS, (len(part) - 1) % target.batch + 1) if policy is not None else 1
-            rows = target.decode(part, outputs=count, width=width)
+            count = min(ROWS, (len(part) - 1) % batch + 1) if policy is not None else 1
+            rows = yield Batch(part, count, width)
             choices += [int(row.argmax()) for row in rows] if policy is not None else []
     for drafter in drafters:
         seen = drafter.begin(prompt, choices[:-1], draft_cached)  # the last is of the first token's position
@@ -81,12 +138,12 @@ def prefill(
     return rows[-1:]
 
 
-def generate(
-    target: Context,
+def rounds(
     prompt: Sequence[int],
     rows: Logits,
     rule: Rule,
     *,
+    capacity: int,
     max_tokens: int,
     is_end: Callable[[int], bool],
     drafters: Sequence[Drafter] = (),
@@ -95,16 +152,17 @@ def generate(
     width: Width = lambda count: count,
     clock: Clock,
     observe: Callable[[Logits], None] | None = None,
-) -> Generator[Round]:
+) -> Rounds:
     """The first token, then rounds until ``max_tokens`` are emitted, a token ends the text, or the context is full.
 
-    The target has read the ``prompt`` (n,), and ``rows`` (1, vocab) are its logits after it (:func:`prefill`). Without
-    a policy ``draft_max`` tokens are drafted always. A batch of so many tokens is padded to ``width(tokens)``.
+    The target has read the ``prompt`` (n,), and ``rows`` (1, vocab) are its logits after it (:func:`read`); its context
+    holds ``capacity`` tokens. Without a policy ``draft_max`` tokens are drafted always. A batch of so many tokens is
+    padded to ``width(tokens)``.
     ``observe`` is called with the target's rows (drafted + 1, vocab) before they are judged; they are valid until then.
     """
     policy = policy or Policy()
     tokens, chain = list(prompt), list[tuple[str, DraftToken]]()
-    last = min(len(prompt) + max_tokens, target.capacity + 1)
+    last = min(len(prompt) + max_tokens, capacity + 1)
     rule.begin(prompt)
     batch_width, learning_s = 0, 0.0
     while len(tokens) < last:
@@ -121,7 +179,7 @@ def generate(
             batch_width = width(1 + len(chain))
             unverified = (tokens[-1], *(token.token for _, token in chain))
             verify_began = clock()
-            rows = target.decode(unverified, outputs=len(unverified), width=batch_width)
+            rows = yield Batch(unverified, len(unverified), batch_width)
             verify_ended = clock()
         if observe is not None:
             observe(rows)
@@ -131,7 +189,6 @@ def generate(
         end = next((i for i, token in enumerate(emitted) if is_end(token)), None)
         emitted = emitted if end is None else emitted[: end + 1]
         tokens.extend(emitted)
-        target.rewind(len(tokens) - 1)
         for drafter in drafters:
             drafter.commit(len(tokens) - 1)
         ended = clock()

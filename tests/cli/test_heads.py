@@ -17,7 +17,7 @@ from test_rpc import worker  # noqa: F401
 from ggufspec import SpeculativeDecoder, load_pair
 from ggufspec.api.python import plan_pair
 from ggufspec.decoding.drafters.head import HeadDrafter
-from ggufspec.decoding.loop import generate, prefill
+from ggufspec.decoding.loop import drive, prefill, rounds
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
@@ -71,11 +71,11 @@ def answer(
     rule = make_rule("exact", sampling, None)
     drafters = [drafter] if drafter else []
     rows = prefill(context, prompt, drafters, apart=4)
-    rounds = generate(
-        context,
+    steps = rounds(
         prompt,
         rows,
         rule,
+        capacity=context.capacity,
         max_tokens=count,
         is_end=lambda _: False,
         drafters=drafters,
@@ -84,7 +84,7 @@ def answer(
         clock=lambda: 0.0,
     )
     found, accepted = [], 0
-    for one in rounds:
+    for one in drive(context, steps):
         found += one.emitted
         accepted += one.accepted
     return found, accepted

@@ -34,7 +34,7 @@ from replay_prompts import PROMPTS
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.decoding.drafters.base import Candidate, Drafter, ShadowEvaluation
 from ggufspec.decoding.drafters.lookup import LookupDrafter
-from ggufspec.decoding.loop import generate
+from ggufspec.decoding.loop import drive, rounds
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.adaptive import Adaptive, Trials
 from ggufspec.decoding.policy.backoff import BackOff
@@ -343,11 +343,11 @@ class Pair:
         for drafter in drafters:
             policy.shadow_evaluated(drafter.name, drafter.begin(text.prompt, text.choices))
         policy.prompt_read(prompt, clock.now - began)
-        rounds = generate(
-            known,  # type: ignore[arg-type]
+        steps = rounds(
             text.prompt,
             None,  # type: ignore[arg-type]
             known,  # type: ignore[arg-type]
+            capacity=known.capacity,
             max_tokens=len(text.answer),
             is_end=lambda _: False,
             drafters=drafters,
@@ -356,7 +356,7 @@ class Pair:
             width=(lambda count: count) if length or not drafters else self.target.width,
             clock=clock,
         )
-        for round_ in rounds:
+        for round_ in drive(known, steps):  # type: ignore[arg-type]
             clock.now += PLAIN_S if round_.width else 0.0
         return len(text.answer) / (clock.now - began)
 

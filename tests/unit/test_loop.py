@@ -174,6 +174,11 @@ class TableModel:
         """Any length can be gone back to."""
 
 
+def generate(target, prompt, rows, rule, **rest):
+    """The rounds of an answer of its own."""
+    return loop.drive(target, loop.rounds(prompt, rows, rule, capacity=target.capacity, **rest))
+
+
 class Scripted:
     """Offers what it was reported to, round by round; then nothing. What it ``lags`` it has to be asked for."""
 
@@ -369,7 +374,7 @@ class Case:
     def is_end(self, token):
         return token == END
 
-    def run(self, generate=loop.generate):
+    def run(self, generate=generate):
         """Tokens of the answer; after every round the caches must hold the text and nothing else."""
         text, clock = list(self.prompt), Clock()
         self.target = TableModel(self.table, self.capacity, text, clock, 100.0)
@@ -436,7 +441,7 @@ class Case:
                 break
         return text[len(self.prompt) :]
 
-    def check(self, generate=loop.generate):
+    def check(self, generate=generate):
         """The answer is target-only's, and the rounds add up to it."""
         answer = self.run(generate)
         assert answer == self.alone()
@@ -1057,48 +1062,48 @@ def bonus_not_asked(target, prompt, rows, rule, *, is_end, **rest):
         rule.seen += 1
         return rule.seen <= rule.verdict.accepted and is_end(token)
 
-    return loop.generate(target, prompt, rows, rule, is_end=among_drafted, **rest)
+    return generate(target, prompt, rows, rule, is_end=among_drafted, **rest)
 
 
 def bonus_dropped(target, prompt, rows, rule, **rest):
     """A bonus token that ends the text is not emitted."""
-    for round_ in loop.generate(target, prompt, rows, rule, **rest):
+    for round_ in generate(target, prompt, rows, rule, **rest):
         ended = round_.emitted[-1] == END and len(round_.emitted) == len(round_.drafted) + 1
         emitted = round_.emitted[:-1] if ended else round_.emitted
         yield replace(round_, emitted=emitted)
 
 
 def emits_one_more(target, prompt, rows, rule, *, max_tokens, **rest):
-    return loop.generate(target, prompt, rows, rule, max_tokens=max_tokens + 1, **rest)
+    return generate(target, prompt, rows, rule, max_tokens=max_tokens + 1, **rest)
 
 
 def end_goes_on(target, prompt, rows, rule, *, is_end, **rest):
     """A drafted end is one of the tokens like any other."""
-    return loop.generate(target, prompt, rows, rule, is_end=lambda token: False, **rest)
+    return generate(target, prompt, rows, rule, is_end=lambda token: False, **rest)
 
 
 def target_not_rewound(target, prompt, rows, rule, **rest):
     """What was rejected stays in the target's cache."""
     target.rewind = lambda length: None
-    return loop.generate(target, prompt, rows, rule, **rest)
+    return generate(target, prompt, rows, rule, **rest)
 
 
 def rejected_emitted(target, prompt, rows, rule, **rest):
     """One token more than was accepted."""
-    for round_ in loop.generate(target, prompt, rows, rule, **rest):
+    for round_ in generate(target, prompt, rows, rule, **rest):
         more = (*round_.drafted[: round_.accepted + 1], round_.emitted[-1])
         yield replace(round_, emitted=more)
 
 
 def width_ignored(target, prompt, rows, rule, *, width, **rest):
-    return loop.generate(target, prompt, rows, rule, width=as_wide_as_needed, **rest)
+    return generate(target, prompt, rows, rule, width=as_wide_as_needed, **rest)
 
 
 def too_narrow(target, prompt, rows, rule, *, width, **rest):
-    return loop.generate(target, prompt, rows, rule, width=lambda count: max(1, count - 1), **rest)
+    return generate(target, prompt, rows, rule, width=lambda count: max(1, count - 1), **rest)
 
 
-def check_many(drafter=ModelDrafter, generate=loop.generate, *, damaged=0):
+def check_many(drafter=ModelDrafter, generate=generate, *, damaged=0):
     for seed in range(40):
         table, sampling = (
             Table(seed, end_bonus=-4 * (seed % 3)),

@@ -38,7 +38,7 @@ def listening(trace):
 
     def generate(target, prompt, rows, rule, **more):
         trace.begin(rule)
-        for round_ in loop.generate(target, prompt, rows, rule, **more):
+        for round_ in loop.drive(target, loop.rounds(prompt, rows, rule, capacity=target.capacity, **more)):
             trace.add(round_)
             yield round_
 
