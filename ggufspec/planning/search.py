@@ -82,7 +82,7 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
             if "gpu_layers" not in request.target.free & request.draft.free:
                 raise error
             notes.append(error.message)
-    return search.finish(target_only, pair, notes)
+    return _finished(search, target_only, pair, notes)
 
 
 def _as_asked_and_smaller(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
@@ -481,54 +481,59 @@ class _Search:
             hint,
         )
 
-    # ---- the answer
 
-    def finish(self, target_only: PlannedRun, pair: PlannedRun | None, notes: list[str]) -> Plan:
-        """Compare the two options."""
-        request, machine = self.request, self.machine
-        target, draft = request.target, request.draft
-        at_pair, even, costs = target_only.tokens_per_s, None, 0
-        lengths: tuple[DraftLengthRow, ...] = ()
-        if pair is not None and draft is not None and pair.draft is not None:
-            placed = replace(target, context=pair.context)
-            draft_s = self.pass_s(draft, pair.target if draft.in_target else pair.draft, 1)
-            at_pair = 1 / self.pass_s(placed, pair.target, 1)
+# ---- the answer
 
-            def target_s(tokens: int) -> float:
-                return self.pass_s(placed, pair.target, tokens)
 
-            even = break_even_acceptance(target_s, draft_s, target_only.tokens_per_s, most=request.draft_max)
-            lengths = tuple(
-                _at_length(length, target_s, draft_s, request.acceptance, target_only.tokens_per_s)
-                for length in sorted({*_LENGTHS, pair.draft_length})
-            )
-            costs = self._layers_between(target_only, pair)
-        plan = Plan(request, machine, target_only, pair, at_pair, even, costs, lengths, True, tuple(notes))
-        return replace(plan, notes=(*notes, *self._warnings(plan)))
+def _finished(search: _Search, target_only: PlannedRun, pair: PlannedRun | None, notes: list[str]) -> Plan:
+    """Compare the two options."""
+    request, machine, pass_s = search.request, search.machine, search.pass_s
+    target, draft = request.target, request.draft
+    at_pair, even, costs = target_only.tokens_per_s, None, 0
+    lengths: tuple[DraftLengthRow, ...] = ()
+    if pair is not None and draft is not None and pair.draft is not None:
+        placed = replace(target, context=pair.context)
+        draft_s = pass_s(draft, pair.target if draft.in_target else pair.draft, 1)
+        at_pair = 1 / pass_s(placed, pair.target, 1)
 
-    def _layers_between(self, target_only: PlannedRun, pair: PlannedRun) -> int:
-        """Target layers that only target-only has on the cards, or as many as make up for the weights that it has."""
-        header = self.request.target.header
-        if target_only.target.n_cpu_ffn == pair.target.n_cpu_ffn:
-            return max(0, target_only.target.offloaded(header.blocks) - pair.target.offloaded(header.blocks))
-        weights = [
-            sum(option.target_bytes[card.name].weights for card in self.machine.cards) for option in (target_only, pair)
-        ]
-        return max(0, round((weights[0] - weights[1]) / (header.weight_bytes() / header.layers)))
+        def target_s(tokens: int) -> float:
+            return pass_s(placed, pair.target, tokens)
 
-    def _warnings(self, plan: Plan) -> Iterator[str]:
-        host = plan.chosen.used(HOST).total + self.machine.mmproj_bytes
-        if host > self.machine.memory_bytes:
-            yield (
-                f"{host / 2**30:.1f} GiB stay on the host and {self.machine.memory_bytes / 2**30:.1f} GiB of its "
-                "memory are free: the rest is read from disk at every token"
-            )
-        for role, subject in (("target", self.request.target), ("draft", self.request.draft)):
-            if subject is None:
-                continue
-            header = subject.header
-            if note := beyond_training(role, header.name, header.context_length, subject.context.ctx_size):
-                yield note
+        even = break_even_acceptance(target_s, draft_s, target_only.tokens_per_s, most=request.draft_max)
+        lengths = tuple(
+            _at_length(length, target_s, draft_s, request.acceptance, target_only.tokens_per_s)
+            for length in sorted({*_LENGTHS, pair.draft_length})
+        )
+        costs = _layers_between(request, machine, target_only, pair)
+    plan = Plan(request, machine, target_only, pair, at_pair, even, costs, lengths, True, tuple(notes))
+    return replace(plan, notes=(*notes, *_warnings(plan)))
+
+
+def _layers_between(request: PlanRequest, machine: Machine, target_only: PlannedRun, pair: PlannedRun) -> int:
+    """Target layers that only target-only has on the cards, or as many as make up for the weights that it has."""
+    header = request.target.header
+    if target_only.target.n_cpu_ffn == pair.target.n_cpu_ffn:
+        return max(0, target_only.target.offloaded(header.blocks) - pair.target.offloaded(header.blocks))
+    alone, beside = (
+        sum(option.target_bytes[card.name].weights for card in machine.cards) for option in (target_only, pair)
+    )
+    return max(0, round((alone - beside) / (header.weight_bytes() / header.layers)))
+
+
+def _warnings(plan: Plan) -> Iterator[str]:
+    request, machine = plan.request, plan.machine
+    host = plan.chosen.used(HOST).total + machine.mmproj_bytes
+    if host > machine.memory_bytes:
+        yield (
+            f"{host / 2**30:.1f} GiB stay on the host and {machine.memory_bytes / 2**30:.1f} GiB of its "
+            "memory are free: the rest is read from disk at every token"
+        )
+    for role, subject in (("target", request.target), ("draft", request.draft)):
+        if subject is None:
+            continue
+        header = subject.header
+        if note := beyond_training(role, header.name, header.context_length, subject.context.ctx_size):
+            yield note
 
 
 def _at_length(
