@@ -51,7 +51,8 @@ def test_the_answer_comes_first(cli: Cli, files: tuple[Path, Path], columns: str
     lines = plain(done.stdout).splitlines()
     why = cli(*asked, "--json").document()["why"]
     assert " ".join(done.stdout.split()).startswith(why)
-    assert len(lines) <= 20
+    note = sum("GiB" in line and "stay on the host" in line for line in lines)  # of a machine with little memory
+    assert len(lines) <= 20 + 2 * note
     assert "Break-even" not in done.stdout
     everything = cli(*asked, "-v", COLUMNS=columns)
     assert everything.stderr == ""
@@ -129,7 +130,7 @@ def test_the_plan_in_a_terminal(cli: Cli, files, columns: int, colour: bool) -> 
     assert any("· free" in line for line in lines)
     assert any("Target layers" in line for line in lines)
     assert any("81/81" in line and "–" in line for line in lines)  # does not fit
-    chosen = re.search(r"target-only +(\d+)/81 .*speculative +(\d+)/81\b", " ".join(lines))
+    chosen = re.search(r"target-only +(\d+)/81 .*?speculative +(\d+)/81\b", " ".join(lines))
     assert chosen
     rows = [f"{chosen[1]}/81 target-only", f"{chosen[2]}/81 speculative"]
     rows = [f"{chosen[1]}/81 both"] if chosen[1] == chosen[2] else rows

@@ -49,10 +49,10 @@ class Endpoint:
 
 @contextmanager
 def serving(folder: Path, *arguments: str | Path, pair: tuple[str | Path, ...] = ("demo",)) -> Iterator[Endpoint]:
-    """``ggufspec serve`` on a free port, ready to answer."""
+    """``ggufspec serve`` on a free port, ready to answer; by one thread, as two spin where other tests run."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("GGUFSPEC_", "HF_"))}
     environment |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
-    words = [sys.executable, "-m", "ggufspec", "serve", *pair, "--port", "0", "--json", "-t", "2", *arguments]
+    words = [sys.executable, "-m", "ggufspec", "serve", *pair, "--port", "0", "--json", "-t", "1", *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=folder) as process:
         try:

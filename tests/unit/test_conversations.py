@@ -147,7 +147,7 @@ def test_memory_is_planned_for_all_of_them(files: dict[str, Path], name: str) ->
 def test_strict_mode_keeps_only_what_a_fresh_reading_would_decode_alike() -> None:
     """The same bits with a cache, with other conversations beside, and with and without a draft."""
     target, draft = demo_pair()
-    options = DecoderOptions(ctx_size=2048, threads=2, strict=True)
+    options = DecoderOptions(ctx_size=2048, threads=1, strict=True)
     long = "def walk(path):\n    for name in os.listdir(path):\n        print(name)\n" * 40
     follow = "    return name\n" * 20
 
@@ -178,7 +178,7 @@ def test_log_probabilities_are_the_targets_own() -> None:
     target, draft = demo_pair()
     found = []
     for beside in (draft, None):
-        with SpeculativeDecoder(target, beside, DecoderOptions(ctx_size=512, threads=2, strict=True)) as decoder:
+        with SpeculativeDecoder(target, beside, DecoderOptions(ctx_size=512, threads=1, strict=True)) as decoder:
             found.append([(one.token, one.logprob) for one in decoder.generate("def main(", max_tokens=24, logprobs=3)])
     assert found[0] == found[1]
     for token, one in found[0]:
