@@ -9,7 +9,7 @@ from typing import Any
 
 from ggufspec.decoding.drafters import Drafter
 from ggufspec.decoding.logprobs import Logprob, logprob
-from ggufspec.decoding.loop import Round, drive, prefill, rounds
+from ggufspec.decoding.loop import Round, drive, prefill, read, rounds
 from ggufspec.decoding.options import DecoderOptions, check_one_of
 from ggufspec.decoding.pair import LoadedPair
 from ggufspec.decoding.policy.pair_latency import PairLatency
@@ -122,10 +122,6 @@ class Emitted:
         return self.source not in ("bonus", "target")
 
 
-class _LeftOff(Exception):  # noqa: N818 - nothing is wrong
-    """The caller does not want the answer any more."""
-
-
 class Answer:
     """One answer of a pair: the request is checked when it is made, and :meth:`give` decodes.
 
@@ -219,36 +215,40 @@ class Answer:
         cache.begin(self._text, cached, request.alone, drafting=cache.now.drafter in self._drafters)
         pair.threads.resume()
         of_target = self._context is pair.target
-        began, pair.on_batch = _clock(), self._between_batches
-        try:
-            if request.on_prompt is not None:
-                request.on_prompt(cached)
-            rows = prefill(
-                self._context,
-                prompt,
-                self._drafters,
-                self._policy,
-                cached=cache.save_before_end(prompt, cached) if request.cache_prompt and of_target else cached,
-                draft_cached=draft_cached,
-                apart=self._width(1) if pair.options.strict and of_target else 0,
-            )
-        except _LeftOff:
+        began = _clock()
+        if request.on_prompt is not None:
+            request.on_prompt(cached)
+        kept = cache.save_before_end(prompt, cached) if request.cache_prompt and of_target else cached
+        self._context.rewind(kept)
+        steps = read(
+            prompt,
+            self._drafters,
+            self._policy,
+            batch=self._context.batch,
+            cached=kept,
+            draft_cached=draft_cached,
+            apart=self._width(1) if pair.options.strict and of_target else 0,
+        )
+        rows = prefill(self._context, steps, self._goes_on)
+        self._prompt_s = _clock() - began
+        if rows is None:
             self._prompt_read = self._context.length - cached
             if cache.now.drafter in self._drafters:
                 cache.now.texts.pop("draft", None)  # which may not have begun with it
             return None
-        finally:
-            self._prompt_s, pair.on_batch = _clock() - began, None
         if self._policy is not None:
             self._policy.prompt_read(self._prompt_read, self._prompt_s)
         return rows
 
-    def _between_batches(self) -> None:
+    def _goes_on(self) -> bool:
+        """Between two batches of the prompt: whether the caller still wants the answer."""
         request = self._request
+        self._pair.follow_threads()
         if request.stopping is not None and request.stopping():
-            raise _LeftOff
+            return False
         if request.on_prompt is not None:
             request.on_prompt(self._pair.target.length)
+        return True
 
     def _decode(self, first: Logits) -> Generator[Emitted]:
         """The tokens of the rounds, of which the first token is chosen by the row ``first``."""

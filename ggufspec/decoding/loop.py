@@ -82,24 +82,18 @@ def _decode(target: Context, batch: Batch) -> Logits:
 
 
 def prefill(
-    target: Context,
-    prompt: Sequence[int],
-    drafters: Sequence[Drafter] = (),
-    policy: Policy | None = None,
-    *,
-    cached: int = 0,
-    draft_cached: int = 0,
-    apart: int = 0,
-) -> Logits:
-    """:func:`read` with a target that has no other answer, and keeps ``cached`` tokens of its cache."""
-    target.rewind(cached)
-    steps = read(prompt, drafters, policy, batch=target.batch, cached=cached, draft_cached=draft_cached, apart=apart)
-    try:
-        batch = next(steps)
-        while True:
-            batch = steps.send(_decode(target, batch))
-    except StopIteration as end:
-        return cast(Logits, end.value)
+    target: Context, steps: Generator[Batch, Logits, Logits], goes_on: Callable[[], bool] = lambda: True
+) -> Logits | None:
+    """Let a target that has no other answer :func:`read`; None if between two batches it does not go on."""
+    rows: Logits | None = None
+    while True:
+        try:
+            batch = next(steps) if rows is None else steps.send(rows)
+        except StopIteration as end:
+            return cast(Logits, end.value)
+        if rows is not None and not goes_on():
+            return None
+        rows = _decode(target, batch)
 
 
 def read(
@@ -126,10 +120,10 @@ def read(
     new = prompt[cached:]
     choices: list[int] = []
     for part, width in ((new[:-1], 0), (new[-1:], apart)) if apart else ((new, 0),):
-        if part:
-            # No more rows than the last of its batches has tokens: batches are the same with and without a policy.
-            count = min(ROWS, (len(part) - 1) % batch + 1) if policy is not None else 1
-            rows = yield Batch(part, count, width)
+        for first in range(0, len(part), batch):
+            tokens, is_last = part[first : first + batch], first + batch >= len(part)
+            outputs = (min(ROWS, len(tokens)) if policy is not None else 1) if is_last else 0
+            rows = yield Batch(tokens, outputs, width)
             choices += [int(row.argmax()) for row in rows] if policy is not None else []
     for drafter in drafters:
         seen = drafter.begin(prompt, choices[:-1], draft_cached)  # the last is of the first token's position

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ class LoadedPair:
         target, draft, head: what decodes; of draft and head there is one at most.
         most_drafted: drafted tokens that a round of the contexts has room for.
         notes: what a user should know of how it was loaded.
-        on_batch: called between the batches of a long text; it may raise.
 
     Raises:
         ModelError: a file is missing or damaged, does not fit, or the draft cannot serve the target.
@@ -38,7 +36,6 @@ class LoadedPair:
         # Flash attention adds up in an order that depends on the number of threads, which strict mode therefore fixes.
         self.threads = Threads(options.threads or (physical_cores() if options.strict else 0))
         self.notes: list[str] = []
-        self.on_batch: Callable[[], None] | None = None
         if options.needs_draft and (draft or options.head == "mtp"):
             draft = draft or target
             check_gguf(draft)
@@ -70,7 +67,6 @@ class LoadedPair:
             elif self.draft_model:
                 self.draft = own(closing(Context(self.draft_model, options.draft_context())))
             for one in filter(None, (self.target, self.draft)):
-                one.between = self._between
                 if self.drafts and not one.can_rewind:
                     raise ModelError(
                         f"{one.model.path.name} cannot take tokens back: it cannot be in a pair",
@@ -107,11 +103,6 @@ class LoadedPair:
 
     def close(self) -> None:
         self._stack.close()
-
-    def _between(self) -> None:
-        self.follow_threads()
-        if self.on_batch is not None:
-            self.on_batch()
 
     def _note_what_was_loaded(self) -> None:
         options = self.options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,7 +262,6 @@ class Context:
         for i in range(self._n_batch):
             self._batch.n_seq_id[i] = 1
             self._batch.seq_id[i][0] = 0
-        self.between: Callable[[], None] | None = None  # called between the batches of a long text; it may raise
         self._rows: Logits = np.empty((0, self.vocab_size), np.float32)
         self._rows_address = 0
         memories = self._probe_memory(options)
@@ -333,8 +332,6 @@ class Context:
             count = min(self._n_batch, len(tokens) - start - last)
             self._submit(tokens[start : start + count], 0, 0)
             start += count
-            if self.between is not None:
-                self.between()
         self._submit(tokens[start:], outputs, padding)
         if padding:
             self._memory.cut(self.length)

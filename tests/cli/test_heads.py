@@ -17,7 +17,7 @@ from test_rpc import worker  # noqa: F401
 from ggufspec import SpeculativeDecoder, load_pair
 from ggufspec.api.python import plan_pair
 from ggufspec.decoding.drafters.head import HeadDrafter
-from ggufspec.decoding.loop import drive, prefill, rounds
+from ggufspec.decoding.loop import drive, prefill, read, rounds
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
@@ -70,7 +70,8 @@ def answer(
     """(the tokens of an answer, how many of the drafted tokens were accepted)."""
     rule = make_rule("exact", sampling, None)
     drafters = [drafter] if drafter else []
-    rows = prefill(context, prompt, drafters, apart=4)
+    context.rewind(0)
+    rows = prefill(context, read(prompt, drafters, batch=context.batch, apart=4))
     steps = rounds(
         prompt,
         rows,

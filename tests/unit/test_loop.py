@@ -154,7 +154,8 @@ class TableModel:
             raise BrokenError("the cache disagrees with the text")
         if self.spoilt:
             raise BrokenError("asked again though it is damaged")
-        if not self.drafts and before != len(said) - 1 and (before or not len(said) - 1 <= len(after) <= len(said)):
+        in_part = before % self.batch == 0 and (len(tokens) == self.batch or len(after) >= len(said) - 1)
+        if not self.drafts and before != len(said) - 1 and not (in_part and len(after) <= len(said)):
             raise BrokenError("the target reads the prompt, then the newest token and the drafted")
         if not self.drafts and before == len(said) - 1 and outputs != len(tokens):
             raise BrokenError("the target's row of each token of a round is needed")
@@ -172,6 +173,12 @@ class TableModel:
 
     def mark(self):
         """Any length can be gone back to."""
+
+
+def prefill(target, prompt, drafters=(), policy=None, **rest):
+    """The rows of a prompt that is read from its beginning."""
+    target.rewind(0)
+    return loop.prefill(target, loop.read(prompt, drafters, policy, batch=target.batch, **rest))
 
 
 def generate(target, prompt, rows, rule, **rest):
@@ -391,7 +398,7 @@ class Case:
             asked.append((count, as_wide_as(count)))
             return asked[-1][1]
 
-        rows = loop.prefill(self.target, self.prompt, self.drafters, self.policy, apart=self.apart)
+        rows = prefill(self.target, self.prompt, self.drafters, self.policy, apart=self.apart)
         self.first, self.rounds = None, []
         for round_ in generate(
             self.target,
@@ -761,7 +768,7 @@ def test_reading_starts_a_new_text():
     models = [TableModel(Table(1), 8, text, clock, drafts=drafts) for drafts in (False, True)]
     for model in models:
         model.cache = [2, 2, 2, 2]
-    rows = loop.prefill(models[0], text, [ModelDrafter(models[1], VOCAB)])
+    rows = prefill(models[0], text, [ModelDrafter(models[1], VOCAB)])
     assert [model.cache for model in models] == [text, []]  # the draft reads when it is asked
     assert rows.shape == (1, VOCAB)
     assert (rows[0] == models[0].table(text)).all()
@@ -933,8 +940,9 @@ def test_the_rows_of_a_prompt_are_of_its_last_batch(batch, rows):
     prompt = (0, 1, 2) * 7
     target = TableModel(Table(1), 64, list(prompt), Clock())
     target.batch = batch
-    loop.prefill(target, prompt, policy=Policy())
-    assert target.decodes == [(prompt, rows)]
+    prefill(target, prompt, policy=Policy())
+    parts = [prompt[first : first + batch] for first in range(0, len(prompt), batch)]
+    assert target.decodes == [*((part, 0) for part in parts[:-1]), (parts[-1], rows)]
 
 
 @examples(100)
