@@ -16,7 +16,8 @@ nothing is known of a text that is asked. Ways:
 - ``llama-server-…``: target-only, so many tokens of the draft model a round, its n-gram kinds by their own defaults.
 
 Memory permitting all servers stay up; the one that was used last makes room. Each row is kept as soon as it is measured
-(.cache/real-pair), and is measured again where the code that decodes is another.
+(.cache/real-pair), and is measured again if the code that decodes is another. A target that was not measured with this
+code keeps its rows in the JSON file, which says with which code and when those of each target were measured.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import geometric_mean as geometric_mean_of
 from statistics import median
@@ -382,6 +384,14 @@ def main() -> None:
             for repetition in range(arguments.r):
                 measure(target, repetition, settings, log, arguments)
         found = {target: kept(target, settings, log) for target in TARGETS}
+    measured, old = dict[str, Row](), earlier(arguments.folder)
+    for target, rows in found.items():
+        if rows:
+            day = datetime.fromtimestamp(max(row["at"] for row in rows), UTC).strftime("%Y-%m-%d")
+            measured[target] = {"date": day, "code": settings["code"]}
+        elif target in old.get("measured", {}):
+            measured[target] = old["measured"][target]
+            found[target] = [row for row in old["rows"] if row["target"] == target]
     found = {target: rows for target, rows in found.items() if rows}
     for target, rows in found.items():
         print(f"\n{target}, tokens/s from the request to its end\n{table(rows)}\n")
@@ -389,7 +399,8 @@ def main() -> None:
             print(reported(name, figures))
         print("\n".join(unequal(rows)))
     body = {
-        "settings": settings,
+        "settings": {name: value for name, value in settings.items() if name != "code"},
+        "measured": measured,
         "templates": {target: template_digest(MODELS / TARGETS[target]) for target in found},
         "messages": MESSAGES,
         "goals": {name: limits for name, (*_, limits) in GOALS.items()},
@@ -397,6 +408,12 @@ def main() -> None:
         "rows": [row for rows in found.values() for row in rows],
     }
     print(save("real-pair", body, arguments.folder))
+
+
+def earlier(folder: Path) -> Row:
+    """The JSON file as it was."""
+    file = folder / "real-pair.json"
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def measure(target: str, repetition: int, settings: Row, log: RunLog, arguments: argparse.Namespace) -> None:
