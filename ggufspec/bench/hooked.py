@@ -29,6 +29,7 @@ from ggufspec.settings.table import OPTIONS
 __all__ = ["Ready", "Reply", "Request", "Spec", "check", "opened"]
 
 _WARM_UP_TOKENS = 8  # in the first rounds the hook learns how long the target takes
+TRUNCATIONS = ("top_k", "top_p", "min_p")  # that Llama has as well
 _OWN_LOOP = {  # options that it alone has, and why
     "accept": "Llama accepts only what it samples itself",
     "strict": "Llama chooses its own batch sizes",
@@ -112,7 +113,7 @@ def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Itera
             llama.reset()
             llama.set_seed(sampling.seed % 2**32)
             most = min(request.max_tokens, options.ctx_size + 1 - len(prompt))
-            truncation = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+            truncation = {name: getattr(sampling, name) for name in TRUNCATIONS}
             tokens, times = list[int](), [time.perf_counter()]
             for token in islice(llama.generate(prompt, temp=sampling.temperature, **truncation), most):
                 tokens.append(token)

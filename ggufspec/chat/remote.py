@@ -22,6 +22,7 @@ from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import untrusted
 from ggufspec.prompting.conversation import plain_text
 from ggufspec.schema.text import visible
+from ggufspec.settings import table
 
 if TYPE_CHECKING:
     import httpx2
@@ -324,7 +325,7 @@ def _body(request: session.Request, model: str) -> tuple[str, dict[str, Any]]:
         "top_p": sampling.top_p,
         "seed": sampling.seed,
     }
-    more = ("top_k", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty")
+    more = [name for name in table.names(group="sampling") if name not in ("temp", *body)]
     body |= {name: getattr(sampling, name) for name in more if getattr(sampling, name) != getattr(usual, name)}
     messages = request.conversation.messages()
     if request.chat:

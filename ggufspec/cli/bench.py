@@ -179,7 +179,7 @@ def _show(document: BenchDocument) -> None:
     out.print(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold")
     if document.hook is not None:
         out.print(document.hook.text, style="bold")
-    out.print(table.terminal(report.results(document)))
+    out.print(table.terminal(report.results(document), out.width))
     if note := document.pair.get("note"):
         out.print(note)
     shown = {}
@@ -194,7 +194,7 @@ def _show(document: BenchDocument) -> None:
         out.print(document.verdict.why, style="dim")
     portions = report.portions(document.by_kind, document.by_part)
     if portions and everything:
-        out.print(table.terminal(portions))
+        out.print(table.terminal(portions, out.width))
     for line in report.remarks(document, everything=everything):
         out.print(line, style="dim")
     if not everything:

@@ -122,7 +122,7 @@ def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in given or ()))
     if pair.draft is None:
         if any(DRAFTERS[name].needs_file for one in chosen for name in parse_drafters(one)):
-            raise UsageError("the pair has no draft, only the lookup can be checked", "give a draft with -md or -hfd")
+            raise UsageError("the pair has no draft, and a drafter needs it", "give a draft with -md or -hfd")
         return chosen or ("lookup",)
     return chosen or ("draft", "lookup", "both")
 

@@ -50,6 +50,7 @@ class Sampling:
         UsageError: a value is out of its range.
     """
 
+    # Callers name the first five by position: a new field is the last
     temperature: float = 0.0
     top_k: int = 40
     top_p: float = 0.95
@@ -134,10 +135,10 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
     else:
         ids, values = _at_least(_min_p_floor(peak, sampling.min_p), logits, peak)
         count, bar = ids.size, -math.inf
-    likeliest = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
-    kept = values >= max(bar, likeliest)
+    lowest = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+    kept = values >= max(bar, lowest)
     spare = np.count_nonzero(kept) - count
-    if bar >= likeliest and spare > 0:  # of a tie the higher ids
+    if bar >= lowest and spare > 0:  # of a tie the higher ids
         kept[(values == bar).nonzero()[0][-spare:]] = False
     return Candidates(ids[kept], values[kept] / sampling.temperature)
 

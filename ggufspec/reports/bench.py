@@ -25,7 +25,7 @@ _POSITIONS = 8  # of a draft that are shown; documents have all of them
 
 
 def results(document: BenchDocument) -> Table:
-    """A row for each run that was measured; the terminal has no acceptance by position, nor layers without a GPU.
+    """A row for each run that was measured. Acceptance by position is in files only, as are layers without a GPU.
 
     With layers and a lossy row it takes 79 of the terminal's 80 columns.
     """

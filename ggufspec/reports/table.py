@@ -84,9 +84,9 @@ class Table:
         full = {n for row in self.cells for n, text in enumerate(row) if text not in ("", "–")}
         return self._of([n for n in range(len(self.columns)) if n in full or n < least])
 
-    def without(self, where: str) -> Table:
-        """The table without columns that are in ``terminal`` or ``file`` alone."""
-        return self._of([n for n, column in enumerate(self.columns) if column.only != where])
+    def seen_in(self, where: str) -> Table:
+        """The table with the columns that a ``terminal`` or a ``file`` shows."""
+        return self._of([n for n, column in enumerate(self.columns) if column.only in ("", where)])
 
     def _of(self, kept: Sequence[int]) -> Table:
         rows = [tuple(row[n] for n in kept if n < len(row)) for row in self.rows]
@@ -122,7 +122,7 @@ def terminal(table: Table, width: int | None = None) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    table = table.without("file")
+    table = table.seen_in("terminal")
     cells, best = table.cells, table.best
     ranked = {column for _, column in best}
     marked = [
@@ -191,7 +191,7 @@ def escaped(text: str) -> str:
 
 def markdown(table: Table) -> str:
     """A Markdown table; the best of a column is bold."""
-    table = table.without("terminal")
+    table = table.seen_in("file")
     best = table.best
     lines = [
         "| " + " | ".join(escaped(column.label) for column in table.columns) + " |",

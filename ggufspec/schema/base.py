@@ -59,7 +59,7 @@ class SpeculativeRun(Run):
     drafted: Count
     accepted: Count
     rounds: Count
-    draft_s: Amount  # the mean of a round
+    draft_s: Amount  # seconds, the mean of a round, which has other work besides
     verify_s: Amount
     lossy: bool = False  # the rule may change the text
     plain_rounds: Count = 0  # without a draft, for it would not have paid

@@ -103,7 +103,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A token that ``draft`` or ``lookup`` drafted for a position of the sequence."""
+    """A token that a drafter had for a position of the sequence."""
 
     position: int
     drafter: str

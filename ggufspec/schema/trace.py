@@ -12,8 +12,8 @@ from ggufspec.schema.base import Count, Run, SpeculativeRun
 class Written:
     """A token of a traced answer and the text that became certain with it.
 
-    ``source`` is who wrote it: ``draft`` or ``lookup``, whose token was accepted, or the target: ``bonus`` after a
-    draft that was accepted whole, ``target`` otherwise.
+    ``source`` is who wrote it: the drafter whose token was accepted, or the target: ``bonus`` after a draft that was
+    accepted whole, ``target`` otherwise.
     """
 
     token: int  # -1 if a grammar ended the answer and text was held back

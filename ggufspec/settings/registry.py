@@ -27,7 +27,7 @@ class Drafter:
         return self.needs_model and not self.may_be_in_target
 
 
-# The registry of drafters: a new one is a module and a row here.
+# The registry of drafters: a new one is a module and a row here, and a style in chat/stream.py.
 DRAFTERS = {
     "draft": Drafter("ggufspec.decoding.drafters.model", "draft model", needs_model=True),
     "mtp": Drafter(

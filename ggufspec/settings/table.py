@@ -2,8 +2,9 @@
 
 A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add one field here, use
 ``settings.NAME`` where it counts, and run ``scripts/commands.py``. An option of sampling is used in ``Sampling``
-(:mod:`ggufspec.decoding.sampling`), which has a field of its name; so have a server's requests (``serve/requests.py``),
-and ``chat --url`` sends it (``chat/remote.py``). No profile and no keyword reaches it. What reads the rows:
+(:mod:`ggufspec.decoding.sampling`), which has a field of its name, as have a server's requests (``serve/requests.py``).
+A truncation is named by a chat (``sampled`` in ``chat/commands.py``), and ``bench --engine hook`` passes it on
+(``bench/hooked.py``). No profile and no keyword reaches sampling. What reads the rows:
 
 - the command line: :mod:`ggufspec.cli.parameters` makes the parameters of a command from the groups that it takes
 - profiles: rows with ``profile`` are the keys of ``[settings]`` (:mod:`ggufspec.models.profile`)
@@ -17,7 +18,7 @@ and ``chat --url`` sends it (``chat/remote.py``). No profile and no keyword reac
 Names are those of llama.cpp's long flags, with underscores; :data:`OLD_NAMES` maps what older profiles and results
 have. A value of None is one that is not given. Precedence is flag, ``GGUFSPEC_*`` variable, profile, default.
 
-This module imports nothing but the errors, and is cheap to import: the help needs it.
+This room imports nothing but the errors, and is cheap to import: the help needs it.
 """
 
 from __future__ import annotations
@@ -509,7 +510,7 @@ class Settings:
         metavar="P",
         default=0.05,
         least=0,
-        below=1,
+        most=1,
         usual="--min-p 0.05; 0 turns it off",
         label="min-p",
     )

@@ -26,7 +26,7 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema import codec
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check
-from ggufspec.settings.registry import parse_drafters
+from ggufspec.settings.registry import drafts_with_file, parse_drafters
 from ggufspec.verify.certificate import (
     ADAPTIVE,
     DEFAULT,
@@ -237,7 +237,7 @@ class _Job:
     ) -> list[Answer]:
         """Answers of one drafter under one policy; without a drafter, of target-only in a decoder of its own."""
         spec = self.spec
-        own = None if drafter in (None, "lookup") else spec.draft
+        own = spec.draft if drafter and drafts_with_file(drafter) else None
         options = replace(
             spec.options,
             drafters=parse_drafters(drafter or "both"),  # without a draft's file: as --no-draft has it

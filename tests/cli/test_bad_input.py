@@ -17,6 +17,7 @@ from ggufspec.llamacpp import model, params
 from ggufspec.llamacpp.grammar import check_grammar, check_schema
 from ggufspec.llamacpp.library import load
 from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.settings.table import OPTIONS
 
 PROMPT = ("-p", "def f(")
 DAMAGE = {
@@ -178,7 +179,7 @@ def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, 
         ("--accept nonsense", "exact, residual, top-k:N, typical:EPS"),
         ("--accept top-k:0", "--accept top-k:3"),
         ("--accept typical:1", "--accept typical:0.3"),
-        ("--drafter nobody", "one of draft, mtp, eagle3, lookup, both, none"),
+        ("--drafter nobody", "one of " + ", ".join(OPTIONS["drafter"].words)),
         ("--draft-policy lazy", "one of adaptive, fixed"),
         ("-ctk nonsense", "q8_0"),
         ("-ctv nonsense", "q8_0"),

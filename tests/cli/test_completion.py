@@ -14,6 +14,7 @@ import pytest
 from processes import SCRIPT, Cli
 
 from ggufspec.models.profile import bundled_folder
+from ggufspec.settings.table import OPTIONS
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
 QUICK_S = 0.5  # of a processor: the tests may run beside others
@@ -67,7 +68,7 @@ def test_your_own_profiles_too(cli: Cli, shell: str) -> None:
         ("ggufspec ben", {"bench"}),
         ("ggufspec profiles ", {"list", "show", "new", "rm", "check"}),
         ("ggufspec bench --draft-p", {"--draft-policy"}),
-        ("ggufspec bench --drafter ", {"draft", "mtp", "eagle3", "lookup", "both", "none"}),
+        ("ggufspec bench --drafter ", set(OPTIONS["drafter"].words)),
         ("ggufspec bench demo --drafter l", {"lookup"}),
         ("ggufspec export --to o", {"ollama"}),
     ],

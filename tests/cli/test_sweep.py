@@ -30,6 +30,7 @@ from ggufspec.reports import table, words
 from ggufspec.schema.base import Failure, to_json
 from ggufspec.schema.doctor import Gpu, GpuProcess
 from ggufspec.schema.sweep import SweepDocument
+from ggufspec.settings import table as settings_table
 
 OPTIONS = DecoderOptions(draft_policy="fixed")
 SPEC = trial.Spec(Path("t.gguf"), Path("d.gguf"), OPTIONS, Sampling(), ("a prompt",), 20)
@@ -449,7 +450,7 @@ def test_ctrl_c_shows_what_was_measured_and_the_next_run_goes_on(cli: Cli, tmp_p
         (
             ("--sweep", "--drafter", "draft,nobody"),
             "there is no drafter 'nobody'",
-            "one of draft, mtp, eagle3, lookup, both, none",
+            "one of " + ", ".join(settings_table.OPTIONS["drafter"].words),
         ),
         (("--sweep", "-ctk", "f16,q9"), "there is no key cache type 'q9'", "one of f16"),
         (("--sweep", "--accept", "exact,top-k:0"), "'top-k:0' needs a number of tokens", "--accept top-k:3"),

@@ -22,7 +22,7 @@ PROMPT = "import os\n\ndef "
 
 
 class Parrot:
-    """Always drafts the token that came last."""
+    """Always drafts the token that came last; tells of no position, so that only the fixed policy lets it draft on."""
 
     name, failure = "parrot", ""
 

@@ -239,7 +239,7 @@ def test_nan_and_infinite_logits_are_the_models_fault(sampling, value):
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"top_p": math.nan},
-        {"min_p": 1.0},
+        {"min_p": 1.1},
         {"min_p": -0.1},
         {"seed": -1},
         {"seed": 2**64},

@@ -10,10 +10,14 @@ from typing import Any
 import kept_results
 import pytest
 
+from ggufspec.bench.hooked import TRUNCATIONS
+from ggufspec.chat.commands import Switches, sampled
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import options as llamacpp
 from ggufspec.llamacpp import params
 from ggufspec.reports.documents import parse
+from ggufspec.serve.requests import Completion
 from ggufspec.settings import table
 from ggufspec.settings.table import OPTIONS, Settings
 
@@ -36,7 +40,7 @@ def test_values_are_checked_wherever_they_come_from() -> None:
         ("temp", math.nan, "--temp nan", "0 is greedy"),
         ("acceptance", 1.5, "--acceptance 1.5 is out of range: 0 to 1", "--acceptance 0.7"),
         ("temp", math.inf, "--temp inf", "0 is greedy"),
-        ("drafter", "me", "there is no drafter 'me'", "draft, mtp, eagle3, lookup, both, none"),
+        ("drafter", "me", "there is no drafter 'me'", ", ".join(OPTIONS["drafter"].words)),
         ("cache_type_k", "q9", "there is no key cache type 'q9'", "q8_0"),
         ("gpu_layers", "some", "is not a number of layers", "45, all or auto"),
         ("n_cpu_moe", "9" * 5000, "is not a whole number", "--n-cpu-moe 10"),
@@ -140,3 +144,15 @@ def test_an_acceptance_rate_that_is_none(text: str) -> None:
     with pytest.raises(UsageError, match="--acceptance") as refused:
         Settings(acceptance=text)  # type: ignore[arg-type]
     assert "0.26@16" in refused.value.hint
+
+
+@pytest.mark.parametrize("name", sorted({*table.names(group="sampling")} - {"temp", "seed", "repeat_last_n"}))
+def test_an_option_of_sampling_reaches_every_place(name: str) -> None:
+    """A server's requests have it; a penalty is known as one, a truncation is named by a chat and known to the hook."""
+    row = OPTIONS[name]
+    assert name in Completion.model_fields
+    sampling = Sampling(temperature=0.8, **{name: row.most * 0.75 if row.most else 7})
+    assert getattr(sampling, name) != row.default
+    if not sampling.penalises:
+        assert row.flags[-1].strip("-") in sampled(Switches(has_draft=False, sampling=sampling))
+        assert name in TRUNCATIONS

@@ -1,7 +1,7 @@
 """The drafters: who proposes what the target may say next.
 
 :data:`ggufspec.settings.registry.DRAFTERS` is their registry. A drafter is one module, which has ``make(parts)``, and
-one row there; ``scripts/commands.py`` tells the help's pages of it. An example is tests/unit/test_drafter_registry.py.
+one row there; then run ``scripts/commands.py``, as the help has the list. tests/unit/test_drafter_registry.py has one.
 ``tune`` without ``--drafter`` searches those that ``tune/experiment.py`` names.
 """
 

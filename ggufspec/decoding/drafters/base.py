@@ -71,7 +71,8 @@ class Drafter(Protocol):
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
         """Read what was emitted and not read yet; what it would have proposed there.
 
-        If that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these.
+        If that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these. Each
+        position is told of once, drafted or not; a drafter that tells of none is judged by a prior for ever.
         """
         ...
 
