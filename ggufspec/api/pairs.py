@@ -174,7 +174,7 @@ class OpenedPair:
         options: how it is decoded, not yet placed: a draft that is a head drafts as one, ``-c max`` is a number.
         read: the target's header, unless the file is here and opening the pair did not need it.
         draft: the draft's.
-        warnings: of the draft beside the target.
+        warnings: of the draft with the target.
     """
 
     spec: PairSpec

@@ -219,7 +219,7 @@ class _Ranking:
     _options: dict[tuple[str, str], DecoderOptions] = field(default_factory=dict)
 
     def document(self, targets: _Found, drafts: _Found, *, is_list: bool) -> RankingDocument:
-        """Rank them. ``is_list``: the drafts are ranked, too, beside the best target, and the fastest counts."""
+        """Rank them. ``is_list``: the drafts are ranked, too, with the best target, and the fastest counts."""
         draft = None if is_list or not drafts.subjects else drafts.subjects[0]
         models = self._models(targets, draft)
         target = _best(targets.subjects, models)
@@ -297,7 +297,7 @@ class _Ranking:
         )
 
     def _drafts(self, target: _Subject, drafts: _Found) -> tuple[tuple[RankedDraft, ...], _Subject | None]:
-        """A row for each draft beside the target, and the fastest."""
+        """A row for each draft with the target, and the fastest."""
         rows = []
         for number, subject in enumerate(drafts.subjects, 1):
             row = RankedDraft(
@@ -328,7 +328,7 @@ class _Ranking:
         return tuple(rows), drafts.subjects[fastest.number - 1]
 
     def _plan(self, subject: _Subject, draft: _Subject | None) -> Plan:
-        """A target, with the draft or with MTP blocks of its own where it has some, by estimate.
+        """A target, with the draft or with MTP blocks of its own if it has some, by estimate.
 
         Raises:
             GgufspecError: one of them has no header, the draft cannot serve the target, or nothing fits.

@@ -20,7 +20,7 @@ from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Qualit
 from ggufspec.schema.text import counted
 
 LOG = "ggufspec/compare-log@2"
-MORE = 2  # times the requested repetitions, at most, where leaders overlap
+MORE = 2  # times the requested repetitions, at most, if leaders overlap
 _FEWEST = 3  # trials for an interval
 _NAMED = 3  # cells of a long list
 

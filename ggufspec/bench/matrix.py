@@ -116,7 +116,7 @@ def _real(file: File | str | None) -> str | None:
 
 
 def unique_names(files: Iterable[File]) -> dict[Path, str]:
-    """Names for people, by file: each its own, with the folder where another has the same; else the whole paths."""
+    """Names for people, by file: each its own, with the folder if another has the same; else the whole paths."""
     labels = {untrusted.real(one.path): one.label for one in files}
     counts = Counter(label.name for label in labels.values())
     found = {}
@@ -197,7 +197,7 @@ class Matrix:
         return self._asked[target]
 
     def _format_notes(self) -> Iterator[str]:
-        """What there is to say of the texts; which targets got plain ones where others have a chat template."""
+        """What there is to say of the texts; which targets got plain ones although others have a chat template."""
         found = {path: one for path, one in self._asked.items() if isinstance(one, prompting.Result)}
         for path, one in found.items():
             yield from one.notes

@@ -57,7 +57,7 @@ def bench_pair(
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
         settings: options that go over the profile's, checked by type checkers, too.
         prompts: what is answered; eight short bundled ones by default. The target's chat template makes requests of
-            them, where it has one; :func:`ggufspec.bench.prompting.read_prompts` reads a file of them.
+            them, if it has one; :func:`ggufspec.bench.prompting.read_prompts` reads a file of them.
         raw: send them as plain text, without the template.
         max_tokens: of each answer, at most; a budget shortens them.
         repetitions: answers to each prompt, exactly so many; as many as the verdict needs by default.

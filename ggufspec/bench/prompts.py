@@ -15,7 +15,7 @@ class Prompt:
     """What a model is asked.
 
     Args:
-        kind: of text, for reports: ``edit``, ``tests``; empty where it is not known.
+        kind: of text, for reports: ``edit``, ``tests``; empty if it is not known.
         text: what a user says; without a chat template the text to continue.
         messages: a conversation in place of it, as a chat template takes it: role, content, tool_calls, …
         tools: what the model may call, as OpenAI's requests have it.
@@ -444,7 +444,7 @@ for up to a month.
 
 
 def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int = 0, *, special: bool = False) -> list[int]:
-    """Token ids of a prompt behind ``depth`` tokens of the bundled passages, over and over.
+    """Token ids of a prompt after ``depth`` tokens of the bundled passages, over and over.
 
     Args:
         tokenize: :meth:`ggufspec.llamacpp.model.Model.tokenize`.

@@ -27,7 +27,7 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema.compare import Quality
 
-_WIDTH = 32  # rows of logits that one call returns; a card has room for so many beside a model that was planned for 2
+_WIDTH = 32  # rows of logits that one call returns; a card has room for so many next to a model that was planned for 2
 _CELLS = 512  # of context; a passage has fewer tokens in every vocabulary that is in use, and is cut otherwise
 _DEEPEST = -60000.0  # float16 ends at −65504
 
@@ -142,7 +142,7 @@ def _error(values: Floats) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-# ---- the reference's file, and beside it the tokens that its rows are of
+# ---- the reference's file, and with it the tokens that its rows are of
 
 
 def _create(

@@ -64,7 +64,7 @@ def _used(option: PlannedRun) -> dict[str, Bytes]:
 
 
 def lacking(plan: Plan, stage: Stage) -> ModelError | None:
-    """Why the host has no room for a stage, with figures and what would fit; None where it has."""
+    """Why the host has no room for a stage, with figures and what would fit; None if it has."""
     need, free = stage.used.get(HOST, Bytes()), plan.machine.memory_bytes
     short = need.total + _PROCESS_BYTES - free
     if short <= 0:

@@ -32,7 +32,7 @@ def key_of(*facts: Any) -> str:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename results to NAME.old, or NAME.old.2 and so on where that exists; returns the new path.
+    """Rename results to NAME.old, or NAME.old.2 and so on if that exists; returns the new path.
 
     Raises:
         GgufspecError: they cannot be renamed.

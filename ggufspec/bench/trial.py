@@ -85,7 +85,7 @@ class Result:
 
     ``peak_rss_bytes`` and ``vram_bytes`` are of all that the child had loaded, a draft that did not draft included.
     ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's. ``energy_j`` is what
-    all cards used from the first prompt to the last token, where NVML counts it, and ``others_cpus`` the CPUs that
+    all cards used from the first prompt to the last token, if NVML counts it, and ``others_cpus`` the CPUs that
     other programs kept busy meanwhile. ``system_info`` is llama.cpp's own line about its build.
     """
 

@@ -57,7 +57,7 @@ class Experiment:
     ``alone`` is how the rival runs: target-only at its own best placement, since the draft's memory would hold more of
     the target. Where that differs from the pair's, target-only is measured at the pair's placement too.
 
-    The engine ``hook`` measures llama-cpp-python's ``Llama`` beside our own loop: with our draft as its draft model
+    The engine ``hook`` measures llama-cpp-python's ``Llama`` next to our own loop: with our draft as its draft model
     (:mod:`ggufspec.decoding.hook`), and alone.
     """
 
@@ -183,7 +183,7 @@ class Bench:
 
     def _check_own(self) -> None:
         spec = self.experiment.spec
-        # Strict mode keeps whole caches where a model has windows, for which a long context may leave no room
+        # Strict mode keeps whole caches if a model has windows, for which a long context may leave no room
         longest = max(len(prompt.encode()) for prompt in spec.prompts) + _CHECK_TOKENS
         ctx_size = min(spec.options.ctx_size, max(OPTIONS["ctx_size"].default, longest))
         strict = replace(spec, options=replace(spec.options, strict=True, accept="exact", ctx_size=ctx_size))

@@ -163,7 +163,7 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def _at_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    """What is to be done when somebody ends this process, or its terminal; nothing where that is ignored (nohup)."""
+    """What is to be done when somebody ends this process, or its terminal; nothing if that is ignored (nohup)."""
     for name in ("SIGTERM", "SIGHUP"):  # the latter is not on Windows
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:

@@ -73,7 +73,7 @@ def bench(
 
     Answers are interleaved. It ends when the verdict is clear, and at the latest after --budget: then answers are
     shorter, or prompts fewer, and the result says so. Without -p, -f or --prompts, eight short bundled prompts are
-    used: requests by the target's chat template, or plain text where it has none. Without a pair, demo-360m: the demo
+    used: requests by the target's chat template, or plain text if it has none. Without a pair, demo-360m: the demo
     pair at the cost of a real one, in less than a minute.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:

@@ -41,7 +41,7 @@ def chat(
     system_file: Annotated[Path | None, option("--system-file FILE", "The same, from a file.")] = None,
     load: Annotated[Path | None, option("--load FILE", "Resume a conversation that /save wrote.")] = None,
     markdown: Annotated[
-        bool, option("--markdown/--no-markdown", "Render answers, where the model has a chat template.")
+        bool, option("--markdown/--no-markdown", "Render answers, if the model has a chat template.")
     ] = True,
     url: Annotated[
         str | None, option("--url URL", "Talk to a running OpenAI-compatible server instead of loading a pair.")
@@ -50,7 +50,7 @@ def chat(
         str | None, option("--api-key KEY", "The server's API key.", envvar="GGUFSPEC_API_KEY", show_envvar=False)
     ] = None,
     served_model: Annotated[
-        str | None, option("--served-model NAME", "Which of the server's models; not needed where it has one.")
+        str | None, option("--served-model NAME", "Which of the server's models; not needed if it has one.")
     ] = None,
     tint: Annotated[bool, option("--tint/--no-tint", "Colour answers by who wrote each token.")] = False,
     given: Annotated[Settings, takes(*GROUPS, predict={"default": 512})],

@@ -60,7 +60,7 @@ def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
 
     Yours are marked with a star. Nothing is asked of the hub: sizes are those of headers that were read before, by plan
     or check, or the profile's, which are unchecked. Where a pair does not fit whole: the target's layers that fit on
-    the cards beside the draft.
+    the cards next to the draft.
     """
     machine = _machine(given)
     rows = [_row(stored.find(name), machine) for name in stored.known_profiles()]

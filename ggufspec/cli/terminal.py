@@ -19,7 +19,7 @@ from rich.text import Span, Text
 
 from ggufspec.schema.text import visible
 
-# What no line ends in: a word, or a command up to the punctuation behind it.
+# What no line ends in: a word, or a command up to the punctuation after it.
 _WHOLE = re.compile(
     r"(?:\S*/)?(?:ggufspec (?!is |needs |wrote )|pip |python[\d.]* |ls )(?:(?![;:,)] | \().)*[;:,)]?\s*|\S+\s*"
 )

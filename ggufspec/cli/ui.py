@@ -52,7 +52,7 @@ def confirmed(question: str, *, default: bool) -> bool:
 
 
 def out(theme: Theme | None = None) -> Console:
-    """Standard output, as wide as the terminal; 100 columns where there is none."""
+    """Standard output, as wide as the terminal; 100 columns if there is none."""
     columns = None if sys.stdout.isatty() else shutil.get_terminal_size((100, 24)).columns
     return Console(width=columns, theme=theme)
 

@@ -14,17 +14,17 @@ from ggufspec.decoding.sampling import Logits, _class_maxima
 from ggufspec.decoding.text import common
 from ggufspec.llamacpp.grammar import Grammar, State
 
-RECENT = 64  # states kept behind the settled text, for a draft that reads it late
+RECENT = 64  # states kept after the settled text, for a draft that reads it late
 
 
 class Path:
     """The states of a grammar along one text.
 
-    Positions are indices in the whole sequence. What is settled stays; what is drafted behind it may change with
-    every call. A drafted token that is not permitted leads off the path: nothing is permitted behind it.
+    Positions are indices in the whole sequence. What is settled stays; what is drafted after it may change with
+    every call. A drafted token that is not permitted leads off the path: nothing is permitted after it.
 
     Args:
-        grammar: of the text behind the prompt.
+        grammar: of the text after the prompt.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -45,7 +45,7 @@ class Path:
         self._tokens[settled + same :] = tokens[same:]
 
     def settle(self, position: int, tokens: Sequence[int]) -> None:
-        """``tokens`` stay: the settled text ends behind them. Their states are kept until the next ones are settled.
+        """``tokens`` stay: the settled text ends after them. Their states are kept until the next ones are settled.
 
         Raises:
             ValueError: ``position``, the first one's, is not the end of what was settled before.

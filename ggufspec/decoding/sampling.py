@@ -144,7 +144,7 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
 
 
 def likeliest(logits: Logits, sampling: Sampling) -> Candidates:
-    """:func:`candidates` of top-p without top-k at a glance: for a guess, which costs a token where it is wrong.
+    """:func:`candidates` of top-p without top-k at a glance: for a guess, which costs a token if it is wrong.
 
     The whole vocabulary is not summed: top-p takes its share of the tokens on or above the 128th highest of the maxima
     of 1024 classes of ids. On rows of the demo's draft, far flatter than a big model's, noise chose the same token in

@@ -1,4 +1,4 @@
-"""How many CPU threads llama.cpp gets while other programs run beside it.
+"""How many CPU threads llama.cpp gets while other programs run.
 
 llama.cpp's threads wait for each other after every operation. Where another program holds one of the CPUs, each wait
 lasts until the scheduler gives that CPU back, and the speed falls to a fifth or less; a thread fewer, on the CPUs that

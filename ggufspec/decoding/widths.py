@@ -112,7 +112,7 @@ def _places(model: Context, limit: int, depths: Sequence[int]) -> list[tuple[int
 
 
 def _batch(model: Context, text: Sequence[int], depth: int, count: int, width: int = 0) -> Logits:
-    """(count, vocab) logits of the tokens of ``text`` behind ``depth``, in one batch; valid until the next call."""
+    """(count, vocab) logits of the tokens of ``text`` after ``depth``, in one batch; valid until the next call."""
     if model.length < depth:
         model.decode(text[model.length : depth], 0)
     elif model.length > depth:

@@ -25,14 +25,14 @@ HOST = "CPU"
 # From so many tokens on a card computes with the host's weights too, of experts with those that are used: ggml-cuda.cu,
 # offload_op, and ggml-backend.cpp. The default of GGML_OP_OFFLOAD_MIN_BATCH.
 STREAM_WIDTH = 32
-# Names of a block's feed-forward tensors, behind "blk.N": LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX, common/common.h
+# Names of a block's feed-forward tensors, after "blk.N": LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX, common/common.h
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
 SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
 HEAD_BATCH = 128  # tokens that a head computes at once: upstream's 512 take gigabytes with a large vocabulary
 HIDDEN_RING = 2048  # tokens whose hidden rows are kept: a head that lags behind by more begins anew
-LAST_HIDDEN = -1  # among ContextOptions.hidden: the rows behind the last block
+LAST_HIDDEN = -1  # among ContextOptions.hidden: the rows after the last block
 # What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole
 _CUT = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
 _CELLS_STEP = 256  # src/llama-context.cpp
@@ -118,9 +118,9 @@ class ContextOptions:
             batches, as a draft's tokens need; only snapshots decode nothing again. ``auto``: snapshots where the
             architecture has them, else a checkpoint.
         again_max: after a checkpoint, tokens that are decoded again in one batch with those that follow. More of them
-            get a batch of their own and a checkpoint behind it, or every rejection would add to the next one's price.
-        hidden: layers whose input rows are kept beside the logits for a drafter that reads them; ``LAST_HIDDEN`` stands
-            for the rows behind the last block.
+            get a batch of their own and a checkpoint after it, or every rejection would add to the next one's price.
+        hidden: layers whose input rows are kept with the logits for a drafter that reads them; ``LAST_HIDDEN`` stands
+            for the rows after the last block.
         sequences: texts whose caches are kept side by side, each of ``ctx_size`` tokens; one is decoded at a time
             (:meth:`ggufspec.llamacpp.model.Context.use`).
     """
@@ -170,7 +170,7 @@ def check_rewind(name: str) -> None:
 
 
 def beyond_training(role: str, name: str, trained: int, ctx_size: int) -> str:
-    """What a context beyond what a model was trained for does; empty where it is not beyond, or not known."""
+    """What a context beyond what a model was trained for does; empty if it is not beyond, or not known."""
     if not 0 < trained < ctx_size:
         return ""
     does = "answers get worse" if role == "target" else "fewer of its drafts are accepted"

@@ -19,7 +19,7 @@ from ggufspec.llamacpp.options import (
 )
 from ggufspec.llamacpp.rewind import architecture_of, choose
 
-# Outputs come in so many: a graph's first tensor has four bytes for each, and those behind it shall begin on lines of a
+# Outputs come in so many: a graph's first tensor has four bytes for each, and those after it shall begin on lines of a
 # CPU's cache. Amid a line AMX reads prompts for half as long again: docs/evidence/output-rows.json
 _OUTPUTS = 16
 

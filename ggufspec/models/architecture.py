@@ -20,7 +20,7 @@ class Window:
 
     pattern: int  # one block of so many sees everything; 0 means that the header lists the blocks
     dense_first: bool = False  # whether that one is the first of its group and not the last
-    size: int = 0  # the window where the header has none; 0 means none
+    size: int = 0  # the window if the header has none; 0 means none
     fixed: bool = False  # whether ``size`` holds whatever the header says, but for 0
 
 

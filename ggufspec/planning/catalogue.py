@@ -68,7 +68,7 @@ DESKTOP_BYTES_PER_S = 89.6e9
 """Of two channels of DDR5-5600. DDR4-3200 has 51.2e9, which few look up before they ask what fits."""
 # A CPU reads weights at 0.57 to 0.68 of that (Q4_K of 1.5B to 14B on two channels of DDR4-2400:
 # github.com/InventiveHQ/speculative-decoding-consumer-gpus). Q3_K is slow to unpack: 0.58 of Q4_0 is what Llama-3-70B
-# Q3_K_S at 45 of 80 layers beside a 4090 implies at 2.01 t/s.
+# Q3_K_S at 45 of 80 layers with a 4090 implies at 2.01 t/s.
 _HOST_EFFICIENCY, _HOST_FLOPS, _HOST_LAYER_S = 0.6, 0.5e12, 3e-5
 _HOST_SHARES = {
     "f16": 1.0,

@@ -43,9 +43,9 @@ class _Entry:
 
 
 class DryRuns:
-    """Callable: what llama.cpp would allocate for each request, by device; its message where it refuses.
+    """Callable: what llama.cpp would allocate for each request, by device; its message if it refuses.
 
-    Where this llama.cpp reports its compute buffers alone, weights and caches are sums; where it cannot simulate a card
+    If this llama.cpp reports its compute buffers alone, weights and caches are sums; if it cannot simulate a card
     that is not here, the card's buffer is at most the CPU's and a margin. ``limits`` says so then.
 
     Args:

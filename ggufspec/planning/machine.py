@@ -71,7 +71,7 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
 
 
 def _card(device: Device, gpu: Gpu | None, folder: Path) -> Card:
-    """NVML's figures where it knows the card: asked before this process has anything on it."""
+    """NVML's figures if it knows the card: asked before this process has anything on it."""
     overhead = 0 if device.is_remote else known_overhead(folder, device.description, device.name)
     if gpu is None:
         return Card(device.name, device.description, device.total_bytes, device.free_bytes, overhead)

@@ -126,7 +126,7 @@ class Spec:
         rounds: times that each width is timed, at most.
         model_s: seconds to spend on one model, after it was read once.
         device_s: seconds to spend on one card or worker; types that are left then are left out.
-        cache_types: of the KV cache, with which attention is timed where it computes like a CPU.
+        cache_types: of the KV cache, with which attention is timed if it computes like a CPU.
         heads: sizes of heads to time it with.
         depth: tokens in the cache then.
     """
@@ -296,7 +296,7 @@ def _attention(path: Path, placement: Placement, spec: Spec) -> Attention:
 
 
 def _batch(context: Context, width: int, depth: int = 0) -> float:
-    """Seconds of one batch behind ``depth`` tokens, with all its logits, as a verification has."""
+    """Seconds of one batch after ``depth`` tokens, with all its logits, as a verification has."""
     context.rewind(depth)
     tokens = [1] * width
     began = time.perf_counter()
@@ -338,7 +338,7 @@ class Due:
 
 
 def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -> Due | None:
-    """What is still to be measured of ``spec``; None where all of it is known.
+    """What is still to be measured of ``spec``; None if all of it is known.
 
     ``others_cpus`` looks how many of the logical CPUs other programs keep busy: what was measured beside them is due
     again when they are gone.
@@ -504,7 +504,7 @@ def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
 
 
 def measure(folder: Path, spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> MachineProfile:
-    """Measure this machine in a child process, and keep the result beside what is known of it (:func:`beside`).
+    """Measure this machine in a child process, and keep the result with what is known of it (:func:`beside`).
 
     Raises:
         GgufspecError: an RPC worker does not answer, or llama.cpp died.

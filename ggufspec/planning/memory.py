@@ -189,7 +189,7 @@ def resident(header: ModelHeader, placement: Placement, context: ContextOptions,
 
 
 def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> ByDevice:
-    """The same of a head beside its target: a cache for its own blocks, and no weights where they are the target's.
+    """The same of a head next to its target: a cache for its own blocks, and no weights if they are the target's.
 
     Source: ``llama_model::create_memory`` in src/llama-model.cpp.
     """
@@ -205,7 +205,7 @@ def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> 
 
 
 def copied_cache(head: Request, target: Request, cards: Sequence[str] = ()) -> dict[str, int]:
-    """By device of a head that reads the target's cache, what it copies where that is on another device."""
+    """By device of a head that reads the target's cache, what it copies if that is on another device."""
     if head.header.architecture != _READS_CACHE:
         return {}
     blocks, cache = target.header.blocks, _kv_by_block(target.header, target.context)
@@ -216,7 +216,7 @@ def copied_cache(head: Request, target: Request, cards: Sequence[str] = ()) -> d
 
 
 def lent_by(head: Request, target: Request, cards: Sequence[str] = ()) -> str:
-    """The device of the target's output where a head computes with that; empty where it has one of its own."""
+    """The device of the target's output if a head computes with that; empty if it has one of its own."""
     own = {"token_embd.weight", "output.weight"} <= {tensor.name for tensor in head.header.tensors}
     if own and head.file != target.file:
         return ""
@@ -483,7 +483,7 @@ def streaming_card(cards: Sequence[str]) -> str:
 
 
 def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
-    """What :func:`streaming_card` holds at once of what is on the host, at most; 0 where it computes with none of that.
+    """What :func:`streaming_card` holds at once of what is on the host, at most; 0 if it computes with none of that.
 
     One of the weights (of a hybrid's experts two), the cache of a block whose attention it computes, thrice where that
     is latent, and :func:`activation_bytes`. Of a head also the output's weights, which may be the target's, as the
@@ -512,7 +512,7 @@ def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
 
 
 def activation_bytes(header: ModelHeader, tokens: int) -> int:
-    """Rows of a feed-forward and of its input: by so much copies may shift what is beside them in a buffer, at most."""
+    """Rows of a feed-forward and of its input: by so much copies may shift what follows in a buffer, at most."""
     return 4 * tokens * (max(header.feed_forward, default=0) + header.embedding)
 
 

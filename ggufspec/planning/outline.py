@@ -31,7 +31,7 @@ class Part:
 class Fit:
     """What fits: all of it, a part, or not even with the rest in the host's memory.
 
-    ``layers`` are those of the target that fit on the cards beside the whole draft; None without a card.
+    ``layers`` are those of the target that fit on the cards next to the whole draft; None without a card.
     """
 
     answer: Literal["whole", "partly", "no"]

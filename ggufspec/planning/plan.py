@@ -55,7 +55,7 @@ class Machine:
     mmproj_bytes: int = 0
 
     def with_mmproj(self, card: str, card_bytes: int, host_bytes: int) -> Machine:
-        """The same with an image projector beside the target, on ``card`` and on the host."""
+        """The same with an image projector next to the target, on ``card`` and on the host."""
         cards = tuple(replace(one, mmproj_bytes=card_bytes) if one.name == card else one for one in self.cards)
         return replace(self, cards=cards, mmproj_bytes=host_bytes)
 
@@ -97,7 +97,7 @@ class ModelRequest:
     mtp: bool = False
 
     def at(self, placement: Placement, target: Request | None = None) -> Request:
-        """What to estimate or to dry-run; a head beside its ``target``."""
+        """What to estimate or to dry-run; a head next to its ``target``."""
         if self.as_read is None:
             return Request(self.header, self.metadata_only, replace(placement, mtp=self.mtp), self.context)
         assert target is not None
@@ -187,7 +187,7 @@ class Plan:
         target_only: target-only at its own best placement.
         pair: the best placement of both; None without a draft, or where the draft does not fit.
         at_pair: predicted tokens/s of target-only at the pair's placement of the target.
-        break_even_acceptance: from which acceptance on the pair wins; None where it never does.
+        break_even_acceptance: from which acceptance on the pair wins; None if it never does.
         draft_costs_layers: target layers that the draft's memory would hold.
         draft_lengths: what some draft lengths reach at the pair's placement, and what they need.
         confirmed: whether llama.cpp's dry run answered.

@@ -29,7 +29,7 @@ from ggufspec.planning.memory import (
 from ggufspec.planning.plan import Plan
 
 # Mean KL divergence from F16 in nats: tools/perplexity/README.md in llama.cpp, "LLaMA 3 8b Scoreboard" (Wikitext-2).
-# Without an importance matrix where the table has that row, else with one (WT 10m).
+# Without an importance matrix if the table has that row, else with one (WT 10m).
 DIVERGENCE = {"Q8_0": 0.0014, "Q6_K": 0.0055, "Q5_K_M": 0.0108, "Q5_K_S": 0.0166, "Q5_1": 0.0180, "Q5_0": 0.0222}
 DIVERGENCE |= {"Q4_K_M": 0.0313, "Q4_K_S": 0.0431, "Q4_1": 0.0717, "Q4_0": 0.0719, "IQ4_NL": 0.0357, "IQ4_XS": 0.0363}
 DIVERGENCE |= {"Q3_K_L": 0.0872, "Q3_K_M": 0.1019, "Q3_K_S": 0.2282, "IQ3_M": 0.1025, "IQ3_S": 0.1113}

@@ -66,7 +66,7 @@ def key(header: ModelHeader) -> str:
 
 
 def record(folder: Path, header: ModelHeader, point: Point) -> None:
-    """Keep a point; it replaces one of the same placement, whose T(n) / T(1) stays where only the new one lacks it."""
+    """Keep a point; it replaces one of the same placement, whose T(n) / T(1) stays if only the new one lacks it."""
 
     def add(points: list[Point] | None) -> list[Point]:
         others, batch_s = [], point.batch_s

@@ -52,7 +52,7 @@ def estimate(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
 def largest_context(subject: ModelRequest, machine: Machine, dry_run: DryRun) -> int | None:
     """The longest context that the model was trained for and with which all its layers fit on the cards, by estimate.
 
-    A longer one counts where the request has it. None without a card, and where not even the shortest fits.
+    A longer one counts if the request has it. None without a card, or if not even the shortest fits.
     """
     layers, most = subject.header.layers, max(subject.header.context_length, subject.context.ctx_size)
     search = _Search(PlanRequest(subject, subject, None, 0.0, 1), machine, dry_run)
@@ -86,7 +86,7 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
 
 
 def _as_asked_and_smaller(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
-    """The request; and where cards compute with the host's weights, the same without that, which takes no room."""
+    """The request; and if cards compute with the host's weights, the same without that, which takes no room."""
     yield request
     if streaming_card(machine.card_names) and request.target_only.context.op_offload:
         yield _with_contexts(request, op_offload=False)
@@ -316,7 +316,7 @@ class _Search:
                 yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at)), parts
 
     def fastest(self) -> PlannedRun | None:
-        """The faster of both options where they fit; None where nothing does or llama.cpp refuses."""
+        """The faster of both options, as far as they fit; None if nothing does or llama.cpp refuses."""
         request, found = self.request, list[PlannedRun | None]()
         with contextlib.suppress(ModelError):
             found.append(self.best([(request.target_only, None)]))
@@ -385,7 +385,7 @@ class _Search:
         return found
 
     def longest(self, subject: ModelRequest, split: tuple[float, ...], most: int) -> int:
-        """The longest context up to ``most`` with which all layers fit, in whole cells; 0 where none does.
+        """The longest context up to ``most`` with which all layers fit, in whole cells; 0 if none does.
 
         Compute buffers grow with the context: those of the next power of two count.
         """

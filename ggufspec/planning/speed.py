@@ -44,7 +44,7 @@ class DeviceProfile:
             than reading them.
         batch_latencies: T(n) / T(1) of the weights by type, then by n; each begins with n = 1.
         attention: numbers of keys and values that attention gets through in a second, counted for each query head and
-            each token; empty where reading the cache is all that it costs, as on a card.
+            each token; empty if reading the cache is all that it costs, as on a card.
     """
 
     bandwidth_bytes_per_s: float
@@ -507,7 +507,7 @@ def break_even_acceptance(
     most: int = 16,
     least: int = 1,
 ) -> float | None:
-    """The least acceptance at which drafting, at its best length, is as fast as the rival; None where even 1 is not.
+    """The least acceptance at which drafting, at its best length, is as fast as the rival; None if even 1 is not.
 
     The rival is the best target-only run, whose placement holds more target layers than ``target_pass_s`` does. Not
     drafting is no answer here, or a draft that costs no layers would always break even at 0. ``least`` = ``most`` asks

@@ -33,7 +33,7 @@ class Sort(StrEnum):
 
 
 def vram_bytes(cell: Cell) -> int:
-    """What it takes of the cards, as measured; as planned where that cannot be measured, on an RPC worker say."""
+    """What it takes of the cards, as measured; as planned if that cannot be measured, on an RPC worker say."""
     planned = sum(sum(parts.values()) for device, parts in cell.bytes.items() if device != HOST)
     return (cell.run.vram_bytes if cell.run else 0) or planned
 
@@ -132,7 +132,7 @@ def results(
 
 
 def portions(document: CompareDocument, names: tuple[dict[str, str], dict[str, str]] | None = None) -> Table | None:
-    """What the draft of the fastest cell that has one brought by kind of prompt; None where that is not known."""
+    """What the draft of the fastest cell that has one brought by kind of prompt; None if that is not known."""
     best = next((cell for cell in ordered(document, Sort.SPEED) if cell.run is not None and cell.draft), None)
     found = bench.portions(best.by_kind, best.by_part) if best else None
     if best is None or best.draft is None or found is None:

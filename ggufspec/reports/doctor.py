@@ -174,7 +174,7 @@ def features(system: str) -> dict[str, str]:
 
 
 def unused(system: str, cpu_flags: Collection[str]) -> tuple[str, ...]:
-    """Instruction sets that the processor has and llama.cpp was built without; none where either is not known."""
+    """Instruction sets that the processor has and llama.cpp was built without; none if either is not known."""
     built = features(system)
     return tuple(
         name

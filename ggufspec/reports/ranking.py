@@ -110,7 +110,7 @@ def lines(document: RankingDocument) -> Iterator[tuple[str, str]]:
             yield f"{head} is a head for its models: -hfd {repository.repo}:{head}", "dim"
     if len(document.rows) > 1:
         of_it = " of its repository" if len(repos) > 1 else ""
-        yield f"{MARK} no other row{of_it} is as fast and as good: by KLD where both have one, else by bits.", "dim"
+        yield f"{MARK} no other row{of_it} is as fast and as good: by KLD if both have one, else by bits.", "dim"
     if len(document.rows) > 1 and any(row.divergence for row in document.rows):
         yield f"KLD is the {document.settings['divergence_from']}.", "dim"
     if any(row.fits != "whole" and (row.n_cpu_moe or row.n_cpu_ffn) for row in document.rows):

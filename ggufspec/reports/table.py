@@ -28,7 +28,7 @@ BEST = "*"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; its label has the unit where its cells have none.
+    """A column; its label has the unit if its cells have none.
 
     ``text`` shows a value to people, except None, which is an empty cell. The value with the highest ``rank`` is the
     best of the column. ``style`` is of a value's cell on the terminal. ``only`` is where the column is alone.

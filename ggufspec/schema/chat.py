@@ -14,7 +14,7 @@ class ChatFigures:
 
     ``prompt_tokens`` are the conversation's, as the model got it; ``prompt_read`` of them were decoded for this answer,
     in ``prompt_s``, at ``prompt_tokens_per_s``. The first token is from the prompt's batch: ``tokens_per_s`` and
-    ``rounds`` are of the others. There is no ``time_to_first_token_s`` where no token came.
+    ``rounds`` are of the others. There is no ``time_to_first_token_s`` if no token came.
     """
 
     prompt_tokens: Count

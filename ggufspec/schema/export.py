@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ExportDocument:
-    """``ggufspec/export@1``: settings for the program ``to``. ``arguments`` is empty where ``text`` is a file."""
+    """``ggufspec/export@1``: settings for the program ``to``. ``arguments`` is empty if ``text`` is a file."""
 
     to: str
     text: str

@@ -55,7 +55,7 @@ class PlannedOption:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """Predicted tokens/s with so many target layers offloaded; None where it does not fit the budget."""
+    """Predicted tokens/s with so many target layers offloaded; None if it does not fit the budget."""
 
     gpu_layers: Count
     target_only_tokens_per_s: Amount | None

@@ -10,7 +10,7 @@ from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One value of the option that was swept. A run is absent where it failed; ``failure`` says why."""
+    """One value of the option that was swept. A run is absent if it failed; ``failure`` says why."""
 
     value: str
     target_only: Run | None

@@ -79,7 +79,7 @@ class Writer:
         return self._chunk({} if self.chat else "", finish=self._finish(reply)) | {"timings": timings_of(reply)}
 
     def usage_chunk(self, reply: session.Reply) -> dict[str, Any]:
-        """The chunk behind it, where usage is wanted."""
+        """The chunk after it, if usage is wanted."""
         return self._envelope(chunk=True, choices=[]) | {"usage": usage(reply), "timings": timings_of(reply)}
 
     # ---- whole -----------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def _spelled(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(one: Mapping[str, Any]) -> str:
-    """A token's text, or its bytes where several have the same text."""
+    """A token's text, or its bytes if several have the same text."""
     text: str = one["text"]
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in one["bytes"]) if "\ufffd" in text else text
 

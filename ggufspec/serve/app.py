@@ -122,7 +122,7 @@ class Endpoint:
         desk: answers what needs no weights.
         names: the model's, of which the first is shown.
         tags: what else it is listed with.
-        thinks: whether a model that can reason shall, where a request does not say; None: as its template does.
+        thinks: whether a model that can reason shall, if a request does not say; None: as its template does.
         verbose: answers to chats have their prompt with them.
         rules: who may ask.
         on_answer: called with every reply and the seconds that its request took.
@@ -462,7 +462,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """A token's text, or its bytes where these are not whole characters."""
+    """A token's text, or its bytes if these are not whole characters."""
     try:
         return data.decode()
     except UnicodeDecodeError:

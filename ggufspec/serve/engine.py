@@ -94,7 +94,7 @@ class Answer:
         self._items: asyncio.Queue[dict[str, Any] | session.Reply | GgufspecError] = asyncio.Queue()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The child's events as they come, and ``waiting`` in between; ``reply`` is there behind the last.
+        """The child's events as they come, and ``waiting`` in between; ``reply`` is there after the last.
 
         Raises:
             RefusedError: the request cannot be answered.

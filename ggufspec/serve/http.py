@@ -74,7 +74,7 @@ class _Server(uvicorn.Server):
         self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal asks for the end; its own handler runs behind it, unless it is ignored."""
+        """A signal asks for the end; its own handler runs after it, unless it is ignored."""
         self.ended_by = self.ended_by or sig
         super().handle_exit(sig, frame)
 

@@ -139,7 +139,7 @@ class JsonSchema(_Read):
 
 
 class ResponseFormat(_Read):
-    """What the answer is. The schema may be in ``json_schema``, or beside the type."""
+    """What the answer is. The schema may be in ``json_schema``, or next to the type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None

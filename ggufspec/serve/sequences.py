@@ -23,7 +23,7 @@ def choose(held: Sequence[Sequence[int]], prompts: Sequence[int], used: Sequence
     """The conversation that a prompt goes on with, or one that makes room for it.
 
     That is the one with the longest common beginning, if nothing of what it was asked is lost: a turn is added, or the
-    last one retried. Otherwise it is an empty one; or, where there is none, that one if little is lost (an edit near
+    last one retried. Otherwise it is an empty one; or, if there is none, that one if little is lost (an edit near
     its end), else the one that was not used for the longest time. What is in common (a system prompt, say) is copied.
 
     Args:

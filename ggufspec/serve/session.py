@@ -3,12 +3,12 @@
 The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this order:
 
 - ``prompt`` {tokens}: the prompt has so many tokens;
-- ``progress`` {total, cache, processed, time_ms}, where the request wants it: so much of the prompt is in the cache;
+- ``progress`` {total, cache, processed, time_ms}, if the request wants it: so much of the prompt is in the cache;
 - ``round`` {deltas, tokens, sources, logprobs, took}: what one round adds to the answer (each a
   :class:`~ggufspec.llamacpp.chat_library.Delta`), and of each token that it emitted its id, who wrote it (a drafter's
-  name, ``target`` or ``bonus``) and, where the request wants them, {text, bytes, logprob, top}, else ``logprobs`` is
+  name, ``target`` or ``bonus``) and, if the request wants them, {text, bytes, logprob, top}, else ``logprobs`` is
   empty: the natural log-probability by the target's own distribution, untempered, and the likeliest tokens'. ``took``,
-  where it wants that, is what the answer took so far. The last round has no tokens: what was held back.
+  if it wants that, is what the answer took so far. The last round has no tokens: what was held back.
 
 What a request cannot have is a UsageError. Where the prompt does not fit the context, the event ``refused``
 {code, type, n_prompt_tokens, n_ctx} comes before it.
@@ -60,18 +60,18 @@ class Request:
     ends: bool = True  # whether the model may end the answer
     progress: bool = False  # tell how far the prompt is read
     timings: bool = False  # tell what it took, round by round
-    logprobs: int | None = None  # likeliest tokens to list beside each; None: no log-probabilities at all
+    logprobs: int | None = None  # likeliest tokens to list with each; None: no log-probabilities at all
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """How the answer ended."""
 
-    statistics: Statistics  # ``stop_reason``: end, stop, length, context, grammar, or empty where it was stopped
+    statistics: Statistics  # ``stop_reason``: end, stop, length, context, grammar, or empty if it was stopped
     cached: int  # tokens of the prompt that were in the cache
     sequence: int  # which of the kept conversations it was
     target_only_s: float | None  # what the tokens of ``decode_s`` would have taken target-only, as far as is known
-    speculation: bool  # whether drafting was on at the end: it backs off where it does not pay
+    speculation: bool  # whether drafting was on at the end: it backs off if it does not pay
     accepted_by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) of each
     notes: tuple[str, ...] = ()  # each once in a session
 

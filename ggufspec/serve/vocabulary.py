@@ -1,4 +1,4 @@
-"""The target's vocabulary and chat template without its weights: a small child process beside the one that answers.
+"""The target's vocabulary and chat template without its weights: a small child process next to the one that answers.
 
 What a client asks of them (tokens of a text, the prompt of a conversation) does not wait for an answer that is given.
 """

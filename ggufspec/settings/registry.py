@@ -60,7 +60,7 @@ def _epsilon(text: str) -> float:
 class Rule:
     """One row of :data:`RULES`."""
 
-    form: str  # how ``--accept`` has it: its name, and a number's name where it takes one
+    form: str  # how ``--accept`` has it: its name, and a number's name if it takes one
     made_by: str  # module and class, see :func:`ggufspec.decoding.rules.make_rule`
     description: str  # when a drafted token is accepted
     lossless: bool = True  # whether the text has the target's distribution

@@ -163,7 +163,7 @@ class Settings:
     )
     hf_repo_draft: str | None = option(
         "-hfd --hf-repo-draft",
-        "The draft in the hub; mtp and eagle3 in place of QUANT are heads beside a target.",
+        "The draft in the hub; mtp and eagle3 in place of QUANT are heads next to a target.",
         "hub",
         metavar="USER/REPO:QUANT",
     )
@@ -301,7 +301,7 @@ class Settings:
     )
     no_calibrate: bool | None = option(
         "--no-calibrate",
-        "Guess this machine's speed where it is not known yet, rather than measure it for some ten seconds.",
+        "Guess this machine's speed if it is not known yet, rather than measure it for some ten seconds.",
         "calibration",
         variable="NO_CALIBRATE",
     )
@@ -401,7 +401,7 @@ class Settings:
         "context",
         where="profile sweep tune python",
         variable="THREADS",
-        shown="physical cores, fewer beside busy programs",
+        shown="physical cores, fewer next to busy programs",
         least=0,
         most=MAX_THREADS,
         usual="leave -t out for one per physical core",
@@ -649,7 +649,7 @@ def of_keywords(keywords: Mapping[str, Any], base: Settings | None = None, **mor
 
     Args:
         keywords: names and values, of the rows that Python has.
-        base: what holds where they have nothing.
+        base: what holds if they have nothing.
         more: the same of rows that are parameters of their own.
 
     Raises:

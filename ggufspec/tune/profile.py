@@ -118,7 +118,7 @@ def _path(name: str) -> Path:
 
 
 def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
-    """A setting as a profile has it; None where it is the default."""
+    """A setting as a profile has it; None if it is the default."""
     usual = DecoderOptions(ubatch_size=DEFAULT_MICRO_BATCH).flat()
     found: dict[str, object] = {
         "ctx_size": base.ctx_size,

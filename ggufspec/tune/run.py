@@ -356,7 +356,7 @@ class Tuning:
     def speeds(self, setting: TunedSetting) -> tuple[list[float], list[float]]:
         """(tokens/s of the trials that count, of the others).
 
-        Those of the final count, where there are any: what a search chose for its luck is measured anew there.
+        Those of the final count, if there are any: what a search chose for its luck is measured anew there.
         """
         rounds = set(self.rounds())
         mine = [kept for kept in self.kept if kept.setting == setting and kept.tokens_per_s]

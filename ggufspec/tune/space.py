@@ -32,7 +32,7 @@ _STEPS = 8
 _FEWER_THREADS_COST = 0.5  # exponent: half of the threads take so much of the host's time more
 _KINDS = ((True, False), (False, True), (True, True))  # of drafters: whether with the draft file, with the lookup
 _LOOKUP_ACCEPTANCE = 0.3  # of n-grams, before anything is known
-_BOTH_GAIN = 1.03  # of a lookup beside a draft
+_BOTH_GAIN = 1.03  # of a lookup with a draft
 
 # Standard deviations of what may be wrong with a prediction, each the logarithm of a factor: of a part's time and of
 # the acceptance, and of everything else. Finer ones, and terms for how one depends on another, find nothing faster.

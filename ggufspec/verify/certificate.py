@@ -148,7 +148,7 @@ def compare(
 ) -> list[Check]:
     """A check for the greedy answers and one for those with coupled sampling.
 
-    A policy that drafted nothing, as the adaptive one does where no draft is worth it, proves nothing: its answers are
+    A policy that drafted nothing, as the adaptive one does if no draft is worth it, proves nothing: its answers are
     compared, but not counted. ``explained`` has the measured divergences of the default mode.
     """
     checks = []
@@ -225,7 +225,7 @@ def places(
     """Events that may be true of a token: their probability by the target's logits, and whether they are.
 
     Args:
-        rows: (vocab,) penalised logits of the target, and of the draft where there is one.
+        rows: (vocab,) penalised logits of the target, and of the draft if there is one.
         token: the emitted one.
         sampling: temperature and truncations.
         proposed: the lookup's proposal for it, if any.

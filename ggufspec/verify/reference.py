@@ -62,7 +62,7 @@ def logits(weights: Mapping[str, Floats], keys: Mapping[str, Any], tokens: Seque
 
 
 def _product(rows: Floats, weight: Floats) -> Floats:
-    """``rows @ weight.T`` in slices so small that OpenBLAS takes one thread: its threads spin where others compute."""
+    """``rows @ weight.T`` in slices so small that OpenBLAS takes one thread: its threads spin while others compute."""
     slices = np.matmul(weight.reshape(-1, _SLICE, weight.shape[1]), rows.T)
     product: Floats = slices.reshape(len(weight), len(rows)).T
     return np.ascontiguousarray(product)

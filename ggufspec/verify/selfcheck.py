@@ -2,7 +2,7 @@
 
 The bundled target is expanded to rows that the K types allow (:mod:`ggufspec.models.expansion`), written in the
 file types that users have, and decoded at batch sizes 1, 4 and 16 with flash attention on and off: on the host's
-kernels, and with all layers on the device where there is one. Two comparisons, both of logits:
+kernels, and with all layers on the device if there is one. Two comparisons, both of logits:
 
 - llama.cpp with plain NumPy on the same file's numbers (:mod:`ggufspec.verify.reference`): wrong kernels.
 - NumPy on the file's numbers with stored figures of the F16 model (``selfcheck.json``, made by float64 arithmetic and

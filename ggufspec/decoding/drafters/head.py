@@ -28,7 +28,7 @@ class HeadDrafter(RowDrafter):
         self._shared_vocab = min(head.vocab_size, target.vocab_size)
         self._first = 0  # tokens of the text before this one are not in its cache
         self._read = 0  # tokens of the text that it has read with the target's rows, or forgotten
-        self._chain: list[int] = []  # tokens read with its own rows, behind these
+        self._chain: list[int] = []  # tokens read with its own rows, after these
         self._rows: list[Logits] = []  # (size,) each: the row before the last certain token, and its own after that
 
     @property
@@ -80,7 +80,7 @@ class HeadDrafter(RowDrafter):
         self._chain = []
         self._read = min(self._read, length + 1)
         if self.head.shares_cache:
-            self._forget(length)  # it reads one pair at a time, the one behind the target's cache
+            self._forget(length)  # it reads one pair at a time, the one after the target's cache
 
     def read(self, certain: Sequence[int], count: int) -> Logits:
         """Read these tokens, of which the target has read all but the last, with its rows; what is read already stays.

@@ -295,7 +295,7 @@ class Adaptive(Policy):
         return draft.seconds(min(count, draft.limit)) * (1 + more * self._in_large)
 
     def _value_of(self, name: str, confidence: float, position: int) -> float:
-        """Tokens gained by a candidate of this confidence and the best number of further ones behind it."""
+        """Tokens gained by a candidate of this confidence and the best number of further ones after it."""
         chance = self._survival * self.estimator(name).chance(confidence, position)
         return self._best(self._continuations(name, position), chance)
 
@@ -314,7 +314,7 @@ class Adaptive(Policy):
 
         Returns:
             tokens expected, in units of the first one's chance, and tokens that the time is worth to draft m - 1 more
-            behind the position's own candidate and verify them all.
+            after the position's own candidate and verify them all.
         """
         runs = self._runs.get(name)
         if runs is None:

@@ -1,6 +1,6 @@
 """When drafting backs off because deciding about it costs more than it brings.
 
-Deciding takes a tenth of a millisecond a round. Where that counts beside a token of the target's, and the rounds since
+Deciding takes a tenth of a millisecond a round. Where that counts next to a token of the target's, and the rounds since
 the last cooldown gained fewer tokens than target-only decoding would have in their time, the policy backs off for so
 many rounds that deciding takes a hundredth of the time.
 """

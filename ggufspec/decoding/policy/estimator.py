@@ -26,7 +26,7 @@ class Prior:
 
     usual: tuple[float, ...]  # how often each bin comes
     mean: float  # acceptance of a candidate, of any confidence
-    run: float  # of one behind an accepted one
+    run: float  # of one after an accepted one
 
 
 # A little less than on Qwen2.5-Coder's answers in tests/evidence/traces: 0.87 and 0.92 there for the draft model, 0.51
@@ -40,7 +40,7 @@ class AcceptanceEstimator:
 
     Decayed counts in bins of confidence, for all positions of the draft together and for each apart. A position's bin
     that has seen little leans on the pooled bin, and that one on a forecast: the confidence itself where it forecasts
-    well, and the mean over all bins where it does not, weighted by how well each did so far.
+    well, and the mean over all bins if it does not, weighted by how well each did so far.
     """
 
     def __init__(self, prior: Prior = MODEL) -> None:
@@ -100,7 +100,7 @@ class AcceptanceEstimator:
 
     @property
     def run(self) -> float:
-        """The chance that a token behind an accepted one is accepted too."""
+        """The chance that a token after an accepted one is accepted too."""
         return min(self._run[0] / self._run[1], CONSTANTS.longest_run)
 
     def fade(self) -> None:

@@ -21,7 +21,7 @@ from ggufspec.llamacpp.model import Context
 from ggufspec.llamacpp.options import ContextOptions, Placement
 
 _MOST = 64  # models in the file; the oldest go
-_BUSY = 0.5  # of the cached time: a batch that takes less shows that it was measured beside another program
+_BUSY = 0.5  # of the cached time: a batch that takes less shows that it was measured while another program ran
 _HEAD_BYTES = 2**16  # of a model's file, to know it by
 
 
@@ -66,7 +66,7 @@ def key(
 class SavedLatency:
     points: dict[int, float]
     switch_s: float
-    widths: tuple[int, ...] | None  # the strict class; None where every width may be used
+    widths: tuple[int, ...] | None  # the strict class; None if every width may be used
 
     def model(self, limit: int, *, can_pad: bool, trusted: bool = True) -> LatencyModel:
         """The model, of batches up to ``limit``; ValueError if the numbers are not those of a latency model."""
@@ -76,7 +76,7 @@ class SavedLatency:
 
 
 def machine() -> tuple[Any, ...]:
-    """What a cached model depends on beside its key: versions, CPU and all devices that ggml sees, workers too."""
+    """What a cached model depends on besides its key: versions, CPU and all devices that ggml sees, workers too."""
     names = [f"{device.name} {device.description}" for device in devices.devices()]
     return version("llama-cpp-python"), host.cpu_name(), names, gpus.survey().driver
 

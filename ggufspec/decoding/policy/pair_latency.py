@@ -64,7 +64,7 @@ class PairLatency:
         """Answers are decoded with these options from now on; what they are the first to need is measured.
 
         The KV caches stay as they are, but for the first time in strict mode, which empties the target's, and where a
-        text leaves no room behind it for the batches that are timed.
+        text leaves no room after it for the batches that are timed.
         """
         loaded, (target, draft) = self._loaded, self._contexts
         adaptive = options.drafts(with_draft=draft is not None) and options.draft_policy == "adaptive"
@@ -109,7 +109,7 @@ class PairLatency:
 
     @property
     def target_only_s(self) -> float | None:
-        """Seconds of a round that drafts nothing; None where that was not measured."""
+        """Seconds of a round that drafts nothing; None if that was not measured."""
         return self._target.seconds(1) + self._back_off.overhead_s if self._target else None
 
     @property
@@ -133,7 +133,7 @@ class PairLatency:
 
 
 def refusal(target: LatencyModel, draft_s: float, draft_max: int, *, again: bool) -> str:
-    """Why drafting cannot win where taking tokens back has a price, even if all are accepted; empty where it can.
+    """Why drafting cannot win where taking tokens back has a price, even if all are accepted; empty if it can.
 
     ``draft_s`` are the seconds of a drafted token; ``again``: what is accepted before a rejection is decoded again.
     """

@@ -24,9 +24,9 @@ _TOO_SLOW = 1.5  # so many times what the same tokens take in narrower batches: 
 @dataclass(frozen=True, slots=True)
 class Measured:
     points: dict[int, float]  # seconds by width
-    switch_s: float  # what a batch costs more whose width is not the last one's; 0 where it is lost in the rest
+    switch_s: float  # what a batch costs more whose width is not the last one's; 0 if it is lost in the rest
     trusted: bool  # whether two timings of every width agreed
-    note: str = ""  # a sentence for the user where they did not
+    note: str = ""  # a sentence for the user if they did not
 
 
 def measure(
@@ -38,10 +38,10 @@ def measure(
     allowed: Collection[int] | None = None,
     outputs: int | None = None,
 ) -> Measured:
-    """Time batches of some widths behind the text in the cache, which is afterwards as it was.
+    """Time batches of some widths after the text in the cache, which is afterwards as it was.
 
     A width is decoded once for its graph and twice for its time, and again some time later if the budget allows it; a
-    slow one is decoded once, since the graph is nothing beside it, and once more when the others were: a single time is
+    slow one is decoded once, since the graph is nothing to it, and once more when the others were: a single time is
     too often half as long again as the next. Times that contradict each other are taken again: other programs only ever
     add to them, so that the shortest counts.
 
@@ -83,7 +83,7 @@ def spot_check(model: Context | Head, clock: Callable[[], float], width: int, ou
 
 
 def _once(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None) -> float:
-    """Seconds of one batch behind the text in the cache."""
+    """Seconds of one batch after the text in the cache."""
     found = model.length
     # From all over the vocabulary: with one token alone a mixture would read the same experts every time.
     tokens = [(7919 * i + 1) % model.vocab_size for i in range(width)]

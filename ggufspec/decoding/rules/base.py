@@ -45,7 +45,7 @@ class AcceptanceResult:
     """What a round emits: the first ``accepted`` drafted tokens, then ``token``."""
 
     accepted: int  # 0..k
-    token: int | None  # the target's own behind them; None if the grammar permits none: the text ends
+    token: int | None  # the target's own after them; None if the grammar permits none: the text ends
 
     def emitted(self, drafted: Sequence[int]) -> tuple[int, ...]:
         accepted = tuple(drafted[: self.accepted])
@@ -102,7 +102,7 @@ class Rule:
         return self._path is not None
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A new text begins with ``prompt``; a grammar holds behind it."""
+        """A new text begins with ``prompt``; a grammar holds after it."""
         if self._path is not None:
             self._path.begin(len(prompt))
         if self._penalties is not None:
@@ -136,7 +136,7 @@ class Rule:
         """Accept a prefix of ``drafted`` and choose the token that follows it. What the result emits is final.
 
         Args:
-            rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows behind
+            rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows after
                 the first rejection are not read, and none is kept. Those that are read are penalised in place, for
                 the text and the first i drafted tokens.
             drafted: k drafted tokens; none is target-only sampling.
