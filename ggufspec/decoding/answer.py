@@ -218,18 +218,20 @@ class Answer:
         began = _clock()
         if request.on_prompt is not None:
             request.on_prompt(cached)
-        kept = cache.save_before_end(prompt, cached) if request.cache_prompt and of_target else cached
-        self._context.rewind(kept)
-        steps = read(
-            prompt,
-            self._drafters,
-            self._policy,
-            batch=self._context.batch,
-            cached=kept,
-            draft_cached=draft_cached,
-            apart=self._width(1) if pair.options.strict and of_target else 0,
-        )
-        rows = prefill(self._context, steps, self._goes_on)
+        kept = cache.save_before_end(prompt, cached, self._goes_on) if request.cache_prompt and of_target else cached
+        rows = None
+        if kept is not None:
+            self._context.rewind(kept)
+            steps = read(
+                prompt,
+                self._drafters,
+                self._policy,
+                batch=self._context.batch,
+                cached=kept,
+                draft_cached=draft_cached,
+                apart=self._width(1) if pair.options.strict and of_target else 0,
+            )
+            rows = prefill(self._context, steps, self._goes_on)
         self._prompt_s = _clock() - began
         if rows is None:
             self._prompt_read = self._context.length - cached

@@ -70,15 +70,11 @@ def drive(target: Context, steps: Rounds) -> Generator[Round]:
         except StopIteration:
             return
         if isinstance(step, Batch):
-            rows = _decode(target, step)
+            rows = target.decode(step.tokens, outputs=step.outputs, width=step.width)
         else:
             length, rows = length + len(step.emitted), None
             target.rewind(length - 1)
             yield step
-
-
-def _decode(target: Context, batch: Batch) -> Logits:
-    return target.decode(batch.tokens, outputs=batch.outputs, width=batch.width)
 
 
 def prefill(
@@ -93,7 +89,7 @@ def prefill(
             return cast(Logits, end.value)
         if rows is not None and not goes_on():
             return None
-        rows = _decode(target, batch)
+        rows = target.decode(batch.tokens, outputs=batch.outputs, width=batch.width)
 
 
 def read(
@@ -106,16 +102,13 @@ def read(
     draft_cached: int = 0,
     apart: int = 0,
 ) -> Generator[Batch, Logits, Logits]:
-    """Read ``prompt``, and return what the first token of the answer is chosen by.
+    """Read ``prompt``, and return the logits (1, vocab) after it, by which the first token of the answer is chosen.
 
     The drafters read it later, if the policy finds that worth its time. With a policy, they are evaluated on the
     prompt's last positions by what the target would have said there. Of the prompt's (n,) tokens, ``cached`` < n are in
     the target's cache, and ``draft_cached`` in the drafters'; the target takes ``batch`` tokens at once. With a width
     ``apart`` the last token is in a batch of its own of this width, as strict mode decodes every token whose logits
     count.
-
-    Returns:
-        (1, vocab) the target's logits after the prompt, valid until its next batch.
     """
     new = prompt[cached:]
     choices: list[int] = []

@@ -6,7 +6,7 @@ back to the states that were saved shortly before the ends of prompts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,17 +101,20 @@ class PromptCache:
         if drafting:
             now.texts["draft"] = text
 
-    def save_before_end(self, prompt: Sequence[int], cached: int) -> int:
+    def save_before_end(self, prompt: Sequence[int], cached: int, goes_on: Callable[[], bool]) -> int | None:
         """Read a prompt up to where a later one, which differs at its end, may go back to, and save the state there.
 
-        Returns the tokens that are in the target's cache then.
+        Returns the tokens that are in the target's cache then; None if between two batches it does not go on.
         """
         context, states = self._pair.target, self.now.states
         last = len(prompt) - _BEFORE_END
         if not context.forgets or last <= cached:
             return cached
         context.rewind(cached)
-        context.decode(prompt[cached:last], outputs=0)
+        for first in range(cached, last, context.batch):
+            if first > cached and not goes_on():
+                return None
+            context.decode(prompt[first : min(first + context.batch, last)], outputs=0)
         states.append(context.save())
         del states[:-_MOST_STATES]
         return last

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import random_weights
@@ -142,6 +143,23 @@ def test_memory_is_planned_for_all_of_them(files: dict[str, Path], name: str) ->
             context = replace(decoder.options.context(with_draft=False))
             planned = resident(header, Placement(), context)[HOST].kv
             assert allocated(decoder._pair.target)[HOST].kv == planned
+
+
+def test_a_long_prompt_is_left_off_between_two_batches(kept: SpeculativeDecoder) -> None:
+    """Who asks is told there how far it is, and may leave off; the same prompt then goes on, or begins anew."""
+    prompt = [(7 * i) % 1000 + 3 for i in range(800)]
+    told: list[int] = []
+    how: dict[str, Any] = {"max_tokens": 4, "cache_prompt": True, "on_prompt": told.append}
+    assert list(kept.generate(prompt, stopping=lambda: True, **how)) == []
+    assert kept.statistics is not None
+    assert (told, kept.statistics.tokens, kept.statistics.prompt_read) == ([0], 0, 512)
+    told.clear()
+    answer = [one.token for one in kept.generate(prompt, stopping=lambda: False, **how)]
+    assert len(answer) == 4
+    assert told[0] in (0, 512)
+    assert told in ([0, 512], [512])
+    kept.use(1)
+    assert [one.token for one in kept.generate(prompt, **how)] == answer
 
 
 def test_strict_mode_keeps_only_what_a_fresh_reading_would_decode_alike() -> None:
