@@ -44,7 +44,7 @@ class Constants:
     prior: float = 6.0  # observations that a forecast counts as, and the pooled bin
     bin_decay: float = 0.98  # some fifty observations of a bin count: 011, 0.95 or 0.9 cost as much as they gain
     carried: float = 0.2  # of a bin's counts, to the next answer: 011 and replay, prose after an edited file
-    carried_runs: float = 6.0  # observations of runs, to the next answer: the same
+    carried_means: float = 6.0  # observations of the mean and of runs, to the next answer: the same
     loss_decay: float = 0.98  # of both forecasts: 011, with the mean as a second one 2 % below the best, not 10 %
     mean_decay: float = 0.97
     usual_decay: float = 0.95  # of how often each confidence comes,

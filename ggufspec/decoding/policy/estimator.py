@@ -110,8 +110,9 @@ class AcceptanceEstimator:
             counts[:] = [[CONSTANTS.carried * count for count in row] for row in counts]
         self._level *= CONSTANTS.level_carried
         self._variance = CONSTANTS.level_spread**2
-        share = min(1.0, CONSTANTS.carried_runs / self._run[1])
-        self._run = [share * count for count in self._run]
+        for pair in (self._run, self._all):
+            share = min(1.0, CONSTANTS.carried_means / pair[1])
+            pair[:] = [share * count for count in pair]
 
     def observe_candidate(self, confidence: float, position: int) -> None:
         """A candidate was proposed, whatever became of it."""
