@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import geometric_mean as geometric_mean_of
 from statistics import median
@@ -150,6 +151,18 @@ def first_plan(read: Read) -> PlanDocument:
 def plan_and_reason(read: Read) -> Lines:
     document = first_plan(read)
     return printed(document.why, table.terminal(plan.options(document)))
+
+
+@shown("links")
+def links(read: Read) -> Lines:
+    """Of each machine the pair's tokens/s by link, and how many times that is target-only's."""
+    body = []
+    for (card, memory), some in groupby(read("links")["rows"], key=itemgetter("card", "memory")):
+        own = list(some)
+        pairs = [f"{row['pair']:.1f} ({row['pair'] / row['target_only']:.1f}×)" for row in own]
+        body.append((card, memory, f"{own[0]['target_only']:.1f}", f"{own[0]['as_usual']:.1f}", *pairs))
+    names = [f"{link[4]}.0 {link[5:]}" for link in dict.fromkeys(row["link"] for row in read("links")["rows"])]
+    return rows(("card", "memory", "target-only", "pair as usual", *names), body, numbers="--::::::::")
 
 
 @shown("plan-of-pair")
@@ -341,16 +354,18 @@ def two(*figures: float) -> Figures:
 @said(
     "README.md",
     "Llama-3-70B on a 24 GB card: {} tokens/s target-only and {} with a draft at the same {} layers; with all of "
-    "the card's memory a predicted {} with a draft, {} of its blocks' feed-forward weights on the CPU, and {} "
-    "target-only at {} layers.",
+    "the card's memory a predicted {} target-only at {} layers, {} with a draft as it is usually verified, and {} "
+    "where the card verifies with the CPU's weights, too.",
 )
 def honest_rival(read: Read) -> Figures:
     found = read("honest-rival")
-    published, options = found["published"], found["plans"]["fastest"]["options"]
-    best, pair = options["target_only"], options["speculative"]
+    published, plans = found["published"], found["plans"]
+    usual, planned = plans["fastest as usual"]["options"], plans["fastest"]["options"]
+    best = planned["target_only"]
     measured = two(published["target_only_tokens_per_s"], published["speculative_tokens_per_s"])
-    predicted = *two(pair["tokens_per_s"]), str(pair["target"]["n_cpu_ffn"]), *two(best["tokens_per_s"])
-    return *measured, str(published["gpu_layers"]), *predicted, str(best["target"]["gpu_layers"])
+    pairs = two(usual["speculative"]["tokens_per_s"], planned["speculative"]["tokens_per_s"])
+    alone = *two(best["tokens_per_s"]), str(best["target"]["gpu_layers"])
+    return *measured, str(published["gpu_layers"]), *alone, *pairs
 
 
 @said(

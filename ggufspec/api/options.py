@@ -11,8 +11,9 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.files import untrusted
 from ggufspec.files.cache import cache_folder
-from ggufspec.llamacpp.options import Placement
+from ggufspec.llamacpp.options import HOST, Placement
 from ggufspec.models.header import ModelHeader
+from ggufspec.planning import catalogue
 from ggufspec.planning import machine as machines
 from ggufspec.planning.plan import FREE, Machine
 from ggufspec.settings.registry import parse_drafters
@@ -90,14 +91,27 @@ def machine(wanted: Settings, threads: int) -> Machine:
     headroom = machines.DEFAULT_HEADROOM_BYTES
     if wanted.headroom is not None:
         headroom = machines.parse_size(wanted.headroom, "--headroom")
-    if not (wanted.gpu or wanted.vram):
-        return machines.here(wanted.rpc or (), headroom_bytes=headroom, folder=cache_folder(), threads=threads)
-    if wanted.rpc:
-        raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")
-    sizes = [machines.parse_size(size, "--vram") for size in wanted.vram or ()]
-    return machines.simulated_cards(
-        wanted.gpu or (), sizes, headroom_bytes=headroom, folder=cache_folder(), threads=threads
-    )
+    folder = cache_folder()
+    if wanted.gpu or wanted.vram:
+        if wanted.rpc:
+            raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")
+        sizes = [machines.parse_size(size, "--vram") for size in wanted.vram or ()]
+        found = machines.simulated_cards(
+            wanted.gpu or (), sizes, headroom_bytes=headroom, folder=folder, threads=threads
+        )
+    else:
+        found = machines.here(wanted.rpc or (), headroom_bytes=headroom, folder=folder, threads=threads)
+    if wanted.ram:
+        found = machines.with_memory(found, machines.parse_size(wanted.ram, "--ram"))
+    speed = found.speed
+    if wanted.ram_bandwidth:
+        here = catalogue.guessed_host(1e9 * wanted.ram_bandwidth)
+        origin = f"{speed.origin}; memory of {wanted.ram_bandwidth:g} GB/s is supposed"
+        speed = replace(speed, devices=speed.devices | {HOST: here}, origin=origin)
+    if wanted.link:
+        generation, lanes = map(int, wanted.link.removeprefix("pcie").split("x"))
+        speed = replace(speed, link_bytes_per_s=catalogue.link_bytes_per_s(generation, lanes))
+    return replace(found, speed=speed)
 
 
 def _check_text(file: Path) -> None:

@@ -10,15 +10,18 @@ from typing import Any
 from ggufspec.api.options import machine, placement_of, placement_of_draft, unplaced
 from ggufspec.api.pairs import OnEvent, OpenedPair
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.errors import UsageError
 from ggufspec.files.cache import cache_folder
 from ggufspec.hardware.host import physical_cores
+from ggufspec.llamacpp.library import streams_from
+from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.models import heads, mmproj
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning import rehearsed, search
 from ggufspec.planning.describe import document
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import expected_acceptance
-from ggufspec.planning.memory import check_overrides, check_part
+from ggufspec.planning.memory import check_overrides, check_part, has_snapshots
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlanRequest
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.text import counted, of_file
@@ -28,6 +31,7 @@ from ggufspec.settings.table import DRAFT_MAX, Settings
 # did
 Calibrate = Callable[[Machine | None, Sequence[ModelHeader], DecoderOptions, OnEvent | None], bool]
 
+_FEWER_STATES = (3, 7)  # for drafts of up to so many tokens: a state of Qwen3.5-27B takes 150 MiB
 CONTEXT_GIVEN = "given with -c"
 
 
@@ -179,6 +183,12 @@ def plan_request(
         check_part(target[0], "experts", "--n-cpu-moe")
     if wanted.n_cpu_ffn:
         check_part(target[0], "ffn", "--n-cpu-ffn")
+    if target[0].experts and options.op_offload_min_batch < STREAM_WIDTH:
+        raise UsageError(
+            f"{target[0].name} is a mixture of experts: few tokens run through most of them, and copying these takes "
+            f"longer than computing on the CPU, so that {options.op_offload_min_batch} are too few",
+            f"--op-offload-min-batch {STREAM_WIDTH}, or more",
+        )
     longest = wanted.draft_max or DRAFT_MAX
     widest = replace(options, draft_max=longest)
     fixed = ModelRequest(*target, widest.context(with_draft=draft is not None), *placement_of(wanted))
@@ -199,4 +209,9 @@ def plan_request(
         acceptance=acceptance,
         kv_types=tuple((name, name) for name in wanted.allow_kv or ()),
         draft_max=longest,
+        rewinds=_FEWER_STATES if draft and not wanted.draft_max and has_snapshots(target[0]) else (),
+        # With RPC workers llama.cpp is loaded before a pair is
+        may_stream=not (
+            wanted.op_offload_min_batch or streams_from() or options.strict or target[0].experts or wanted.rpc
+        ),
     )

@@ -13,6 +13,7 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import Placement
 from ggufspec.planning.memory import check_overrides
 from ggufspec.planning.plan import PlannedRun
+from ggufspec.planning.search import loaded
 from ggufspec.schema.plan import PlanDocument
 
 
@@ -49,11 +50,14 @@ def resolve(
     (target, free), (draft, draft_free) = placement_of(wanted), placement_of_draft(wanted)
     fixed = replace(options, target=target, draft=draft)
     all_given = "gpu_layers" not in (free | draft_free if opened.draft else free)
-    if all_given and not rival and not wanted.override_tensor:
+    loads = "load_mode" in free and bool(target.gpu_layers) and not (wanted.rpc or options.no_op_offload)
+    if all_given and not (rival or wanted.override_tensor or loads):
         return Resolved(fixed, fixed)
     where = machine(wanted, options.threads or physical_cores())
     if wanted.override_tensor:
         check_overrides(opened.target.header, wanted.override_tensor, where.card_names)
+    if all_given and loads and where.speed.streams:
+        fixed = replace(fixed, target=loaded(opened.target.header, target, where))
     if not where.cards or (all_given and not rival):
         return Resolved(fixed, fixed)
     to_plan = _of_rival(opened) if all_given else opened
@@ -87,8 +91,9 @@ def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: in
         options,
         target=option.target,
         draft=option.draft or Placement(),
-        draft_max=draft_max or planned or options.draft_max,
+        draft_max=draft_max or planned or min(options.draft_max, option.draft_max or options.draft_max),
         cache_type_k=option.context.cache_type_k,
         cache_type_v=option.context.cache_type_v,
         no_op_offload=not option.context.op_offload,
+        op_offload_min_batch=option.context.op_offload_min_batch,
     )

@@ -58,5 +58,6 @@ def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> N
             cache_type_v=options.cache_type_v,
             batch_s={1: median(1 / speed(result) for result in results)},
             machine=rehearsed.identity(cards),
+            op_offload_min_batch=options.op_offload_min_batch,
         )
         rehearsed.record(cache_folder(), header, point)

@@ -80,7 +80,7 @@ def _llama(spec: Spec) -> Any:
             type_v=kv_type(lib, options.cache_type_v),
             flash_attn=options.flash_attn != "off",
             op_offload=options.op_offload,
-            use_mmap=not placement.no_mmap,
+            use_mmap=placement.is_mapped,
             verbose=False,
         )
     except ValueError as error:

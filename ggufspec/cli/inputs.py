@@ -97,11 +97,11 @@ def resolve(spec: PairSpec, given: Settings, options: DecoderOptions | None = No
 
 
 def calibrator(given: Settings, *, always: bool = False) -> Calibrate | None:
-    """Measures this machine if a plan needs what is not known of it, and says so; None with ``--no-calibrate``.
+    """Measures this machine if a plan needs what is not known of it, and says so; None if it is not to.
 
     ``always`` measures what is known, too.
     """
-    if given.no_calibrate and not always:
+    if (given.no_calibrate or given.ram_bandwidth) and not always:
         return None
     return functools.partial(_calibrate, rpc=given.rpc or (), always=always)
 

@@ -143,7 +143,14 @@ def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: in
             seconds = {width: spread.median for width, spread in model.batch_s.items()}
             offloaded = replace(placement, gpu_layers=placement.offloaded(subject.header.blocks))
             point = rehearsed.Point(
-                offloaded, threads, model.depth, context.cache_type_k, context.cache_type_v, seconds, machine
+                placement=offloaded,
+                threads=threads,
+                depth=model.depth,
+                cache_type_k=context.cache_type_k,
+                cache_type_v=context.cache_type_v,
+                batch_s=seconds,
+                machine=machine,
+                op_offload_min_batch=context.op_offload_min_batch,
             )
             rehearsed.record(cache_folder(), subject.header, point)
 

@@ -9,7 +9,8 @@ from typing import Any, TypedDict
 
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
-from ggufspec.llamacpp.options import REWIND_BY, ContextOptions, Placement
+from ggufspec.llamacpp.library import streams_from
+from ggufspec.llamacpp.options import REWIND_BY, STREAM_WIDTH, ContextOptions, Placement
 from ggufspec.settings.registry import DRAFTERS, check_drafters, check_rule, drafter_text, with_head
 from ggufspec.settings.table import DRAFT_MAX, OPTIONS
 
@@ -43,7 +44,9 @@ class DecoderOptions:
         flash_attn: auto, on or off.
         ubatch_size: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
         no_op_offload: whether the GPU computes only with the weights that it has. Otherwise it copies the host's for
-            batches of 32 tokens and more, prompts that is, for which it needs room even without layers.
+            batches of ``op_offload_min_batch`` tokens and more, for which it needs room even without layers.
+        op_offload_min_batch: 32, llama.cpp's own, are prompts alone; from 2 on drafts are verified so. One number holds
+            in a process, from when llama.cpp is loaded; by default ``GGML_OP_OFFLOAD_MIN_BATCH``.
         drafters: who drafts, of :data:`ggufspec.settings.registry.DRAFTERS`: ``draft`` (the model), ``mtp`` or
             ``eagle3`` (a head on the target), ``lookup`` (n-grams of the text); none for target-only. Of those that
             need a draft file one at most; if it is not loaded, nothing is drafted.
@@ -64,6 +67,7 @@ class DecoderOptions:
     flash_attn: str = "auto"
     ubatch_size: int = 0
     no_op_offload: bool = False
+    op_offload_min_batch: int = field(default_factory=lambda: streams_from() or STREAM_WIDTH)
     drafters: tuple[str, ...] = ("draft", "lookup")
     draft_policy: str = "adaptive"
     draft_max: int = DRAFT_MAX
@@ -82,6 +86,12 @@ class DecoderOptions:
         if self.lookup_corpus is not None and not any(DRAFTERS[name].needs_corpus for name in self.drafters):
             raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter both")
         check_rule(self.accept)
+        if self.strict and self.op_offload_min_batch < STREAM_WIDTH:
+            raise UsageError(
+                f"strict mode and --op-offload-min-batch {self.op_offload_min_batch} exclude each other: a token alone "
+                "is computed on the CPU and a batch on the GPU, which round differently",
+                "leave one of them out",
+            )
 
     def flat(self) -> dict[str, Any]:
         """By name as JSON documents have them: no records within, and what is the draft's has its own names."""
@@ -175,6 +185,7 @@ class DecoderOptions:
             flash_attn=self.flash_attn,
             ubatch_size=self.ubatch_size,
             op_offload=not self.no_op_offload,
+            op_offload_min_batch=self.op_offload_min_batch,
             # The order of a window's cells depends on what was drafted, and rounding on the order
             swa_full=self.strict,
             rewind=min(spared, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
@@ -191,6 +202,7 @@ class DecoderOptions:
             flash_attn=self.flash_attn,
             ubatch_size=self.ubatch_size,
             op_offload=not self.no_op_offload,
+            op_offload_min_batch=self.op_offload_min_batch,
             swa_full=bool(self.head),
             rewind=max(ROWS, self.draft_max + 1),
             rewind_by=REWIND_BY["draft"],

@@ -11,6 +11,7 @@ from ggufspec.decoding.threads import Threads
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.head import Head, head_sources
+from ggufspec.llamacpp.library import stream_from
 from ggufspec.llamacpp.model import Context, Model, check_gguf
 from ggufspec.llamacpp.options import beyond_training
 from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
@@ -43,6 +44,10 @@ class LoadedPair:
         else:
             draft = None
         in_target = draft == target and options.head == "mtp"
+        if not stream_from(options.op_offload_min_batch):
+            self.notes.append(
+                f"--op-offload-min-batch {options.op_offload_min_batch} has no effect: llama.cpp was loaded before"
+            )
         self._stack = ExitStack()
         own = self._stack.enter_context
         try:
@@ -112,6 +117,8 @@ class LoadedPair:
             if model is None:
                 continue
             self.notes.append(beyond_training(role, model.path.name, model.context_train, options.ctx_size))
+            if model.unpinned:
+                self.notes.append(f"a GPU copies the weights of {model.path.name} slowly: {model.unpinned}")
             if gpu_layers and not model.gpu_layers:
                 self.notes.append("llama.cpp finds no GPU, and runs on the CPU alone; `ggufspec doctor` says why")
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ggufspec.errors import GgufspecError
+from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import install
+from ggufspec.llamacpp.options import STREAM_VARIABLE, STREAM_WIDTH
 from ggufspec.schema.text import visible
 
 logger = logging.getLogger("ggufspec.llamacpp")
@@ -34,6 +35,8 @@ _CONTINUED = 5
 
 # Logged after every failure to load: src/llama.cpp.
 _EMPTY_WORDS = ("llama_model_load_from_file_impl: failed to load model",)
+
+_PINNED = "pinned memory"  # CUDA, at the level of debugging, and Vulkan say so if there is none
 
 _complaints: deque[str] = deque(maxlen=8)
 
@@ -50,7 +53,7 @@ class _Log:
             self.level = _LEVELS.get(level, logging.DEBUG)
         *lines, self.pending = (self.pending + visible(text.decode("utf-8", "replace"))).split("\n")
         for line in lines:
-            if self.level >= logging.WARNING:
+            if self.level >= logging.WARNING or _PINNED in line:
                 _complaints.append(line.strip())
             logger.log(self.level, "%s", line)
 
@@ -82,6 +85,27 @@ class _Complete(ModuleType):
             found = _Complete(found)
         setattr(self, name, found)
         return found
+
+
+def streams_from() -> int | None:
+    """The width from which on cards compute with the host's weights, if the environment has one.
+
+    Raises:
+        UsageError: it is no number of tokens.
+    """
+    text = os.environ.get(STREAM_VARIABLE)
+    if text is not None and not re.fullmatch("[1-9][0-9]{0,8}", text):
+        raise UsageError(f"{STREAM_VARIABLE}={text!r} is not a number of tokens", f"unset {STREAM_VARIABLE}")
+    return int(text) if text else None
+
+
+def stream_from(tokens: int) -> bool:
+    """Let cards compute with the host's weights from batches of so many tokens on; False if it is too late, as backends
+    look at the environment when llama.cpp is loaded.
+    """
+    if (streams_from() or STREAM_WIDTH) != tokens and not imported.cache_info().currsize:
+        os.environ[STREAM_VARIABLE] = str(tokens)
+    return (streams_from() or STREAM_WIDTH) == tokens
 
 
 @functools.cache
@@ -200,3 +224,8 @@ def complaints(otherwise: str = "llama.cpp gave no reason") -> str:
     """Why a call failed: llama.cpp's warnings since :func:`forget_complaints`, the root cause first."""
     found = dict.fromkeys(line for line in _complaints if line and line not in _EMPTY_WORDS)
     return "; ".join(found) or otherwise
+
+
+def unpinned() -> str:
+    """Why a driver gave no pinned memory since :func:`forget_complaints`; empty if it did, or none was wanted."""
+    return next((line for line in _complaints if _PINNED in line), "")

@@ -19,7 +19,7 @@ from ggufspec.hardware.backends import backend_of
 from ggufspec.hardware.host import obtainable_memory_bytes
 from ggufspec.llamacpp.devices import devices, offloading
 from ggufspec.llamacpp.hidden import HiddenRows, hidden_rows
-from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.library import complaints, forget_complaints, load, unpinned
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint
 from ggufspec.llamacpp.params import context_params, load_model, model_params
 from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, Windowed, architecture_of, choose
@@ -77,6 +77,7 @@ class Model:
         if not self._handle:
             reason = complaints()
             raise ModelError(f"{path} cannot be loaded: {reason}", load_hint(reason))
+        self.unpinned = unpinned()
         self._lib = lib
         self._vocab = lib.llama_model_get_vocab(self._handle)
         decodes = lib.llama_model_has_decoder(self._handle) and not lib.llama_model_has_encoder(self._handle)

@@ -23,8 +23,8 @@ REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # of a pair; a draft's ch
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 HOST = "CPU"
 # From so many tokens on a card computes with the host's weights too, of experts with those that are used: ggml-cuda.cu,
-# offload_op, and ggml-backend.cpp. The default of GGML_OP_OFFLOAD_MIN_BATCH.
-STREAM_WIDTH = 32
+# offload_op, and ggml-backend.cpp. The default, and the variable that ggml reads once, when its backends register.
+STREAM_WIDTH, STREAM_VARIABLE = 32, "GGML_OP_OFFLOAD_MIN_BATCH"
 # Names of a block's feed-forward tensors, after "blk.N": LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX, common/common.h
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
@@ -67,7 +67,7 @@ class Placement:
         mtp: whether the file's MTP blocks are loaded; without a head on them they would only take memory.
         n_cpu_ffn: the same of the dense feed-forward tensors (``--n-cpu-ffn``).
         override_tensor: ``PATTERN=DEVICE``, tensors and where they are whatever the other options say (``-ot``).
-        no_mmap: whether weights are read into memory, and not mapped from the file.
+        load_mode: how weights come into memory, as llama.cpp's ``--load-mode``; ``auto`` maps the file if devices can.
     """
 
     gpu_layers: int = 0
@@ -76,7 +76,12 @@ class Placement:
     mtp: bool = False
     n_cpu_ffn: int = 0
     override_tensor: tuple[str, ...] = ()
-    no_mmap: bool = False
+    load_mode: str = "auto"
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the host's weights are pages of the file, which a card cannot copy as fast as pinned memory."""
+        return self.load_mode in ("auto", "mmap", "mmap+mlock")
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
@@ -108,7 +113,8 @@ class ContextOptions:
         n_batch: most tokens in one call while a prompt is read.
         ubatch_size: most tokens that are computed at once (llama.cpp's ``n_ubatch``), on which the size of the compute
             buffers depends; 0: all of a call. A verification is never divided.
-        op_offload: whether a card computes batches of ``STREAM_WIDTH`` tokens and more with the host's weights, too.
+        op_offload: whether a card computes batches of ``op_offload_min_batch`` tokens and more with the host's weights,
+            which are copied to it; the same for all models of a process.
         swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back. If
             not, they keep their window and a micro-batch, so that the last batch can, and ``rewind`` tokens that came
             one by one (:class:`ggufspec.llamacpp.rewind.Windowed`).
@@ -134,6 +140,7 @@ class ContextOptions:
     n_batch: int = 512
     ubatch_size: int = 0
     op_offload: bool = True
+    op_offload_min_batch: int = STREAM_WIDTH
     swa_full: bool = True
     rewind: int = 0
     rewind_by: str = "auto"

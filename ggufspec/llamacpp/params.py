@@ -98,8 +98,7 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
     """
     params = lib.llama_model_default_params()
     params.load_mtp = placement.mtp
-    if placement.no_mmap:
-        params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+    params.load_mode = _LOAD_MODE[placement.load_mode]
     params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would cut a larger number down silently
     alive: list[Any] = []
     if chosen := names or chosen_over_others():
@@ -125,6 +124,8 @@ def kv_type(lib: Any, name: str) -> int:
     return value
 
 
+# enum llama_load_mode, include/llama.h
+_LOAD_MODE = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _FLASH_ATTENTION = {"auto": -1, "on": 1, "off": 0}  # enum llama_flash_attn_type, include/llama.h
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
-from ggufspec.planning.plan import ModelRequest, Plan, PlannedRun
+from ggufspec.planning.plan import ENOUGH_BYTES, ModelRequest, Plan, PlannedRun
 from ggufspec.schema.plan import ContextRow, PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 
@@ -42,7 +42,7 @@ def document(
         },
         choice=plan.choice,
         why=plan.why(),
-        settings=asdict(plan.chosen.context) | sources | {"draft_max": request.draft_max},
+        settings=asdict(plan.chosen.context) | sources | {"draft_max": plan.chosen.draft_max or request.draft_max},
         draft_costs_layers=plan.draft_costs_layers,
         confirmed=plan.confirmed,
         speed=plan.machine.speed.origin,
@@ -69,9 +69,11 @@ def _devices(plan: Plan) -> list[PlannedDevice]:
         )
         for card in machine.cards
     ]
-    free = machine.memory_bytes
     used = chosen.used(HOST).total + machine.mmproj_bytes
-    return [*rows, PlannedDevice(HOST, "memory of this machine", free, free, free, used, 0, machine.mmproj_bytes)]
+    free, whose = machine.memory_bytes, "memory next to the cards" if machine.simulated else "memory of this machine"
+    if free == ENOUGH_BYTES:
+        free, whose = used, f"{whose}, as much as is needed"
+    return [*rows, PlannedDevice(HOST, whose, free, free, free, used, 0, machine.mmproj_bytes)]
 
 
 def _option(plan: Plan, option: PlannedRun) -> PlannedOption:
@@ -95,5 +97,6 @@ def _model(
         cache_type_k=context.cache_type_k,
         cache_type_v=context.cache_type_v,
         op_offload=context.op_offload,
+        op_offload_min_batch=context.op_offload_min_batch,
         bytes={name: asdict(used) for name, used in by_device.items()},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ggufspec.errors import UsageError
@@ -13,7 +14,7 @@ from ggufspec.llamacpp import probe
 from ggufspec.llamacpp.devices import Device, offloading
 from ggufspec.planning import machine_profile
 from ggufspec.planning.history import known_overhead
-from ggufspec.planning.plan import Card, Machine
+from ggufspec.planning.plan import ENOUGH_BYTES, Card, Machine
 from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
@@ -53,7 +54,12 @@ def simulated_cards(
         made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name, backend)))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
-    return Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed, simulated=True)
+    return with_memory(Machine(tuple(made), 0, headroom_bytes, speed, simulated=True), ENOUGH_BYTES)
+
+
+def with_memory(machine: Machine, memory_bytes: int) -> Machine:
+    """The same with so much free memory."""
+    return replace(machine, memory_bytes=memory_bytes, speed=replace(machine.speed, memory_bytes=memory_bytes))
 
 
 def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int) -> Machine:

@@ -26,7 +26,6 @@ from ggufspec.llamacpp.options import (
     HEAD_BATCH,
     HIDDEN_RING,
     KV_TYPES,
-    STREAM_WIDTH,
     ContextOptions,
     Placement,
     is_remote,
@@ -182,7 +181,7 @@ def resident(header: ModelHeader, placement: Placement, context: ContextOptions,
         Caches of an architecture that is not ``regular`` are left out.
     """
     devices = layer_devices(header.blocks, placement, len(cards))
-    weights = _weights(header, placement, devices, cards)
+    weights = _weights(SameHeader(header), placement, tuple(cards))
     kv = _kv(header, devices, context, len(cards) + 1) if header.regular else [0] * (len(cards) + 1)
     rows = 4 * header.vocabulary * context.width + hidden_host_bytes(header, context)
     return {name: Bytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
@@ -196,7 +195,7 @@ def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> 
     in_target, count = head.file == target.file, len(cards) + 1
     read = heads.as_read(head.header if in_target else target.header, head.header)
     devices = layer_devices(head.header.blocks, head.placement, len(cards))
-    weights = [0] * count if in_target else _weights(head.header, head.placement, devices, cards)
+    weights = [0] * count if in_target else _weights(SameHeader(head.header), head.placement, tuple(cards))
     kv = [0] * count
     if head.header.architecture != _READS_CACHE:
         kv = _kv(read, devices[head.header.blocks - read.blocks :], head.context, count)
@@ -414,9 +413,11 @@ def _place(name: str, architecture: str) -> str:
     return "with_block_0" if name.startswith(_WITH_BLOCK_0) and not architecture.startswith("lfm2") else "output"
 
 
-def _weights(header: ModelHeader, placement: Placement, devices: Sequence[int], cards: Sequence[str]) -> list[int]:
+@functools.lru_cache(maxsize=4096)
+def _weights(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> list[int]:
     """Source: ``create_tensor`` in src/llama-model-loader.cpp."""
-    sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
+    sums = _sums(same, placement.mtp, placement.override_tensor)
+    devices = layer_devices(same.header.blocks, placement, len(cards))
     found = [0] * (len(cards) + 1)
     for i, block in enumerate(sums.blocks):
         for part, size in block.items():
@@ -492,7 +493,7 @@ def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
     Source: ``ggml_backend_sched_split_graph`` in ggml/src/ggml-backend.cpp, which frees a weight before the next one.
     """
     header, context, target = request.header, request.context, request.target
-    if not streaming_card(cards) or context.computed < STREAM_WIDTH or not context.op_offload:
+    if not streaming_card(cards) or context.computed < context.op_offload_min_batch or not context.op_offload:
         return 0
     devices = layer_devices(header.blocks, request.placement, len(cards))
     in_blocks, output = _on_host(request, cards)
@@ -558,6 +559,11 @@ def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOpt
         size += 2 * context.computed * context.cells
     computed = devices[: header.blocks - header.nextn_blocks]
     return [size if any(header.cached) and device in computed else 0 for device in range(count)]
+
+
+def has_snapshots(header: ModelHeader) -> bool:
+    """Whether each token that may be taken back takes a recurrent state."""
+    return any(header.recurrent) and way_back(header.architecture, options.REWIND_BY["target"]) == "snapshots"
 
 
 def _states(header: ModelHeader, context: ContextOptions) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.rehearsed import RehearsedLatency
@@ -32,13 +32,16 @@ class Card:
     mmproj_bytes: int = 0
 
 
+ENOUGH_BYTES = 2**50  # of memory next to cards that are not here, unless somebody says how much there is
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What to plan for.
 
     Args:
         cards: in llama.cpp's order.
-        memory_bytes: the RAM that is free.
+        memory_bytes: the RAM that is free; ``ENOUGH_BYTES`` is not known.
         headroom_bytes: what is left free on each card.
         speed: how fast it is.
         simulated: whether the cards are not here.
@@ -74,7 +77,7 @@ class Machine:
         return {card.name: card.description for card in self.cards}
 
 
-FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn"})  # of a placement: what a plan can choose
+FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode"})  # of a placement: what a plan can choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +100,17 @@ class ModelRequest:
     mtp: bool = False
 
     def at(self, placement: Placement, target: Request | None = None) -> Request:
-        """What to estimate or to dry-run; a head next to its ``target``."""
+        """What to estimate or to dry-run; a head next to its ``target``. What takes no other bytes is as by default."""
+        context = self.context
+        if context.computed >= STREAM_WIDTH and context.op_offload_min_batch != STREAM_WIDTH:
+            context = replace(context, op_offload_min_batch=STREAM_WIDTH)
+        placement = replace(placement, mtp=self.mtp, load_mode="auto")
         if self.as_read is None:
-            return Request(self.header, self.metadata_only, replace(placement, mtp=self.mtp), self.context)
+            return Request(self.header, self.metadata_only, placement, context)
         assert target is not None
-        placement = target.placement if self.in_target else replace(placement, mtp=self.mtp)
-        return Request(self.header, self.metadata_only, placement, self.context, target)
+        return Request(
+            self.header, self.metadata_only, target.placement if self.in_target else placement, context, target
+        )
 
     def speed_on(self, machine: Machine) -> MachineProfile:
         """The machine's speeds, as a rehearsal found them for this model if there was one."""
@@ -129,15 +137,17 @@ class ModelRequest:
     def pass_s(self, machine: Machine, placement: Placement, tokens: int, depth: int | None = None) -> float:
         """Predicted seconds of a batch with ``depth`` tokens in the cache, by default :attr:`usual_depth`."""
         header, placement = self.read_at(placement)
+        streams_from = self.context.op_offload_min_batch
+        cards = machine.card_names
         return pass_s(
             header,
             placement,
             self.speed_on(machine),
-            machine.card_names,
+            cards,
             tokens=tokens,
             depth=self.usual_depth if depth is None else depth,
             context=self.context,
-            measured=self.rehearsed.nearest(header, placement, machine.card_names) if self.rehearsed else None,
+            measured=self.rehearsed.nearest(header, placement, cards, streams_from) if self.rehearsed else None,
         )
 
 
@@ -152,6 +162,8 @@ class PlanRequest:
         acceptance: the expected share of drafted tokens that the target keeps, 0 to 1.
         draft_max: the longest draft to consider.
         kv_types: (cache_type_k, cache_type_v) of the target's cache that may be chosen besides the one asked for.
+        rewinds: tokens that may be taken back, which bounds a draft, besides those that the context has a state for.
+        may_stream: whether a card may compute with the host's weights in narrower batches than it does anyway.
     """
 
     target: ModelRequest
@@ -160,6 +172,14 @@ class PlanRequest:
     acceptance: float
     draft_max: int
     kv_types: tuple[tuple[str, str], ...] = ()
+    rewinds: tuple[int, ...] = ()
+    may_stream: bool = False
+
+    def longest(self, target: ModelRequest) -> int:
+        """The longest draft to consider that can be taken back."""
+        header, context = target.header, target.context
+        bounded = any(header.recurrent) and context.rewind
+        return min(self.draft_max, context.rewind) if bounded else self.draft_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +193,7 @@ class PlannedRun:
     draft_bytes: dict[str, Bytes]
     tokens_per_s: float
     draft_length: int = 0
+    draft_max: int = 0  # what its context has room for
 
     def used(self, device: str) -> Bytes:
         """Target and draft together on one device."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ggufspec.files.cache import Table
 from ggufspec.hardware import host
-from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.speed import MachineProfile, MeasuredBatches, MeasuredToken, corrected, host_bytes
 
@@ -39,16 +39,18 @@ class Point:
     batch_s: dict[int, float]
     machine: str
     date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
+    op_offload_min_batch: int = STREAM_WIDTH
 
     @property
     def context(self) -> ContextOptions:
-        """With these types of the cache."""
+        """What the times depend on."""
         return ContextOptions(
             ctx_size=self.depth + 1,
             width=1,
             threads=self.threads,
             cache_type_k=self.cache_type_k,
             cache_type_v=self.cache_type_v,
+            op_offload_min_batch=self.op_offload_min_batch,
         )
 
 
@@ -85,7 +87,8 @@ def _table(folder: Path) -> Table[list[Point]]:
 
 
 def _place(point: Point) -> tuple[object, ...]:
-    return point.placement, point.threads, point.machine, point.cache_type_k, point.cache_type_v
+    streams_from = point.op_offload_min_batch
+    return point.placement, point.threads, point.machine, point.cache_type_k, point.cache_type_v, streams_from
 
 
 def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list[Point]:
@@ -105,10 +108,15 @@ class RehearsedLatency:
     batches: tuple[MeasuredBatches, ...]
     date: str
 
-    def nearest(self, header: ModelHeader, placement: Placement, cards: Sequence[str]) -> MeasuredBatches | None:
-        """T(n) / T(1) of the placement that had most nearly as much of the weights on the host; None without any."""
+    def nearest(
+        self, header: ModelHeader, placement: Placement, cards: Sequence[str], streams_from: int = STREAM_WIDTH
+    ) -> MeasuredBatches | None:
+        """T(n) / T(1) of the placement that had most nearly as much of the weights on the host, and computed with them
+        on a card from as many tokens on; None without any.
+        """
         here = host_bytes(header, placement, cards)
-        return min(self.batches, key=lambda one: abs(host_bytes(header, one.placement, cards) - here), default=None)
+        alike = [one for one in self.batches if one.op_offload_min_batch == streams_from]
+        return min(alike, key=lambda one: abs(host_bytes(header, one.placement, cards) - here), default=None)
 
 
 def latency(
@@ -118,7 +126,9 @@ def latency(
     if not points:
         return None
     batches = tuple(
-        MeasuredBatches(point.placement, {n: s / point.batch_s[1] for n, s in point.batch_s.items()})
+        MeasuredBatches(
+            point.placement, {n: s / point.batch_s[1] for n, s in point.batch_s.items()}, point.op_offload_min_batch
+        )
         for point in points
         if len(point.batch_s) > 1
     )

@@ -12,14 +12,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
-from ggufspec.llamacpp.options import Placement, beyond_training, context_hint, load_hint, offloaded
+from ggufspec.llamacpp.options import STREAM_WIDTH, Placement, beyond_training, context_hint, load_hint, offloaded
+from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, SameHeader, parts, streaming_card
-from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
-from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance
+from ggufspec.planning.plan import ENOUGH_BYTES, Machine, ModelRequest, Plan, PlannedRun, PlanRequest
+from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance, host_bytes
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 from ggufspec.schema.text import of_memory
 
@@ -29,6 +30,7 @@ _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the
 _AT_ONCE = 2  # placements that are dry-run together
 _ESTIMATED = 32  # placements that are estimated together
 _MOST_ASKED = 120
+_FILLED = 0.9  # of the free memory: weights that are not mapped cannot be given back
 _DRAFT_STEPS = _SWEEP_STEPS = 8
 _LENGTHS = (1, 2, 3, 4, 8, 16)  # draft lengths of which a plan tells what they need
 _SHORTEST, _STEP = 1024, 256  # contexts that are looked at
@@ -76,7 +78,7 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
         )
     pair, request = None, asked
     if request.draft is not None:
-        pair = search.best([(target, request.draft) for target in _with_kv_types(request)])
+        pair = search.best(search.pairs())
         if pair is None:
             error = search.too_large(request.target, request.draft)
             if "gpu_layers" not in request.target.free & request.draft.free:
@@ -104,20 +106,25 @@ def sweep(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
     counts |= {option.target.offloaded(blocks) for option in (plan.target_only, plan.pair) if option}
     search = _Search(request, machine, dry_run)
 
-    def speed(count: int, chosen: PlannedRun | None, target: ModelRequest, draft: ModelRequest | None) -> float | None:
+    def speed(count: int, chosen: PlannedRun | None, subjects: Iterable[_Subject]) -> float | None:
         if chosen is not None and chosen.target.offloaded(blocks) == count:
             return chosen.tokens_per_s
-        at = replace(target.placement, gpu_layers=count)
-        return search.best_estimate(replace(target, placement=at, free=target.free - {"gpu_layers"}), draft)
+        return search.best_estimate(_at_layers(one, count) for one in subjects)
 
     return [
         SweepRow(
             count,
-            speed(count, plan.target_only, request.target_only, None),
-            speed(count, plan.pair, request.target, request.draft) if request.draft else None,
+            speed(count, plan.target_only, [(request.target_only, None)]),
+            speed(count, plan.pair, search.pairs()) if request.draft else None,
         )
         for count in sorted(counts)
     ]
+
+
+def _at_layers(subject: _Subject, count: int) -> _Subject:
+    target, draft = subject
+    at = replace(target.placement, gpu_layers=count)
+    return replace(target, placement=at, free=target.free - {"gpu_layers"}), draft
 
 
 CONTEXTS = (4096, 32768, 131072)  # tokens that plans are shown for side by side
@@ -175,12 +182,14 @@ def _with_contexts(request: PlanRequest, **changes: Any) -> PlanRequest:
     return replace(request, target=target, target_only=alone, draft=draft)
 
 
-def _with_kv_types(request: PlanRequest) -> Iterator[ModelRequest]:
-    yield request.target
-    for cache_type_k, cache_type_v in request.kv_types:
-        context = replace(request.target.context, cache_type_k=cache_type_k, cache_type_v=cache_type_v)
-        if context != request.target.context:
-            yield replace(request.target, context=context)
+def loaded(header: ModelHeader, at: Placement, machine: Machine) -> Placement:
+    """With what stays on the host in memory that cards copy from at their link's speed, if there is enough of it."""
+    on_host = host_bytes(header, at, machine.card_names)
+    return replace(at, load_mode="none") if 0 < on_host <= _FILLED * machine.memory_bytes else at
+
+
+def _kv_types(subject: ModelRequest) -> tuple[str, str]:
+    return subject.context.cache_type_k, subject.context.cache_type_v
 
 
 def _partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
@@ -216,6 +225,9 @@ def _requests(
     return asked
 
 
+_Subject: TypeAlias = tuple[ModelRequest, ModelRequest | None]  # a target, and its draft
+
+
 class _Search:
     """``confirms``: whether what is found is one that llama.cpp confirmed, or one that fits by estimate."""
 
@@ -229,8 +241,8 @@ class _Search:
     def pass_s(self, subject: ModelRequest, placement: Placement, tokens: int, depth: int | None = None) -> float:
         """Predicted seconds of a batch; ``depth`` as of :meth:`ModelRequest.pass_s`."""
         context = subject.context
-        types = context.cache_type_k, context.cache_type_v
-        key = (id(subject.as_read or subject.header), placement, types, tokens, depth)
+        streams_from = context.op_offload and context.op_offload_min_batch
+        key = (id(subject.as_read or subject.header), placement, _kv_types(subject), streams_from, tokens, depth)
         if key not in self._passes:
             self._passes[key] = subject.pass_s(self.machine, placement, tokens, depth)
         return self._passes[key]
@@ -250,13 +262,40 @@ class _Search:
             lambda tokens: self.pass_s(target, at, tokens, depth),
             self.pass_s(draft, at if draft.in_target else draft_at, 1, depth),
             self.request.acceptance,
-            most=self.request.draft_max,
+            most=self.request.longest(target),
             least=1,
         )
 
     # ---- the search
 
-    def best(self, subjects: Iterable[tuple[ModelRequest, ModelRequest | None]]) -> PlannedRun | None:
+    def pairs(self) -> list[_Subject]:
+        """The pair as it may run: its cache of the type that was asked for or of others, with states for long drafts or
+        for shorter ones.
+        """
+        target, found = self.request.target, list[_Subject]()
+        for cache_type_k, cache_type_v in dict.fromkeys((_kv_types(target), *self.request.kv_types)):
+            typed = replace(target.context, cache_type_k=cache_type_k, cache_type_v=cache_type_v)
+            for rewind in (typed.rewind, *self.request.rewinds):
+                found.append((replace(target, context=replace(typed, rewind=rewind)), self.request.draft))
+        return found
+
+    def _placed(
+        self, target: ModelRequest, at: Placement, draft: ModelRequest | None, draft_at: Placement | None
+    ) -> Iterator[_Candidate]:
+        """A placement as it may run: a card computes with the host's weights in prompts, or for a draft as well, or of
+        target-only for each token.
+        """
+        yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
+        if self.request.may_stream and not at.is_mapped and self._can_stream(target):
+            context = replace(target.context, op_offload_min_batch=2 if draft else 1)
+            streamed = replace(target, context=context)
+            yield _Candidate(streamed, at, draft, draft_at, self.choice(streamed, at, draft, draft_at))
+
+    def _can_stream(self, subject: ModelRequest) -> bool:
+        here = self.machine
+        return here.speed.streams and subject.context.op_offload and bool(streaming_card(here.card_names))
+
+    def best(self, subjects: Iterable[_Subject]) -> PlannedRun | None:
         """The fastest option that fits, or None.
 
         Raises:
@@ -282,7 +321,7 @@ class _Search:
             raise ModelError(f"{request.header.name}: {reason}", hint)
         return None
 
-    def _by_estimate(self, subjects: Iterable[tuple[ModelRequest, ModelRequest | None]]) -> PlannedRun | None:
+    def _by_estimate(self, subjects: Iterable[_Subject]) -> PlannedRun | None:
         """The fastest that fits by estimate, of few that are looked at: within a family of placements, each of which
         has less on the cards than the one before, the first two that fit, found by halving, and the last.
         """
@@ -312,8 +351,7 @@ class _Search:
             first = bisect_left(range(len(family)), True, 1, key=lambda index: self._within(used(index)))
         for index in sorted({*range(first, len(family))[:2], len(family) - 1}):
             if self._within(parts := used(index)):
-                at = family[index]
-                yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at)), parts
+                yield from ((one, parts) for one in self._placed(target, family[index], draft, draft_at))
 
     def fastest(self) -> PlannedRun | None:
         """The faster of both options, as far as they fit; None if nothing does or llama.cpp refuses."""
@@ -322,16 +360,14 @@ class _Search:
             found.append(self.best([(request.target_only, None)]))
         if request.draft is not None:
             with contextlib.suppress(ModelError):
-                found.append(self.best([(target, request.draft) for target in _with_kv_types(request)]))
+                found.append(self.best(self.pairs()))
         return max(filter(None, found), key=lambda option: option.tokens_per_s, default=None)
 
-    def best_estimate(self, target: ModelRequest, draft: ModelRequest | None) -> float | None:
+    def best_estimate(self, subjects: Iterable[_Subject]) -> float | None:
         """Tokens/s of the fastest option that fits by estimate, or None."""
-        return next((one.choice.tokens_per_s for one in self._fitting([(target, draft)], unsure=0.0)), None)
+        return next((one.choice.tokens_per_s for one in self._fitting(subjects, unsure=0.0)), None)
 
-    def _fitting(
-        self, subjects: Iterable[tuple[ModelRequest, ModelRequest | None]], unsure: float
-    ) -> Iterator[_Candidate]:
+    def _fitting(self, subjects: Iterable[_Subject], unsure: float) -> Iterator[_Candidate]:
         """What may fit, the fastest first; what is far slower is not even estimated."""
         candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
         left = iter(sorted(candidates, key=self._rank, reverse=True))
@@ -343,8 +379,9 @@ class _Search:
                     yield one
 
     def _rank(self, one: _Candidate) -> float:
-        asked = one.target.context in (self.request.target.context, self.request.target_only.context)
-        divided = one.placement.n_cpu_ffn > one.target.placement.n_cpu_ffn
+        asked = _kv_types(one.target) in (_kv_types(self.request.target), _kv_types(self.request.target_only))
+        streamed = one.target.context.op_offload_min_batch < STREAM_WIDTH  # measured so: attention on the card
+        divided = one.placement.n_cpu_ffn > one.target.placement.n_cpu_ffn and not streamed
         worth = (1.0 if asked else _WORTH_A_SMALLER_CACHE) * (_WORTH_DIVIDING_BLOCKS if divided else 1.0)
         return one.choice.tokens_per_s / worth
 
@@ -359,7 +396,7 @@ class _Search:
         for draft_at, beside in drafts:
             for at, used in placed:
                 if self._within([used, beside]):
-                    yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
+                    yield from self._placed(target, at, draft, draft_at)
 
     def _resident(self, model: ModelRequest) -> list[tuple[Placement, ByDevice]]:
         """The placements that a request leaves open, and their weights and caches."""
@@ -382,7 +419,8 @@ class _Search:
                 found.append(at)
                 if count == layers and subject is not self.request.draft:
                     found += _partly_on_host(subject, at)
-        return found
+        free = "load_mode" in subject.free and self._can_stream(subject)
+        return [loaded(subject.header, at, self.machine) for at in found] if free else found
 
     def longest(self, subject: ModelRequest, split: tuple[float, ...], most: int) -> int:
         """The longest context up to ``most`` with which all layers fit, in whole cells; 0 if none does.
@@ -451,6 +489,7 @@ class _Search:
             draft_bytes=parts[1] if len(parts) > 1 else {},
             tokens_per_s=one.choice.tokens_per_s,
             draft_length=one.choice.length,
+            draft_max=self.request.longest(one.target) if one.draft else 0,
         )
 
     def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> GgufspecError:
@@ -499,10 +538,11 @@ def _finished(search: _Search, target_only: PlannedRun, pair: PlannedRun | None,
         def target_s(tokens: int) -> float:
             return pass_s(placed, pair.target, tokens)
 
-        even = break_even_acceptance(target_s, draft_s, target_only.tokens_per_s, most=request.draft_max)
+        even = break_even_acceptance(target_s, draft_s, target_only.tokens_per_s, most=pair.draft_max)
         lengths = tuple(
             _at_length(length, target_s, draft_s, request.acceptance, target_only.tokens_per_s)
             for length in sorted({*_LENGTHS, pair.draft_length})
+            if length <= pair.draft_max
         )
         costs = _layers_between(request, machine, target_only, pair)
     plan = Plan(request, machine, target_only, pair, at_pair, even, costs, lengths, True, tuple(notes))
@@ -528,6 +568,10 @@ def _warnings(plan: Plan) -> Iterator[str]:
             f"{host / 2**30:.1f} GiB stay on the host and {machine.memory_bytes / 2**30:.1f} GiB of its "
             "memory are free: the rest is read from disk at every token"
         )
+    if machine.memory_bytes == ENOUGH_BYTES and host_bytes(
+        request.target.header, plan.chosen.target, machine.card_names
+    ):
+        yield f"{host / 2**30:.1f} GiB of memory next to the card are taken; --ram SIZE plans for less"
     for role, subject in (("target", request.target), ("draft", request.draft)):
         if subject is None:
             continue

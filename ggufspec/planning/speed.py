@@ -26,6 +26,10 @@ from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_devic
 ROUTING, RECURRENCE = 0.5, 0.5
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
 
+# Of what a link carries from pinned memory: 0.5 to 0.55 by llama.cpp's issues 20978 and 28223; on PCIe 5 x16 with an
+# H100 52 and 10 GB/s were measured
+_PAGEABLE, _PAGEABLE_BYTES_PER_S = 0.5, 10e9
+
 BatchLatency = Mapping[int, float]
 Attention = dict[str, dict[int, dict[int, float]]]
 """Numbers a second by type of the KV cache, size of a head and tokens in a batch."""
@@ -108,7 +112,8 @@ class MachineProfile:
         crossing_s: fixed cost of handing the residual stream to another device.
         link_bytes_per_s: between host and cards.
         origin: where the figures are from, in a sentence.
-        streams: whether a card computes with the host's weights in batches of ``stream_width`` and more; RPC does not.
+        streams: whether a card computes with the host's weights in batches of ``op_offload_min_batch`` tokens and more;
+            RPC does not.
         memory_bytes: RAM that can hold weights; None: enough.
         disk_bytes_per_s: what is read from disk when they do not fit; a guess, of an NVMe disk.
         disturbed: why an idle machine would have been found faster, or empty.
@@ -120,10 +125,13 @@ class MachineProfile:
     link_bytes_per_s: float
     origin: str
     streams: bool = False
-    stream_width: int = STREAM_WIDTH
     memory_bytes: int | None = None
     disk_bytes_per_s: float = 2e9
     disturbed: str = ""
+
+    def copied_bytes_per_s(self, *, mapped: bool) -> float:
+        """The link's rate for the host's weights; pages of a file go through a buffer of the driver's."""
+        return min(self.link_bytes_per_s * _PAGEABLE, _PAGEABLE_BYTES_PER_S) if mapped else self.link_bytes_per_s
 
     def device(self, name: str) -> DeviceProfile:
         """One device.
@@ -275,7 +283,7 @@ def _is_table(tensor: Tensor) -> bool:
     return tensor.name.startswith(_TABLES)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def _placed(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> _Placed:
     header = same.header
     names = (HOST, *cards)
@@ -355,7 +363,9 @@ def cost(
     # Share of the experts that n tokens run through, if they choose at random (arXiv:2505.19645, equation 1). Real ones
     # agree with their neighbours in part: docs/decisions/030-which-tensors-are-where.md
     touched = 1 - (1 - used) ** tokens
-    streams = machine.streams and tokens >= machine.stream_width and bool(cards)
+    streams_from = STREAM_WIDTH if context is None else context.op_offload_min_batch if context.op_offload else math.inf
+    streams = machine.streams and tokens >= streams_from and bool(cards)
+    copied_bytes_per_s = machine.copied_bytes_per_s(mapped=placement.is_mapped)
     seconds = dict.fromkeys((HOST, *cards), 0.0)
     host_bytes, host_read_bytes = placed.table_bytes, 0.0
     for weights in placed.weights:
@@ -367,7 +377,7 @@ def cost(
             host_read_bytes += read_bytes
             if streams:
                 device = cards[0]
-                seconds[device] += read_bytes / machine.link_bytes_per_s
+                seconds[device] += read_bytes / copied_bytes_per_s
         width = tokens * share / read  # tokens that each weight meets
         seconds[device] += machine.device(device).weights_s(weights.kind, read_bytes, flops, width)
     if machine.memory_bytes is not None and host_bytes > machine.memory_bytes:
@@ -376,10 +386,13 @@ def cost(
     fixed_s = machine.pass_s
     types = (context.cache_type_k, context.cache_type_v) if context else ("f16", "f16")
     for name, cache, count in placed.blocks:
-        speed = machine.device(name)
         cells = depth + tokens
-        numbers = float(tokens * cache.seen(cells) * cache.attended)
-        seconds[name] += count * speed.cache_s(cache.read_bytes(cells, types), numbers, types, cache.head, tokens)
+        read_bytes, numbers = cache.read_bytes(cells, types), float(tokens * cache.seen(cells) * cache.attended)
+        if streams and name == HOST:  # "expand gpu" in ggml_backend_sched_split_graph: attention follows its weights
+            name = cards[0]
+            seconds[name] += count * read_bytes / machine.link_bytes_per_s
+        speed = machine.device(name)
+        seconds[name] += count * speed.cache_s(read_bytes, numbers, types, cache.head, tokens)
         launches = 1.0 + ROUTING * bool(header.experts) + RECURRENCE * bool(cache.state)
         fixed_s += count * speed.layer_s * launches
     if placed.crossings:
@@ -398,6 +411,7 @@ class MeasuredBatches:
 
     placement: Placement
     relative: BatchLatency
+    op_offload_min_batch: int = STREAM_WIDTH
 
 
 def weight_bytes(header: ModelHeader) -> dict[str, int]:
@@ -481,7 +495,7 @@ def accepted_share(acceptance: float, length: int) -> float:
 def best_length(
     target_pass_s: Callable[[int], float], draft_token_s: float, acceptance: float, most: int = 16, least: int = 0
 ) -> Choice:
-    """The draft length of the highest rate, the shortest of equals.
+    """The draft length of the highest rate, the shortest of equals; of long ones those that fill a batch.
 
     Args:
         target_pass_s: seconds of a target batch of so many tokens.
@@ -490,13 +504,13 @@ def best_length(
         most: longest draft.
         least: shortest draft; 0 allows target-only.
     """
-    choices = []
-    for length in range(least, most + 1):
-        round_s = length * draft_token_s + target_pass_s(length + 1)
-        choices.append(Choice(length, expected_tokens(acceptance, length) / round_s))
+    tokens = [*itertools.accumulate(acceptance**i for i in range(most + 1))]
+    fine = (n for n in range(least, most + 1) if n < _FINE or (n + 1) % _STEP == 0 or n == most)
+    choices = [Choice(n, tokens[n] / (n * draft_token_s + target_pass_s(n + 1))) for n in fine]
     return max(choices, key=lambda choice: choice.tokens_per_s)
 
 
+_FINE, _STEP = 16, 8  # tokens of batches that are run: each up to the first, and then every so many
 _HALVINGS = 60
 
 

@@ -18,7 +18,16 @@ from typing import TypeAlias
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.options import DENSE_FFN, EXPERTS, HOST, ContextOptions, Placement, parse_override
+from ggufspec.llamacpp.options import (
+    DENSE_FFN,
+    EXPERTS,
+    HOST,
+    STREAM_VARIABLE,
+    STREAM_WIDTH,
+    ContextOptions,
+    Placement,
+    parse_override,
+)
 from ggufspec.schema.export import ExportDocument
 from ggufspec.settings.table import OPTIONS
 
@@ -89,12 +98,19 @@ def _given(options: Options) -> list[tuple[str, ...]]:
     return [(flag,) if value is True else (flag, str(value)) for flag, value in options.items() if value]
 
 
-def _command(program: str, options: Options) -> list[str]:
-    return [program, *itertools.chain.from_iterable(_given(options))]
+def _command(program: str, options: Options, settings: Settings) -> list[str]:
+    variable = _variable(settings)
+    return [*(["env", variable] if variable else []), program, *itertools.chain.from_iterable(_given(options))]
+
+
+def _variable(settings: Settings) -> str:
+    """What llama.cpp has no option for, ``NAME=VALUE``; empty if it is the default."""
+    width = settings.context.op_offload_min_batch
+    return "" if width == STREAM_WIDTH else f"{STREAM_VARIABLE}={width}"
 
 
 def _llama(program: str, settings: Settings) -> list[str]:
-    return _command(program, _options(program, settings))
+    return _command(program, _options(program, settings), settings)
 
 
 def _options(program: str, settings: Settings) -> Options:
@@ -116,7 +132,7 @@ def _options(program: str, settings: Settings) -> Options:
         "-t": context.threads,
         "--swa-full": context.swa_full,
         "--no-op-offload": not context.op_offload,
-        "--no-mmap": placement.no_mmap,
+        "-lm": placement.load_mode if placement.load_mode != "auto" else "",
         "--fit": "off",  # which would move what is not set, the split say
         "--rpc": ",".join(settings.rpc),
         "-ot": ",".join(overrides),  # may name these devices
@@ -198,10 +214,10 @@ def _llama_bench(program: str, settings: Settings) -> list[str]:
         "-ub": context.computed,
         **_cache(context),
         "-nopo": int(not context.op_offload),
-        "-mmp": "0" if placement.no_mmap else "",
+        "-lm": placement.load_mode if placement.load_mode != "auto" else "",
         "-t": context.threads,
     }
-    return _command(program, options)
+    return _command(program, options, settings)
 
 
 def _bench_notes(_: str, settings: Settings) -> Iterator[str]:
@@ -296,6 +312,8 @@ def _is_plain(text: str) -> bool:
 def _preset_notes(_: str, settings: Settings) -> Iterator[str]:
     yield "llama-server --models-preset FILE; sections of several pairs go into one file"
     yield "--models-max 1 keeps one model loaded at a time: the plan gives all memory to each"
+    if variable := _variable(settings):
+        yield f"the plan is for a server that is started with {variable}"
     yield from _llama_notes("llama-server", settings)
 
 
@@ -313,6 +331,8 @@ def _swap(settings: Settings) -> Iterator[str]:
     yield f"  {json.dumps(settings.name, ensure_ascii=False)}:"
     yield "    cmd: |"
     yield from (f"      {line}" for line in ("llama-server --port ${PORT}", *options))
+    if variable := _variable(settings):
+        yield f"    env: [{variable}]"
 
 
 def _swap_notes(_: str, settings: Settings) -> Iterator[str]:
@@ -364,6 +384,8 @@ def _lacks(program: str, settings: Settings) -> Iterator[str]:
         yield f"{program} has no -ot: tensors are where their layer is"
     if not settings.context.op_offload:
         yield f"{program} has no --no-op-offload: prompts take more of the card than the plan"
+    if variable := _variable(settings):
+        yield f"{program} has no {variable.partition('=')[0]} of its own: start it in an environment with {variable}"
     if settings.placement.split:
         yield f"{program} divides layers over several cards by itself, not by the plan's split"
     if settings.rpc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.reports import table
 from ggufspec.reports.table import Table
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
@@ -152,6 +153,8 @@ def _layers(model: PlannedModel) -> str:
     if model.override_tensor:
         patterns = " ".join(model.override_tensor)
         text += f", -ot {patterns}" if len(patterns) <= _SHORT else f", {len(model.override_tensor)} of -ot"
+    if model.op_offload and model.op_offload_min_batch != STREAM_WIDTH:
+        text += f", streamed from {counted(model.op_offload_min_batch, 'token')} on"
     types = dict.fromkeys((model.cache_type_k, model.cache_type_v))
     return text if [*types] == ["f16"] else f"{text}, KV {'/'.join(types)}"
 

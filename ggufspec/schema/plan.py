@@ -13,7 +13,8 @@ class PlannedModel:
     """Where one model's layers go. ``layers`` are its blocks; the output is one more, as ``gpu_layers`` counts.
 
     ``bytes`` has, by device, ``weights``, ``kv``, ``compute`` and ``overhead``; the host is ``CPU``. Without
-    ``op_offload`` a card computes with the weights that it has alone.
+    ``op_offload`` a card computes with the weights that it has alone; with it, with the host's in batches of
+    ``op_offload_min_batch`` tokens and more. ``load_mode`` is how weights come into memory, as llama.cpp names it.
     """
 
     file: str
@@ -27,6 +28,8 @@ class PlannedModel:
     n_cpu_ffn: Count = 0
     override_tensor: tuple[str, ...] = ()
     op_offload: bool = True
+    op_offload_min_batch: Count = 32
+    load_mode: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class TunedSetting:
     ubatch_size: Count
     n_cpu_ffn: Count = 0
     override_tensor: tuple[str, ...] = ()
-    no_mmap: bool = False
+    load_mode: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from ggufspec.settings.registry import (
 POLICIES = ("adaptive", "fixed")
 DRAFT_MAX = 63  # tokens a round at most, unless given: copies of code run long
 FIXED_DRAFT_MAX = 4  # the same with --draft-policy fixed and no plan
+LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
 MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
@@ -109,6 +110,14 @@ def _tokens(text: str) -> int:
     if not re.fullmatch(r"-?\d{1,18}", wanted):
         raise ValueError("is not a number of tokens: 8192, or max")
     return int(wanted)
+
+
+def _link(text: str) -> str:
+    """A PCIe link by generation and lanes."""
+    wanted = text.strip().lower()
+    if not re.fullmatch(r"pcie[1-6]x(1|2|4|8|16)", wanted):
+        raise ValueError("is not a link of PCIe 1 to 6 with 1, 2, 4, 8 or 16 lanes")
+    return wanted
 
 
 def _shares(text: str) -> tuple[float, ...]:
@@ -268,12 +277,15 @@ class Settings:
         usual="-ot 'ffn_.*_exps=CPU'; devices are named as in `ggufspec plan`",
         label="tensors elsewhere",
     )
-    no_mmap: bool | None = option(
-        "--no-mmap",
-        "Read the weights into memory instead of mapping the files.",
+    load_mode: str | None = option(
+        "-lm --load-mode",
+        "How weights come into memory. Unless given: none where some stay on the CPU beside a GPU and memory holds "
+        "them, as it copies those several times as fast; else auto.",
         "context",
         where="profile python",
-        variable="NO_MMAP",
+        variable="LOAD_MODE",
+        choices=LOAD_MODES,
+        label="load mode",
     )
     mmproj: str | None = option(
         "-mm --mmproj",
@@ -298,6 +310,30 @@ class Settings:
     )
     vram: tuple[str, ...] | None = option(
         "--vram", "Plan for a card of this memory: 24GiB.", "simulated", metavar="SIZE"
+    )
+    ram: str | None = option(
+        "--ram",
+        "Plan for so much free memory beside the cards; beside those that are not here there is enough otherwise.",
+        "simulated",
+        metavar="SIZE",
+        usual="--ram 64GiB",
+    )
+    ram_bandwidth: float | None = option(
+        "--ram-bandwidth",
+        "Plan for memory of this bandwidth, in GB/s: two channels of DDR5-5600 have 89.6, of DDR4-3200 51.2.",
+        "simulated",
+        metavar="X",
+        least=1,
+        most=10_000,
+        usual="--ram-bandwidth 89.6",
+    )
+    link: str | None = option(
+        "--link",
+        "Plan for this link to the cards.",
+        "simulated",
+        metavar="pcieNxN",
+        reader=_link,
+        usual="--link pcie4x16",
     )
     no_calibrate: bool | None = option(
         "--no-calibrate",
@@ -456,6 +492,18 @@ class Settings:
         "context",
         where="profile python",
         label="no op offload",
+    )
+    op_offload_min_batch: int | None = option(
+        "--op-offload-min-batch",
+        "From how many tokens on the GPU computes with the CPU's weights too, which are copied to it: from 2 on it "
+        "verifies drafts so.",
+        "context",
+        where="profile sweep python",
+        shown="auto",
+        least=1,
+        most=MAX_COUNT,
+        usual="--op-offload-min-batch 2; 32 is llama.cpp's own",
+        label="op offload from",
     )
 
     # ---- chats

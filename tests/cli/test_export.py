@@ -63,11 +63,22 @@ def note(program: str, settings: Settings, words: str) -> bool:
     return any(words in line for line in export(program, settings).notes)
 
 
-def test_weights_that_are_not_mapped() -> None:
-    read = changed(PAIR, no_mmap=True)
-    assert "--no-mmap" in command("llama-server", read)
-    assert "--no-mmap" not in command("llama-server", PAIR)
-    assert flag(command("llama-bench", replace(read, draft=None)), "-mmp") == "0"
+def test_how_weights_come_into_memory() -> None:
+    read = changed(PAIR, load_mode="none")
+    assert flag(command("llama-server", read), "-lm") == "none"
+    assert flag(command("llama-server", PAIR), "-lm") is None
+    assert flag(command("llama-bench", replace(read, draft=None)), "-lm") == "none"
+
+
+def test_what_llama_cpp_has_no_option_for_is_in_the_environment() -> None:
+    streamed = changed(PAIR, op_offload_min_batch=2)
+    for program in ("llama-server", "llama-speculative-simple", "llama-bench"):
+        assert command(program, streamed)[:3] == ["env", "GGML_OP_OFFLOAD_MIN_BATCH=2", program]
+        assert command(program, PAIR)[0] == program
+    assert "    env: [GGML_OP_OFFLOAD_MIN_BATCH=2]" in export("llama-swap", streamed).text.splitlines()
+    for program in ("models-preset", "ollama", "lm-studio"):
+        assert note(program, streamed, "GGML_OP_OFFLOAD_MIN_BATCH=2")
+        assert not note(program, PAIR, "GGML_OP_OFFLOAD_MIN_BATCH")
 
 
 def test_the_server() -> None:

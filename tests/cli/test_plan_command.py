@@ -51,7 +51,7 @@ def test_the_answer_comes_first(cli: Cli, files: tuple[Path, Path], columns: str
     lines = plain(done.stdout).splitlines()
     why = cli(*asked, "--json").document()["why"]
     assert " ".join(done.stdout.split()).startswith(why)
-    note = sum("GiB" in line and "stay on the host" in line for line in lines)  # of a machine with little memory
+    note = sum("--ram SIZE plans for less" in line for line in lines)
     assert len(lines) <= 20 + 2 * note
     assert "Break-even" not in done.stdout
     everything = cli(*asked, "-v", COLUMNS=columns)
@@ -206,6 +206,48 @@ def test_a_budget_that_not_even_the_draft_fits(cli: Cli, files) -> None:
     assert "llama3-8b-q3_k_l.gguf needs" in refused.document()["error"]
     plan = cli("plan", *pair).document()
     assert plan["options"]["speculative"]["draft"]["gpu_layers"] == 0
+
+
+def test_a_machine_that_is_not_here(cli: Cli, files) -> None:
+    """Its link decides where drafts are verified, its memory what is pinned; enough memory is supposed."""
+    pair = ("plan", "-m", files[0], "-md", files[1], *CARD, "--acceptance", "0.84", "--ram-bandwidth", "89.6", "--json")
+    found = {link: cli(*pair, "--link", link).document() for link in ("pcie5x16", "pcie4x16", "pcie3x4")}
+    speeds = [plan["predicted"]["speculative_tokens_per_s"] for plan in found.values()]
+    assert speeds == sorted(speeds, reverse=True)
+    assert [plan["choice"] for plan in found.values()] == ["speculative", "speculative", "target-only"]
+    streamed = [plan["options"]["speculative"]["target"]["op_offload_min_batch"] for plan in found.values()]
+    assert streamed == [2, 2, 32]
+    fast, slow = found["pcie4x16"], cli(*pair, "--ram-bandwidth", "51.2").document()
+    assert fast["speed"].endswith("memory of 89.6 GB/s is supposed")
+    rates = [plan["predicted"]["target_only_tokens_per_s"] for plan in (fast, slow)]
+    assert rates[0] > 1.1 * rates[1]  # the slower memory's card computes target-only, too
+    assert slow["target"]["load_mode"] == "none"
+    assert fast["devices"][-1]["free_bytes"] == fast["devices"][-1]["used_bytes"] > 5 * 2**30
+    assert any("--ram SIZE plans for less" in note for note in fast["notes"])
+    little = cli(*pair, "--ram", "6GiB").document()
+    assert little["devices"][-1]["free_bytes"] == 6 * 2**30
+    assert any("stay on the host" in note or "too little" in note for note in little["notes"])
+    assert little["predicted"]["speculative_tokens_per_s"] < fast["predicted"]["speculative_tokens_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--link", "usb"), "is not a link of PCIe"),
+        (("--link", "pcie4x3"), "is not a link of PCIe"),
+        (("--ram", "lots"), "--ram 'lots' is not a memory size"),
+        (("--ram-bandwidth", "0"), "--ram-bandwidth 0 is out of range"),
+        (("--ram-bandwidth", "fast"), "--ram-bandwidth 'fast' is not a number"),
+        (("--op-offload-min-batch", "0"), "--op-offload-min-batch 0 is out of range"),
+        (("--op-offload-min-batch", "two"), "--op-offload-min-batch 'two' is not a whole number"),
+        (("-lm", "swap"), "there is no load mode 'swap'"),
+    ],
+)
+def test_what_a_machine_cannot_be_is_refused(cli: Cli, files, given: tuple[str, str], said: str) -> None:
+    refused = cli("plan", "-m", files[0], *CARD, *given)
+    assert refused.code == 2
+    assert said in refused.stderr
+    assert "next: " in refused.stderr
 
 
 def test_files_that_are_not_there(cli: Cli, tmp_path: Path) -> None:

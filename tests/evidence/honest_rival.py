@@ -9,6 +9,7 @@ measured with the real files. scripts/pictures.py draws both.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import shapes
 from common import save
+
+from ggufspec.llamacpp.options import STREAM_WIDTH
+from ggufspec.planning.catalogue import DESKTOP_BYTES_PER_S
 
 TARGET, DRAFT = "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf"
 CARD, ACCEPTANCE = "RTX 4090", 0.84
@@ -35,9 +39,12 @@ PUBLISHED = {
 def plan(folder: Path, *arguments: object) -> Any:
     """The document that ``ggufspec plan`` prints for the two files of a folder."""
     program = Path(sys.executable).with_name("ggufspec").absolute()
-    options = ("-c", 2048, "--gpu", CARD, "--acceptance", ACCEPTANCE, "--json")
+    machine = ("--gpu", CARD, "--ram-bandwidth", DESKTOP_BYTES_PER_S / 1e9, "--no-calibrate")
+    options = ("-c", 2048, *machine, "--acceptance", ACCEPTANCE, "--json")
     command = [program, "plan", "-m", TARGET, "-md", DRAFT, *map(str, (*options, *arguments))]
-    return json.loads(subprocess.run(command, cwd=folder, check=True, capture_output=True).stdout)
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder)}  # this machine's speed is not to be known
+    done = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    return json.loads(done.stdout)
 
 
 def main() -> None:
@@ -47,7 +54,12 @@ def main() -> None:
         for file, shape in ((TARGET, "llama3-70b-q3_k_s"), (DRAFT, "llama3-8b-q3_k_l")):
             shapes.write(folder / file, shapes.SHAPES[shape], tokenizer=True)
         published = ("-ngl", PUBLISHED["gpu_layers"], "-ngld", "all", "--draft-max", PUBLISHED["draft_max"])
-        plans = {"fastest": plan(folder), "as published": plan(folder, *published)}
+        as_usual = ("--op-offload-min-batch", STREAM_WIDTH, "-lm", "mmap")  # llama.cpp's own
+        plans = {
+            "fastest": plan(folder),
+            "fastest as usual": plan(folder, *as_usual),
+            "as published": plan(folder, *published, *as_usual),
+        }
     for what, document in plans.items():
         print(f"{what}: {document['predicted']}")
     save("honest-rival", {"card": CARD, "published": PUBLISHED, "plans": plans})

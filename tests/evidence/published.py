@@ -32,7 +32,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware.backends import backend_of
 from ggufspec.hardware.cards import find_card
-from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning import catalogue, plan, search, speed
 from ggufspec.planning.dry_runs import DryRuns
@@ -371,7 +371,13 @@ def verdicts(folder: Path) -> list[dict[str, Any]]:
             drafters=("mtp",) if own or "assistant" in line["draft"] else ("draft",),
         )
         layers = None if line["cpu_moe"] else int(line["layers"] or -1)
-        wanted = Settings(gpu_layers=layers, gpu_layers_draft=-1, draft_max=length or None)
+        wanted = Settings(
+            gpu_layers=layers,
+            gpu_layers_draft=-1,
+            draft_max=length or None,
+            op_offload_min_batch=STREAM_WIDTH,  # as everybody has it
+            load_mode="auto",
+        )
         request = plan_request(target, draft, options, chance, wanted)
         size = int(float(line["vram_gib"]) * 2**30)
         machine = plan.Machine(

@@ -362,6 +362,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--summary", action="store_true", help="measure nothing; figures of what is there")
     parser.add_argument("--runs", type=Path, default=RUNS, help="where rows are kept")
     parser.add_argument("--folder", type=Path, default=EVIDENCE, help="of the JSON file: another one for a trial")
+    parser.add_argument("--name", default="real-pair", help="of the JSON file: another one for another processor")
     return parser.parse_args()
 
 
@@ -384,7 +385,7 @@ def main() -> None:
             for repetition in range(arguments.r):
                 measure(target, repetition, settings, log, arguments)
         found = {target: kept(target, settings, log) for target in TARGETS}
-    measured, old = dict[str, Row](), earlier(arguments.folder)
+    measured, old = dict[str, Row](), earlier(arguments.folder / f"{arguments.name}.json")
     for target, rows in found.items():
         if rows:
             day = datetime.fromtimestamp(max(row["at"] for row in rows), UTC).strftime("%Y-%m-%d")
@@ -407,12 +408,11 @@ def main() -> None:
         "summary": {target: summary(rows) for target, rows in found.items()},
         "rows": [row for rows in found.values() for row in rows],
     }
-    print(save("real-pair", body, arguments.folder))
+    print(save(arguments.name, body, arguments.folder))
 
 
-def earlier(folder: Path) -> Row:
+def earlier(file: Path) -> Row:
     """The JSON file as it was."""
-    file = folder / "real-pair.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 

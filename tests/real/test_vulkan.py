@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -100,6 +101,34 @@ def test_a_pair_runs_wholly_and_partly_on_the_device(command: Command) -> None:
         assert found["statistics"]["gpu_layers"] == expected
     assert len(texts) == 3
     assert all(texts)
+
+
+def test_drafts_are_verified_on_the_device_from_the_threshold_on(command: Command) -> None:
+    """The same text with the host's weights copied to the device for four tokens at once, or never; ggml says which."""
+    pair = (
+        "run",
+        "demo",
+        "-p",
+        "def",
+        "-ngl",
+        "4",
+        "-ngld",
+        "all",
+        "-n",
+        "16",
+        "--draft-policy",
+        "fixed",
+        "--json",
+        "-v",
+    )
+    found = {}
+    for threshold, drafted in ((3, 3), (3, 1), (1000, 3)):
+        options = ("--op-offload-min-batch", str(threshold), "--draft-max", str(drafted), "-lm", "none")
+        done = command(*pair, *options, GGML_SCHED_DEBUG="2")
+        copied = re.search(r"Vulkan0#blk\.\d+\.\w+\.weight", done.stderr)
+        found[threshold, drafted] = json.loads(done.stdout)["text"], bool(copied)
+    assert len({text for text, _ in found.values()}) == 1
+    assert [copied for _, copied in found.values()] == [True, False, False]
 
 
 @pytest.mark.parametrize(("wanted", "layers"), [("all", 9), ("4", 4)])

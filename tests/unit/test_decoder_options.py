@@ -124,7 +124,28 @@ def test_a_schema_becomes_a_grammar_and_no_grammar_none(tmp_path: Path) -> None:
 
 
 def test_a_placement_is_what_is_given_of_it_and_the_rest_is_free() -> None:
-    given = Settings(gpu_layers="auto", tensor_split=(3.0, 1.0), n_cpu_moe=2, gpu_layers_draft="all", no_mmap=True)
-    assert placement_of(given) == (Placement(0, (3.0, 1.0), 2, no_mmap=True), {"gpu_layers", "n_cpu_ffn"})
-    assert placement_of_draft(given) == (Placement(-1, no_mmap=True), {"n_cpu_moe", "n_cpu_ffn"})
-    assert placement_of(Settings()) == (Placement(), {"gpu_layers", "n_cpu_moe", "n_cpu_ffn"})
+    given = Settings(gpu_layers="auto", tensor_split=(3.0, 1.0), n_cpu_moe=2, gpu_layers_draft="all", load_mode="none")
+    assert placement_of(given) == (Placement(0, (3.0, 1.0), 2, load_mode="none"), {"gpu_layers", "n_cpu_ffn"})
+    assert placement_of_draft(given) == (Placement(-1, load_mode="none"), {"n_cpu_moe", "n_cpu_ffn"})
+    assert placement_of(Settings()) == (Placement(), {"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode"})
+
+
+def test_the_environment_s_threshold_holds_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decoder_options(Settings()).op_offload_min_batch == 32
+    monkeypatch.setenv("GGML_OP_OFFLOAD_MIN_BATCH", "7")
+    assert decoder_options(Settings()).op_offload_min_batch == 7
+    assert decoder_options(Settings(op_offload_min_batch=2)).op_offload_min_batch == 2
+
+
+@pytest.mark.parametrize("text", ["", "none", "0", "-2", "2.5", "1e3", "9" * 30])
+def test_a_threshold_of_the_environment_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("GGML_OP_OFFLOAD_MIN_BATCH", text)
+    with pytest.raises(UsageError, match=r"GGML_OP_OFFLOAD_MIN_BATCH=.* is not a number of tokens") as caught:
+        decoder_options(Settings())
+    assert caught.value.hint == "unset GGML_OP_OFFLOAD_MIN_BATCH"
+
+
+def test_strict_mode_refuses_a_threshold_that_divides_its_batches() -> None:
+    with pytest.raises(UsageError, match="strict mode and --op-offload-min-batch 2 exclude each other"):
+        decoder_options(Settings(strict=True, op_offload_min_batch=2))
+    assert decoder_options(Settings(strict=True, op_offload_min_batch=64)).strict

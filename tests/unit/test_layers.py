@@ -84,8 +84,9 @@ def world(path, source):
     for name, line in imports(path, tree):
         if name in WORLD:
             yield f"{path}:{line} imports {name}"
+    known = {"os.environ"} if path == "llamacpp/library.py" else set()  # a variable that llama.cpp has no option for
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in WORLD:
+        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in WORLD - known:
             yield f"{path}:{node.lineno} uses {ast.unparse(node)}"
 
 

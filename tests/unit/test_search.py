@@ -26,6 +26,14 @@ from ggufspec.planning.speed import DeviceProfile, MachineProfile, pass_s
 from ggufspec.settings.table import Settings
 
 GIB = 2**30
+SHAPES = shapes.SHAPES | {
+    "qwen35-27b": shapes.qwen35(
+        shapes.Label("qwen35-27b", "hybrid", "qwen35", "Q4_0"),
+        shapes.Dims(64, 5120, 24, 4, 17408, 248320, 256),
+        shapes.Ssm(6144, 128, 48, 16),
+        nextn_blocks=1,
+    )
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +44,7 @@ def model(tmp_path_factory):
 
     def get(name):
         if name not in made:
-            path = shapes.write(folder / f"{name}.gguf", shapes.SHAPES[name])
+            path = shapes.write(folder / f"{name}.gguf", SHAPES[name])
             with path.open("rb") as file:
                 data = file.read(16 << 20)
             metadata_only = folder / f"{name}-metadata-only.gguf"
@@ -381,3 +389,90 @@ def test_a_metadata_only_file_answers_as_the_file_does(model, tmp_path):
         whole, small = dryrun.ask(dryrun.Spec(simulated_devices=1), runs)
         assert whole == small
         assert not whole.error
+
+
+# ---- the host's weights, computed with by a card
+
+
+def streaming(*gib, link=50e9, memory=64, host=40e9):
+    here = machine(*gib, host=host)
+    return replace(here, memory_bytes=int(memory * GIB), speed=replace(here.speed, streams=True, link_bytes_per_s=link))
+
+
+def test_drafts_are_verified_on_the_card_with_the_host_s_weights(model):
+    """The notebook's pair with 24 GiB."""
+    asked, here = ask(model), streaming(24)
+    plan, on_cpu = make_plan(asked, here), make_plan(replace(asked, may_stream=False), here)
+    assert (plan.pair.context.op_offload_min_batch, plan.pair.target.load_mode) == (2, "none")
+    assert on_cpu.pair.context.op_offload_min_batch == 32
+    assert plan.pair.tokens_per_s > 1.2 * on_cpu.pair.tokens_per_s
+    assert excess(plan.pair, here) <= 0
+    run = with_placement(DecoderOptions(), plan.pair)
+    assert (run.op_offload_min_batch, run.target.load_mode) == (2, "none")
+    speeds = {row.gpu_layers: row.speculative_tokens_per_s for row in sweep(plan)}
+    assert max(filter(None, speeds.values())) == pytest.approx(plan.pair.tokens_per_s, rel=0.05)
+
+
+def test_target_only_computes_there_too_where_the_link_is_faster_than_the_memory(model):
+    slow, fast = (make_plan(ask(model, draft=None), streaming(24, host=host)).target_only for host in (20e9, 80e9))
+    assert (slow.context.op_offload_min_batch, fast.context.op_offload_min_batch) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("more", "here"),
+    [
+        ({"op_offload_min_batch": 32}, streaming(24)),
+        ({"op_offload_min_batch": 8, "no_op_offload": True}, streaming(24)),
+        ({}, machine(24)),
+        ({}, streaming(64)),
+    ],
+)
+def test_what_is_given_or_cannot_be_is_not_chosen(model, more, here):
+    options = DecoderOptions(ctx_size=4096, threads=4, **more)
+    plan = make_plan(ask(model, options=options, **more), here)
+    assert plan.pair.context.op_offload_min_batch == more.get("op_offload_min_batch", 32)
+
+
+def test_experts_are_not_copied_for_a_draft(model):
+    asked = ask(model, target="qwen3moe-30b-a3b", draft=None)
+    assert not asked.may_stream
+    assert make_plan(asked, streaming(8)).target_only.context.op_offload_min_batch == 32
+    with pytest.raises(UsageError, match="is a mixture of experts"):
+        ask(model, "qwen3moe-30b-a3b", None, options=DecoderOptions(op_offload_min_batch=2), op_offload_min_batch=2)
+
+
+def test_weights_stay_mapped_where_memory_is_short(model):
+    needed = make_plan(ask(model, draft=None), streaming(24)).target_only.used(HOST).total / GIB
+    plan = make_plan(ask(model, draft=None), streaming(24, memory=0.9 * needed))
+    assert (plan.target_only.target.load_mode, plan.target_only.context.op_offload_min_batch) == ("auto", 32)
+    assert any("the rest is read from disk at every token" in note for note in plan.notes)
+    given = make_plan(ask(model, draft=None, load_mode="mmap"), streaming(24))
+    assert given.target_only.target.load_mode == "mmap"
+
+
+# ---- recurrent targets
+
+
+def test_a_recurrent_target_has_states_for_the_drafts_that_it_makes(model):
+    """Each drafted token that may be taken back takes a state of 150 MiB, in which layers have room."""
+    target, draft, here = model("qwen35-27b"), model("llama-1b-q4_0"), machine(16)
+    options = DecoderOptions(ctx_size=4096, threads=4)
+
+    def planned(draft_max):
+        wanted = Settings(draft_max=draft_max)
+        return make_plan(plan_request(target, draft, options, 0.7, wanted), here).pair
+
+    free, given = planned(None), {length: planned(length) for length in (3, 7, 15)}
+    assert free.tokens_per_s == max(one.tokens_per_s for one in given.values())
+    assert free.draft_max < 15
+    assert free.target.gpu_layers > given[15].target.gpu_layers
+    assert excess(free, here) <= 0
+    run = with_placement(options, free)
+    assert run.draft_max == free.draft_max
+    assert run.context(with_draft=True).rewind == free.context.rewind
+
+
+def test_what_a_draft_needs_is_told_of_lengths_that_can_be_taken_back(model):
+    asked = ask(model, target="qwen35-27b", draft="llama-1b-q4_0", draft_max=3)
+    plan = make_plan(asked, machine(24))
+    assert [row.draft_length for row in plan.draft_lengths] == [1, 2, 3]

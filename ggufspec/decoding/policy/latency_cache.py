@@ -36,6 +36,8 @@ class Key:
     cache_type_k: str
     cache_type_v: str
     flash_attn: str
+    op_offload: bool
+    op_offload_min_batch: int
     limit: int  # the widest batch
     outputs: int | None  # rows of logits of a batch at most: 1 for a draft; None: all, as a verification has
     strict: bool  # whether its widths are of one class
@@ -56,6 +58,8 @@ def key(
         cache_type_k=context.cache_type_k,
         cache_type_v=context.cache_type_v,
         flash_attn=context.flash_attn,
+        op_offload=context.op_offload,
+        op_offload_min_batch=context.op_offload_min_batch,
         limit=context.width,
         outputs=outputs,
         strict=strict,

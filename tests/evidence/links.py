@@ -1,0 +1,71 @@
+"""When a draft is worth it for Llama-3-70B Q3_K_S with its 8B: three cards, six links, two hosts that are not here.
+
+The files have the published shapes and no weights. Each row is a plan: target-only at its best, the pair as llama.cpp
+verifies by itself, and as a plan may choose, where the card verifies with the CPU's weights.
+
+.venv/bin/python tests/evidence/links.py       # a minute or two
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import shapes
+from common import save
+from honest_rival import DRAFT, TARGET
+
+from ggufspec.api.pairs import open_pair
+from ggufspec.api.plan import make_plan
+from ggufspec.llamacpp.options import STREAM_WIDTH
+from ggufspec.models.profile import PairSpec
+from ggufspec.settings.table import Settings
+
+CARDS = ("RTX 4090", "RTX 3090", "RTX 4070 Ti")
+LINKS = ("pcie3x8", "pcie3x16", "pcie4x8", "pcie4x16", "pcie5x8", "pcie5x16")
+MEMORY = {"DDR4-3200": 51.2, "DDR5-5600": 89.6}  # GB/s of two channels
+ACCEPTANCE = 0.8
+
+
+def row(spec: PairSpec, card: str, link: str, memory: str) -> dict[str, Any]:
+    """Tokens/s of the ways to run the pair on one machine."""
+    there = Settings(gpu=(card,), link=link, ram_bandwidth=MEMORY[memory], acceptance=ACCEPTANCE)
+    as_usual = Settings(op_offload_min_batch=STREAM_WIDTH, load_mode="mmap").over(there)
+    best, usual = (make_plan(open_pair(spec, given)).plan for given in (there, as_usual))
+    assert best.pair
+    assert usual.pair
+    return {
+        "card": card,
+        "link": link,
+        "memory": memory,
+        "target_only": best.target_only.tokens_per_s,
+        "as_usual": usual.pair.tokens_per_s,
+        "pair": best.pair.tokens_per_s,
+        "draft_length": best.pair.draft_length,
+        "streams_from": best.pair.context.op_offload_min_batch,
+        "target_only_streams_from": best.target_only.context.op_offload_min_batch,
+        "break_even_acceptance": best.break_even_acceptance,
+    }
+
+
+def main() -> None:
+    """Plan, print, save."""
+    with tempfile.TemporaryDirectory() as name:
+        target, draft = Path(name) / TARGET, Path(name) / DRAFT
+        for path, shape in ((target, "llama3-70b-q3_k_s"), (draft, "llama3-8b-q3_k_l")):
+            shapes.write(path, shapes.SHAPES[shape], tokenizer=True)
+        pair = PairSpec("llama3-70b", target, draft)
+        rows = []
+        for card, memory, link in product(CARDS, MEMORY, LINKS):
+            rows.append(row(pair, card, link, memory))
+            print(rows[-1], flush=True)
+    save("links", {"acceptance": ACCEPTANCE, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
