@@ -25,6 +25,7 @@ from ggufspec.bench.summary import (
 from ggufspec.bench.trials import Progress
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.errors import ChildError, GgufspecError
+from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.models.profile import Pair
 from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument, Divergence, HookComparison, Verdict
@@ -186,7 +187,11 @@ class Bench:
         # Strict mode keeps whole caches if a model has windows, for which a long context may leave no room
         longest = max(len(prompt.encode()) for prompt in spec.prompts) + _CHECK_TOKENS
         ctx_size = min(spec.options.ctx_size, max(OPTIONS["ctx_size"].default, longest))
-        strict = replace(spec, options=replace(spec.options, strict=True, accept="exact", ctx_size=ctx_size))
+        streams_from = max(spec.options.op_offload_min_batch, STREAM_WIDTH)
+        options = replace(
+            spec.options, strict=True, accept="exact", ctx_size=ctx_size, op_offload_min_batch=streams_from
+        )
+        strict = replace(spec, options=options)
         try:
             self.own = self._check(strict, trial.__name__)
         except ChildError as error:

@@ -90,7 +90,7 @@ class DecoderOptions:
             raise UsageError(
                 f"strict mode and --op-offload-min-batch {self.op_offload_min_batch} exclude each other: a token alone "
                 "is computed on the CPU and a batch on the GPU, which round differently",
-                "leave one of them out",
+                f"--op-offload-min-batch {STREAM_WIDTH}, or no strict mode",
             )
 
     def flat(self) -> dict[str, Any]:

@@ -54,6 +54,19 @@ def test_a_list_of_commands_cuts_no_description(cli: Cli, group: tuple[str, ...]
     assert all(line.startswith("  ") and line.endswith(".") and not line.endswith("...") for line in listed)
 
 
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_what_verifies_on_a_card_is_compared_in_strict_mode_all_the_same(cli: Cli, how: str) -> None:
+    """Strict mode refuses the threshold, and so the comparison leaves it out."""
+    given = ("--op-offload-min-batch", "2") if how == "option" else ()
+    more = {} if how == "option" else {"GGML_OP_OFFLOAD_MIN_BATCH": "2"}
+    found = cli(*SHORT_BENCH, *given, "--json", **more).document()
+    assert found["identical_output"] is True
+    assert found["settings"]["op_offload_min_batch"] == 2
+    refused = cli("run", "demo", *PROMPT, "--strict", *given, **more)
+    assert refused.code == 2
+    assert "--op-offload-min-batch 32, or no strict mode" in refused.stderr
+
+
 @pytest.mark.parametrize(("command", "default"), [("bench", "demo-360m"), ("run", "the bundled demo pair")])
 def test_the_help_says_which_pair_a_command_takes_without_one(cli: Cli, command: str, default: str) -> None:
     assert f"A profile's name or path; {default} if none." in cli(command, "--help").stdout
