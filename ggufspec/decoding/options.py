@@ -41,6 +41,8 @@ class DecoderOptions:
             (:mod:`ggufspec.decoding.threads`).
         cache_type_k: type of the target's key cache, f16 or q8_0 say.
         cache_type_v: type of the target's value cache.
+        cache_type_k_draft: the same of the draft or head.
+        cache_type_v_draft: the same.
         flash_attn: auto, on or off.
         ubatch_size: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
         no_op_offload: whether the GPU computes only with the weights that it has. Otherwise it copies the host's for
@@ -64,6 +66,8 @@ class DecoderOptions:
     threads: int = 0
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
+    cache_type_k_draft: str = "f16"
+    cache_type_v_draft: str = "f16"
     flash_attn: str = "auto"
     ubatch_size: int = 0
     no_op_offload: bool = False
@@ -199,6 +203,8 @@ class DecoderOptions:
             ctx_size=self.ctx_size,
             width=ROWS,
             threads=self.threads or physical_cores(),
+            cache_type_k=self.cache_type_k_draft,
+            cache_type_v=self.cache_type_v_draft,
             flash_attn=self.flash_attn,
             ubatch_size=self.ubatch_size,
             op_offload=not self.no_op_offload,

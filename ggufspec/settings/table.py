@@ -464,6 +464,26 @@ class Settings:
         choices=KV_TYPES,
         label="value cache type",
     )
+    cache_type_k_draft: str | None = option(
+        "-ctkd --cache-type-k-draft",
+        "Key cache type of the draft or head.",
+        "context",
+        where="profile python",
+        metavar="TYPE",
+        default="f16",
+        choices=KV_TYPES,
+        label="draft key cache type",
+    )
+    cache_type_v_draft: str | None = option(
+        "-ctvd --cache-type-v-draft",
+        "Value cache type of the draft or head.",
+        "context",
+        where="profile python",
+        metavar="TYPE",
+        default="f16",
+        choices=KV_TYPES,
+        label="draft value cache type",
+    )
     flash_attn: str | None = option(
         "-fa --flash-attn",
         "Flash attention.",

@@ -63,6 +63,11 @@ def note(program: str, settings: Settings, words: str) -> bool:
     return any(words in line for line in export(program, settings).notes)
 
 
+def test_the_draft_s_cache_has_types_of_its_own() -> None:
+    arguments = command("llama-server", changed(PAIR, cache_type_k_draft="q8_0", cache_type_v_draft="q5_1"))
+    assert [flag(arguments, name) for name in ("-ctk", "-ctv", "-ctkd", "-ctvd")] == ["q8_0", "q8_0", "q8_0", "q5_1"]
+
+
 def test_how_weights_come_into_memory() -> None:
     read = changed(PAIR, load_mode="none")
     assert flag(command("llama-server", read), "-lm") == "none"

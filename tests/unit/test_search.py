@@ -476,3 +476,11 @@ def test_what_a_draft_needs_is_told_of_lengths_that_can_be_taken_back(model):
     asked = ask(model, target="qwen35-27b", draft="llama-1b-q4_0", draft_max=3)
     plan = make_plan(asked, machine(24))
     assert [row.draft_length for row in plan.draft_lengths] == [1, 2, 3]
+
+
+def test_a_smaller_cache_of_the_draft_leaves_room_for_layers(model):
+    options = DecoderOptions(ctx_size=32768, threads=4)
+    small = replace(options, cache_type_k_draft="q8_0", cache_type_v_draft="q8_0")
+    plain, quantised = (make_plan(ask(model, options=one), machine(24)).pair for one in (options, small))
+    assert quantised.draft_bytes["GPU0"].kv == pytest.approx(34 / 64 * plain.draft_bytes["GPU0"].kv, rel=0.01)
+    assert quantised.target.gpu_layers > plain.target.gpu_layers
