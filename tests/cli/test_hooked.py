@@ -31,6 +31,7 @@ RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_
         ({"drafters": ("lookup",)}, "--drafter lookup has none"),
         ({"drafters": ()}, "--drafter none has none"),
         ({"accept": "residual"}, "--accept needs our own loop"),
+        ({"cache_type_k_draft": "q8_0"}, "--cache-type-k-draft needs our own loop"),
         ({"accept": "top-k:3"}, "--accept needs our own loop"),
         ({"strict": True}, "--strict"),
         ({"lookup_corpus": Path("corpus.txt")}, "corpus"),
