@@ -110,7 +110,8 @@ def machine(wanted: Settings, threads: int) -> Machine:
         speed = replace(speed, devices=speed.devices | {HOST: here}, origin=origin)
     if wanted.link:
         generation, lanes = map(int, wanted.link.removeprefix("pcie").split("x"))
-        speed = replace(speed, link_bytes_per_s=catalogue.link_bytes_per_s(generation, lanes))
+        link_bytes_per_s = catalogue.link_bytes_per_s(generation, lanes)
+        speed = replace(speed, link_bytes_per_s=link_bytes_per_s, origin=f"{speed.origin}; {wanted.link} is supposed")
     return replace(found, speed=speed)
 
 

@@ -210,8 +210,5 @@ def plan_request(
         kv_types=tuple((name, name) for name in wanted.allow_kv or ()),
         draft_max=longest,
         rewinds=_FEWER_STATES if draft and not wanted.draft_max and has_snapshots(target[0]) else (),
-        # With RPC workers llama.cpp is loaded before a pair is
-        may_stream=not (
-            wanted.op_offload_min_batch or streams_from() or options.strict or target[0].experts or wanted.rpc
-        ),
+        may_stream=not (wanted.op_offload_min_batch or streams_from() or options.strict or target[0].experts),
     )

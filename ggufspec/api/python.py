@@ -13,6 +13,7 @@ the profile over the plan, the plan over the defaults. Nothing is printed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from ggufspec.api.resolve import resolve
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.files.cache import cache_folder
 from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.library import streams_from
+from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.models.profile import Pair, Profile
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.settings.table import Settings, of_keywords
@@ -33,6 +36,9 @@ def plan_pair(
     *,
     gpu: str | Sequence[str] = (),
     vram: int | str | Sequence[int | str] = (),
+    ram: int | str | None = None,
+    ram_bandwidth: float | None = None,
+    link: str | None = None,
     acceptance: float | None = None,
     allow_kv: Sequence[str] = (),
     sweep: bool = False,
@@ -59,6 +65,9 @@ def plan_pair(
         settings: options that go over the profile's, checked by type checkers, too.
         gpu: names of cards that are not here: ``RTX 4090``.
         vram: memory of cards that are not here: bytes, or ``24GiB``.
+        ram: free memory next to the cards; next to those that are not here there is enough without it.
+        ram_bandwidth: of that memory by its data sheet, in GB/s.
+        link: to the cards: ``pcie4x16``.
         acceptance: the acceptance rate to expect, 0 to 1; otherwise what was measured before, or the profile's.
         allow_kv: types of the target's cache that the plan may choose besides the ones given.
         sweep: predict tokens/s over the target's layers too.
@@ -77,6 +86,9 @@ def plan_pair(
     simulated = {
         "gpu": gpu or None,
         "vram": vram or None,
+        "ram": ram,
+        "ram_bandwidth": ram_bandwidth,
+        "link": link,
         "acceptance": acceptance,
         "allow_kv": tuple(allow_kv) or None,
     }
@@ -118,6 +130,8 @@ def load_pair(
         GgufspecError: nothing fits, or the hub cannot be reached.
     """
     given = of_keywords(options, settings)
+    if given.op_offload_min_batch is None:  # of this process, in which llama.cpp reads headers before it is told
+        given = replace(given, op_offload_min_batch=streams_from() or STREAM_WIDTH)
     files = files_of(pair, download=download, on_event=on_event)
     check_drafter(files, given)
     resolved = resolve(open_pair(files, given, on_event=on_event), on_event=on_event)

@@ -19,7 +19,6 @@ from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.head import Head
-from ggufspec.llamacpp.library import stream_from
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.dummy_weights import TOKENS
@@ -53,6 +52,10 @@ class Spec:
     seconds: float = 20.0
     rpc: tuple[str, ...] = ()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.parts[0].context.environment
+
 
 @dataclass(frozen=True, slots=True)
 class Timed:
@@ -83,7 +86,6 @@ class Result:
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` tell how far it is."""
-    stream_from(spec.parts[0].context.op_offload_min_batch)
     devices.add_rpc_workers(spec.rpc)
     vram_before = devices.used_bytes()
     with ExitStack() as stack:

@@ -59,6 +59,10 @@ class Spec:
     depth: int = 0  # tokens before each prompt
     templated: bool = False  # whether <|…|> in prompts are tokens
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.options.environment
+
 
 Result = tuple[Divergence, ...]
 

@@ -21,7 +21,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.files.cache import cache_folder
-from ggufspec.llamacpp.library import complaints, forget_complaints, load, stream_from
+from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import context_hint
 from ggufspec.llamacpp.params import kv_type
 from ggufspec.settings.table import OPTIONS
@@ -66,7 +66,6 @@ def _llama(spec: Spec) -> Any:
     from ggufspec.decoding.hook import Llama  # which loads llama_cpp: not in the parent
 
     options, placement = spec.options.context(with_draft=spec.draft is not None), spec.options.target
-    stream_from(options.op_offload_min_batch)
     lib = load()
     forget_complaints()
     try:

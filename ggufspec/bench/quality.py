@@ -50,6 +50,10 @@ class Spec:
     passages: tuple[str, ...] = PASSAGES
     rpc: tuple[str, ...] = ()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.options.environment
+
 
 Result = Quality
 

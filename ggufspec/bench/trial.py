@@ -57,6 +57,10 @@ class Spec:
     kinds: tuple[str, ...] = ()
     templated: bool = False
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.options.environment
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -38,6 +38,10 @@ class Spec:
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers
     chat_template: str = ""  # Jinja; empty: the target's own
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.options.environment
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:

@@ -40,8 +40,13 @@ def _receive(lines: IO[str], requests: queue.SimpleQueue[_Request | None]) -> No
     requests.put(None)
 
 
-def _serve(module: Any, requests: queue.SimpleQueue[_Request | None], say: Callable[..., None]) -> None:
-    """Answer requests until the end of stdin."""
+def _serve(
+    module: Any,
+    requests: queue.SimpleQueue[_Request | None],
+    say: Callable[..., None],
+    prepare: Callable[[dict[str, str]], None],
+) -> None:
+    """Answer requests until the end of stdin. A spec may have an ``environment``, for before llama.cpp is loaded."""
 
     def emit(event: Event) -> None:
         say("event", event)
@@ -56,6 +61,7 @@ def _serve(module: Any, requests: queue.SimpleQueue[_Request | None], say: Calla
         return
     try:
         spec, stopping = codec.load(module.Spec, first[1]), first[2]
+        prepare(getattr(spec, "environment", {}))
         if not hasattr(module, "opened"):
             give(0, module.Result, module.run(spec, emit, stopping))
             return
@@ -102,7 +108,7 @@ def main(argv: list[str]) -> None:
     module = importlib.import_module(module_name)
     threading.Thread(target=receive, daemon=True).start()
     try:
-        _serve(module, requests, say)
+        _serve(module, requests, say, os.environ.update)
         channel.flush()
     except BrokenPipeError:  # the parent is gone
         pass

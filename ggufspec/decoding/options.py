@@ -127,6 +127,11 @@ class DecoderOptions:
         """The drafter whose file is a head on the target: ``mtp``, ``eagle3`` or empty."""
         return next((name for name in self.drafters if DRAFTERS[name].is_head), "")
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of a process in which a pair is loaded."""
+        return self.context(with_draft=False).environment
+
     def with_head(self, head: str) -> DecoderOptions:
         """The same with :func:`ggufspec.settings.registry.with_head`'s drafters."""
         return replace(self, drafters=with_head(self.drafters, head))

@@ -11,9 +11,9 @@ from ggufspec.decoding.threads import Threads
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.head import Head, head_sources
-from ggufspec.llamacpp.library import stream_from
+from ggufspec.llamacpp.library import streams_from
 from ggufspec.llamacpp.model import Context, Model, check_gguf
-from ggufspec.llamacpp.options import beyond_training
+from ggufspec.llamacpp.options import STREAM_WIDTH, beyond_training
 from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
 from ggufspec.models.vocabulary import head_of
 
@@ -44,10 +44,6 @@ class LoadedPair:
         else:
             draft = None
         in_target = draft == target and options.head == "mtp"
-        if not stream_from(options.op_offload_min_batch):
-            self.notes.append(
-                f"--op-offload-min-batch {options.op_offload_min_batch} has no effect: llama.cpp was loaded before"
-            )
         self._stack = ExitStack()
         own = self._stack.enter_context
         try:
@@ -111,6 +107,9 @@ class LoadedPair:
 
     def _note_what_was_loaded(self) -> None:
         options = self.options
+        (wanted,) = options.environment.items()
+        if self.model.gpu_layers and options.op_offload_min_batch != (streams_from() or STREAM_WIDTH):
+            self.notes.append(f"--op-offload-min-batch {wanted[1]} has no effect: start Python with {'='.join(wanted)}")
         draft = None if self.draft_model is self.model else self.draft_model
         placed = (("target", self.model, options.target.gpu_layers), ("draft", draft, options.draft.gpu_layers))
         for role, model, gpu_layers in placed:

@@ -23,7 +23,7 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import install
-from ggufspec.llamacpp.options import STREAM_VARIABLE, STREAM_WIDTH
+from ggufspec.llamacpp.options import STREAM_VARIABLE
 from ggufspec.schema.text import visible
 
 logger = logging.getLogger("ggufspec.llamacpp")
@@ -97,15 +97,6 @@ def streams_from() -> int | None:
     if text is not None and not re.fullmatch("[1-9][0-9]{0,8}", text):
         raise UsageError(f"{STREAM_VARIABLE}={text!r} is not a number of tokens", f"unset {STREAM_VARIABLE}")
     return int(text) if text else None
-
-
-def stream_from(tokens: int) -> bool:
-    """Let cards compute with the host's weights from batches of so many tokens on; False if it is too late, as backends
-    look at the environment when llama.cpp is loaded.
-    """
-    if (streams_from() or STREAM_WIDTH) != tokens and not imported.cache_info().currsize:
-        os.environ[STREAM_VARIABLE] = str(tokens)
-    return (streams_from() or STREAM_WIDTH) == tokens
 
 
 @functools.cache

@@ -149,6 +149,11 @@ class ContextOptions:
     sequences: int = 1
 
     @property
+    def environment(self) -> dict[str, str]:
+        """What llama.cpp has no parameter for, of a process in which it is not loaded yet."""
+        return {STREAM_VARIABLE: str(self.op_offload_min_batch)}
+
+    @property
     def cells(self) -> int:
         """Tokens that the KV cache holds of a text: ``ctx_size``, room for padding, and llama.cpp's own rounding up."""
         return -(-(self.ctx_size + SLACK) // _CELLS_STEP) * _CELLS_STEP

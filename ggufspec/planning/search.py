@@ -238,13 +238,20 @@ class _Search:
 
     # ---- what is known of a placement
 
-    def pass_s(self, subject: ModelRequest, placement: Placement, tokens: int, depth: int | None = None) -> float:
-        """Predicted seconds of a batch; ``depth`` as of :meth:`ModelRequest.pass_s`."""
+    def pass_s(
+        self, subject: ModelRequest, placement: Placement, tokens: int, depth: int | None = None, taken: int = 0
+    ) -> float:
+        """Predicted seconds of a batch, with so many bytes of the host's memory taken by others; ``depth`` as of
+        :meth:`ModelRequest.pass_s`.
+        """
         context = subject.context
         streams_from = context.op_offload and context.op_offload_min_batch
-        key = (id(subject.as_read or subject.header), placement, _kv_types(subject), streams_from, tokens, depth)
+        key = (id(subject.as_read or subject.header), placement, _kv_types(subject), streams_from, tokens, depth, taken)
         if key not in self._passes:
-            self._passes[key] = subject.pass_s(self.machine, placement, tokens, depth)
+            machine, speed = self.machine, self.machine.speed
+            if taken and speed.memory_bytes is not None:
+                machine = replace(machine, speed=replace(speed, memory_bytes=speed.memory_bytes - taken))
+            self._passes[key] = subject.pass_s(machine, placement, tokens, depth)
         return self._passes[key]
 
     def choice(
@@ -258,8 +265,10 @@ class _Search:
         """The best draft length there and what it yields; for target-only, length 0."""
         if draft is None or draft_at is None:
             return Choice(0, 1 / self.pass_s(target, at, 1, depth))
+        others, whole = self._on_host(draft, draft_at), self.machine.memory_bytes
+        taken = others if others + self._on_host(target, at) > whole else 0
         return best_length(
-            lambda tokens: self.pass_s(target, at, tokens, depth),
+            lambda tokens: self.pass_s(target, at, tokens, depth, taken),
             self.pass_s(draft, at if draft.in_target else draft_at, 1, depth),
             self.request.acceptance,
             most=self.request.longest(target),
@@ -285,11 +294,19 @@ class _Search:
         """A placement as it may run: a card computes with the host's weights in prompts, or for a draft as well, or of
         target-only for each token.
         """
+        if draft is not None and draft_at is not None:
+            on_host = self._on_host(target, at) + self._on_host(draft, draft_at)
+            if on_host > _FILLED * self.machine.memory_bytes:  # each has room alone
+                at = replace(at, load_mode=target.placement.load_mode)
+                draft_at = replace(draft_at, load_mode=draft.placement.load_mode)
         yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
         if self.request.may_stream and not at.is_mapped and self._can_stream(target):
             context = replace(target.context, op_offload_min_batch=2 if draft else 1)
             streamed = replace(target, context=context)
             yield _Candidate(streamed, at, draft, draft_at, self.choice(streamed, at, draft, draft_at))
+
+    def _on_host(self, subject: ModelRequest, at: Placement) -> int:
+        return 0 if subject.in_target else host_bytes(*subject.read_at(at), self.machine.card_names)
 
     def _can_stream(self, subject: ModelRequest) -> bool:
         here = self.machine

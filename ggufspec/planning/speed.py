@@ -29,6 +29,7 @@ _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_type
 # Of what a link carries from pinned memory: 0.5 to 0.55 by llama.cpp's issues 20978 and 28223; on PCIe 5 x16 with an
 # H100 52 and 10 GB/s were measured
 _PAGEABLE, _PAGEABLE_BYTES_PER_S = 0.5, 10e9
+_DIRECT = 4 / 3  # of what a CPU reads of its memory, 0.6 of the data sheet: what a card does, a guess
 
 BatchLatency = Mapping[int, float]
 Attention = dict[str, dict[int, dict[int, float]]]
@@ -131,7 +132,10 @@ class MachineProfile:
 
     def copied_bytes_per_s(self, *, mapped: bool) -> float:
         """The link's rate for the host's weights; pages of a file go through a buffer of the driver's."""
-        return min(self.link_bytes_per_s * _PAGEABLE, _PAGEABLE_BYTES_PER_S) if mapped else self.link_bytes_per_s
+        host, link = self.devices[HOST], self.link_bytes_per_s
+        if host.source == "guess":  # by its memory; what few cores read of one is no bound
+            link = min(link, host.bandwidth_bytes_per_s * _DIRECT)
+        return min(link * _PAGEABLE, _PAGEABLE_BYTES_PER_S) if mapped else link
 
     def device(self, name: str) -> DeviceProfile:
         """One device.

@@ -384,6 +384,8 @@ def _lacks(program: str, settings: Settings) -> Iterator[str]:
         yield f"{program} has no -ot: tensors are where their layer is"
     if not settings.context.op_offload:
         yield f"{program} has no --no-op-offload: prompts take more of the card than the plan"
+    if (mode := settings.placement.load_mode) != "auto":
+        yield f"{program} has no -lm {mode}: it decides how weights come into memory"
     if variable := _variable(settings):
         yield f"{program} has no {variable.partition('=')[0]} of its own: start it in an environment with {variable}"
     if settings.placement.split:

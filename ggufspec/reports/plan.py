@@ -93,8 +93,10 @@ def options(document: PlanDocument) -> Table:
     rows = []
     for name, option in shown.items():
         draft = (_layers(option.draft), str(option.draft_length)) if option.draft else ("", "")
-        rows.append((name, _layers(option.target), *draft, f"≈ {number(option.tokens_per_s)}"))
-    columns = table.columns("Option", "Target", "Draft", "Draft length", "Tokens/s")
+        rows.append(
+            (name, _layers(option.target) + _streams(option.target), *draft, f"≈ {number(option.tokens_per_s)}")
+        )
+    columns = table.columns("Option", table.Column("Target", wraps=True), "Draft", "Draft length", "Tokens/s")
     return Table("Both options", columns, rows, leading=[n for n, name in enumerate(shown) if name == document.choice])
 
 
@@ -153,10 +155,16 @@ def _layers(model: PlannedModel) -> str:
     if model.override_tensor:
         patterns = " ".join(model.override_tensor)
         text += f", -ot {patterns}" if len(patterns) <= _SHORT else f", {len(model.override_tensor)} of -ot"
-    if model.op_offload and model.op_offload_min_batch != STREAM_WIDTH:
-        text += f", streamed from {counted(model.op_offload_min_batch, 'token')} on"
     types = dict.fromkeys((model.cache_type_k, model.cache_type_v))
     return text if [*types] == ["f16"] else f"{text}, KV {'/'.join(types)}"
+
+
+def _streams(model: PlannedModel) -> str:
+    """From how many tokens on a card computes with what stays on the host of a target, if something does."""
+    is_split = model.gpu_layers <= model.layers or model.n_cpu_moe or model.n_cpu_ffn or model.override_tensor
+    if not (model.op_offload and is_split and model.op_offload_min_batch != STREAM_WIDTH):
+        return ""
+    return f", streamed from {counted(model.op_offload_min_batch, 'token')} on"
 
 
 def sweep(document: PlanDocument) -> Table:

@@ -519,9 +519,10 @@ class Settings:
         "verifies drafts so.",
         "context",
         where="profile sweep python",
-        shown="auto",
+        variable="OP_OFFLOAD_MIN_BATCH",
+        shown="planned",
         least=1,
-        most=MAX_COUNT,
+        most=MAX_CONTEXT,
         usual="--op-offload-min-batch 2; 32 is llama.cpp's own",
         label="op offload from",
     )

@@ -72,6 +72,10 @@ class Spec:
     policies: tuple[Policy, ...] = EVERY_POLICY
     rpc: tuple[str, ...] = ()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.options.environment
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

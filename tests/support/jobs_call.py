@@ -17,6 +17,10 @@ class Spec:
     count: int
     how: str = ""
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"GGUFSPEC_JOB": self.how} if self.how == "environment" else {}
+
 
 @dataclass(frozen=True)
 class Result:
@@ -50,6 +54,8 @@ def count(to: int, how: str, emit: child.Emit, stopping: threading.Event) -> Res
         with child.within(0.5, "the pass", "leave it"):
             pass
         threading.Event().wait(0.7)
+    if how == "environment":
+        emit({"event": "environment", "job": os.environ["GGUFSPEC_JOB"]})
     if how == "keys":
         emit({"event": "keys", "error": "one", "result": "two", "request": 0})
     if how == "bug":

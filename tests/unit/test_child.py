@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from processes import PATIENCE_S, all_end, eventually
 from ggufspec import child
 from ggufspec.child import Interrupted, Session, call, job
 from ggufspec.child.death import died as _died
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ChildError, UsageError
 from ggufspec.hardware.backends import backend_of
 
@@ -64,6 +66,27 @@ def stop_until(session: Session, answered: threading.Event) -> None:
 
 
 # ---- calls ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_has_the_environment_that_its_spec_asks_for() -> None:
+    events: list[dict[str, Any]] = []
+    run(Spec(0, "environment"), on_event=events.append)
+    assert events == [{"event": "environment", "job": "environment"}]
+    assert "GGUFSPEC_JOB" not in os.environ
+
+
+def test_a_job_that_loads_a_pair_asks_for_what_llama_cpp_reads_when_it_is_loaded() -> None:
+    """Any job, of this package, whose spec has the options of a pair."""
+    options = DecoderOptions(op_offload_min_batch=2)
+    package = Path(child.__file__).parents[1]
+    files = [path for path in package.rglob("*.py") if "class Spec:" in path.read_text()]
+    names = [".".join(("ggufspec", *path.relative_to(package).with_suffix("").parts)) for path in files]
+    specs = [importlib.import_module(name).Spec for name in names]
+    placed = [spec for spec in specs if "options" in spec.__dataclass_fields__]
+    assert len(placed) >= 5
+    for spec in placed:
+        known = dict.fromkeys(spec.__dataclass_fields__) | {"options": options}
+        assert spec(**known).environment == {"GGML_OP_OFFLOAD_MIN_BATCH": "2"}
 
 
 def test_a_call_gives_events_and_a_result() -> None:
