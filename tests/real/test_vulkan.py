@@ -125,10 +125,11 @@ def test_drafts_are_verified_on_the_device_from_the_threshold_on(command: Comman
     for threshold, drafted in ((3, 3), (3, 1), (1000, 3)):
         options = ("--op-offload-min-batch", str(threshold), "--draft-max", str(drafted), "-lm", "none")
         done = command(*pair, *options, GGML_SCHED_DEBUG="2")
-        copied = re.search(r"Vulkan0#blk\.\d+\.\w+\.weight", done.stderr)
-        found[threshold, drafted] = json.loads(done.stdout)["text"], bool(copied)
+        copies = re.findall(r"SPLIT #\d+: Vulkan0 .*blk\.\d+\.\w+\.weight", done.stderr)
+        found[threshold, drafted] = json.loads(done.stdout)["text"], len(copies)
     assert len({text for text, _ in found.values()}) == 1
-    assert [copied for _, copied in found.values()] == [True, False, False]
+    four, two, never = (copies for _, copies in found.values())
+    assert four > two > never == 0  # two tokens: those of a prompt of 512, for which buffers are made
 
 
 @pytest.mark.parametrize(("wanted", "layers"), [("all", 9), ("4", 4)])
