@@ -29,7 +29,8 @@ DIMS = Dims(4, 256, 4, 2, 512, 1024)
 SHAPES = {
     "llama": transformer(Label("llama", "dense", "llama", "Q8_0"), DIMS),
     "mamba": pure_mamba(Label("mamba", "recurrent", "mamba", "Q8_0"), DIMS, Ssm(512, 16, 32)),
-    "granite": hybrid(Label("granite", "hybrid", "granitehybrid", "Q8_0"), DIMS, (1, 3), Ssm(512, 64, 8, 1)),
+    # In Q8_0, whose activations have eight bits, rounding decided the answers of six of sixteen seeds with AVX2
+    "granite": hybrid(Label("granite", "hybrid", "granitehybrid", "F16"), DIMS, (1, 3), Ssm(512, 64, 8, 1)),
     "lfm2": lfm2(Label("lfm2", "hybrid", "lfm2", "Q8_0"), DIMS, (2,)),
     "gemma3": transformer(
         Label("gemma3", "swa", "gemma3", "Q8_0"),
