@@ -394,7 +394,7 @@ def cost(
         read_bytes, numbers = cache.read_bytes(cells, types), float(tokens * cache.seen(cells) * cache.attended)
         if streams and name == HOST:  # "expand gpu" in ggml_backend_sched_split_graph: attention follows its weights
             name = cards[0]
-            seconds[name] += count * read_bytes / machine.link_bytes_per_s
+            seconds[name] += count * read_bytes / machine.copied_bytes_per_s(mapped=False)
         speed = machine.device(name)
         seconds[name] += count * speed.cache_s(read_bytes, numbers, types, cache.head, tokens)
         launches = 1.0 + ROUTING * bool(header.experts) + RECURRENCE * bool(cache.state)

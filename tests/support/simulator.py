@@ -105,7 +105,9 @@ class Simulated:
         target, draft = header(case.target), header(case.draft)
         self.dry_run = dry_run(*self.machine.card_names)
         self.plan: Plan = make_plan(
-            plan_request(target, draft, self.options, 0.7, Settings(n_cpu_ffn=0)), self.machine, self.dry_run
+            plan_request(target, draft, self.options, 0.7, Settings(n_cpu_ffn=0, op_offload_min_batch=32)),
+            self.machine,
+            self.dry_run,
         )
         self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(DRAFT_MAX))
         self.space = candidates(self.plan, self.options, self.free, self.dry_run)

@@ -245,22 +245,29 @@ def test_a_tensor_is_read_where_an_override_puts_it():
 
 
 def test_wide_batches_stream_the_host_s_weights_to_a_card():
-    there = machine(flops=1.0, streams=True, link_bytes_per_s=2000.0)
+    there = machine(flops=1.0, streams=True, link_bytes_per_s=1000.0)
     assert set(cost(header(), Placement(), there, (CARD,), tokens=31).devices.values()) > {0.0}
-    found = cost(header(), PINNED, machine(streams=True, link_bytes_per_s=2000.0), (CARD,), tokens=32)
+    found = cost(header(), PINNED, machine(streams=True, link_bytes_per_s=1000.0), (CARD,), tokens=32)
     cache = KV * 32  # which goes over the link, too: a card computes attention with what it computed
-    assert found.devices[CARD] == pytest.approx((4 * BLOCK + TABLE + cache) * (1 / 2000 + 1 / 4000))
+    assert found.devices[CARD] == pytest.approx((4 * BLOCK + TABLE + cache) * (1 / 1000 + 1 / 4000))
     assert found.devices[HOST] == pytest.approx(32 * ROW / 1000)
     assert cost(header(), Placement(), there, (), tokens=32).devices == {HOST: pytest.approx(0, abs=1e9)}
 
 
 def test_what_is_mapped_from_a_file_is_copied_at_half_of_the_link_s_rate_at_most():
-    there = machine(streams=True, link_bytes_per_s=2000.0)
-    pinned, mapped = (cost(header(), at, there, (CARD,), tokens=32).devices[CARD] for at in (PINNED, Placement()))
-    assert mapped - pinned == pytest.approx((4 * BLOCK + TABLE) * (2 / 2000 - 1 / 2000))
-    fast = machine(streams=True, link_bytes_per_s=50e9)
-    pinned, mapped = (cost(header(), at, fast, (CARD,), tokens=32).devices[CARD] for at in (PINNED, Placement()))
-    assert mapped - pinned == pytest.approx((4 * BLOCK + TABLE) * (1 / 10e9 - 1 / 50e9))
+    for link, mapped_rate, host in ((1000.0, 500.0, 1000.0), (50e9, 10e9, 50e9)):
+        there = machine(host=host, streams=True, link_bytes_per_s=link)
+        pinned, mapped = (cost(header(), at, there, (CARD,), tokens=32).devices[CARD] for at in (PINNED, Placement()))
+        assert mapped - pinned == pytest.approx((4 * BLOCK + TABLE) * (1 / mapped_rate - 1 / link))
+
+
+def test_a_card_copies_no_faster_than_the_memory_gives():
+    slow, fast = (
+        cost(header(), PINNED, machine(host=host, streams=True, link_bytes_per_s=50e9), (CARD,), tokens=32).devices
+        for host in (3e9, 300e9)
+    )
+    copied = 4 * BLOCK + TABLE + KV * 32
+    assert slow[CARD] - fast[CARD] == pytest.approx(copied * (1 / 4e9 - 1 / 50e9))
 
 
 @pytest.mark.parametrize(("tokens", "streams_from", "op_offload", "streams"), [
