@@ -17,7 +17,7 @@ import numpy as np
 
 from ggufspec import child
 from ggufspec.bench.prompts import at_depth
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import DecoderOptions, WithOptions
 from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp import devices
@@ -51,17 +51,13 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(WithOptions):
     target: Path
     options: DecoderOptions
     cases: tuple[Case, ...]
     rpc: tuple[str, ...] = ()
     depth: int = 0  # tokens before each prompt
     templated: bool = False  # whether <|…|> in prompts are tokens
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.options.environment
 
 
 Result = tuple[Divergence, ...]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ggufspec import child
 from ggufspec.bench.prompts import PASSAGES
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import DecoderOptions, WithOptions
 from ggufspec.errors import ModelError
 from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(WithOptions):
     """One model to read the text with, each of whose passages is a context of its own.
 
     ``rows`` is a file in a folder of its own: written by the reference, whose name is ``reference``, and read by the
@@ -49,10 +49,6 @@ class Spec:
     reference: str
     passages: tuple[str, ...] = PASSAGES
     rpc: tuple[str, ...] = ()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.options.environment
 
 
 Result = Quality

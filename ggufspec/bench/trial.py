@@ -16,7 +16,7 @@ from pathlib import Path
 from ggufspec import child
 from ggufspec.bench.prompts import at_depth
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import DecoderOptions, WithOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.trace import Trace, spelled
 from ggufspec.errors import GgufspecError, ModelError, UsageError
@@ -33,7 +33,7 @@ WARM_UP_PROMPT, _WARM_UP_AGAIN = 512, 64  # tokens of the first prompt, the firs
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(WithOptions):
     """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts.
 
     ``prompts`` are texts, as :mod:`ggufspec.bench.prompting` makes them, with the ``kinds`` that reports tell apart;
@@ -56,10 +56,6 @@ class Spec:
     depth: int = 0
     kinds: tuple[str, ...] = ()
     templated: bool = False
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.options.environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 from ggufspec import child
 from ggufspec.bench.trial import LoadedModel, loaded_models, recorder
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
-from ggufspec.decoding.options import AnswerOptions, DecoderOptions
+from ggufspec.decoding.options import AnswerOptions, DecoderOptions, WithOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.files.cache import cache_folder
 from ggufspec.llamacpp import devices
@@ -29,7 +29,7 @@ from ggufspec.prompting.prompt import Prompter
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(WithOptions):
     """What to load."""
 
     target: Path
@@ -37,10 +37,6 @@ class Spec:
     options: DecoderOptions  # ``draft_max`` is the most that a request can ask for; ``parallel`` caches are kept
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers
     chat_template: str = ""  # Jinja; empty: the target's own
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.options.environment
 
 
 @dataclass(frozen=True, slots=True)

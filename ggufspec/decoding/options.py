@@ -221,6 +221,17 @@ class DecoderOptions:
         )
 
 
+class WithOptions:
+    """A job's spec that has the options of a pair: its process gets what they need in the environment."""
+
+    __slots__ = ()
+    options: DecoderOptions
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.options.environment
+
+
 def check_one_of(value: str, known: Sequence[str], what: str) -> None:
     """Raise UsageError unless ``value`` is one of those known."""
     if value not in known:

@@ -22,7 +22,6 @@ from ggufspec.llamacpp.options import (
     DENSE_FFN,
     EXPERTS,
     HOST,
-    STREAM_VARIABLE,
     STREAM_WIDTH,
     ContextOptions,
     Placement,
@@ -105,8 +104,8 @@ def _command(program: str, options: Options, settings: Settings) -> list[str]:
 
 def _variable(settings: Settings) -> str:
     """What llama.cpp has no option for, ``NAME=VALUE``; empty if it is the default."""
-    width = settings.context.op_offload_min_batch
-    return "" if width == STREAM_WIDTH else f"{STREAM_VARIABLE}={width}"
+    context = settings.context
+    return "" if context.op_offload_min_batch == STREAM_WIDTH else "=".join(*context.environment.items())
 
 
 def _llama(program: str, settings: Settings) -> list[str]:
@@ -132,7 +131,7 @@ def _options(program: str, settings: Settings) -> Options:
         "-t": context.threads,
         "--swa-full": context.swa_full,
         "--no-op-offload": not context.op_offload,
-        "-lm": placement.load_mode if placement.load_mode != "auto" else "",
+        **_load_mode(placement),
         "--fit": "off",  # which would move what is not set, the split say
         "--rpc": ",".join(settings.rpc),
         "-ot": ",".join(overrides),  # may name these devices
@@ -214,7 +213,7 @@ def _llama_bench(program: str, settings: Settings) -> list[str]:
         "-ub": context.computed,
         **_cache(context),
         "-nopo": int(not context.op_offload),
-        "-lm": placement.load_mode if placement.load_mode != "auto" else "",
+        **_load_mode(placement),
         "-t": context.threads,
     }
     return _command(program, options, settings)
@@ -243,6 +242,10 @@ def _file_notes(settings: Settings) -> Iterator[str]:
 
 def _file(target: ModelFile) -> Options:
     return {"-hf": target.repo, "-hff" if target.repo else "-m": target.name}
+
+
+def _load_mode(placement: Placement) -> Options:
+    return {"-lm": placement.load_mode} if placement.load_mode != "auto" else {}
 
 
 def _cache(context: ContextOptions) -> Options:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ggufspec.bench.divergence import first_difference
 from ggufspec.decoding.loop import Round
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import DecoderOptions, WithOptions
 from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.sampling import Logits, Sampling, candidates
 from ggufspec.schema.bench import Divergence
@@ -53,7 +53,7 @@ TWO_POLICIES = (ADAPTIVE, Policy("fixed", 4))
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(WithOptions):
     """What to certify: ``drafters`` under lossless ``rules``, in strict mode with ``policies``.
 
     Of ``options`` drafter, policy, rule and mode are varied. ``sampling`` is of the answers that are not greedy; its
@@ -71,10 +71,6 @@ class Spec:
     seeds: int
     policies: tuple[Policy, ...] = EVERY_POLICY
     rpc: tuple[str, ...] = ()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return self.options.environment
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def test_a_job_that_loads_a_pair_asks_for_what_llama_cpp_reads_when_it_is_loaded
     """Any job, of this package, whose spec has the options of a pair."""
     options = DecoderOptions(op_offload_min_batch=2)
     package = Path(child.__file__).parents[1]
-    files = [path for path in package.rglob("*.py") if "class Spec:" in path.read_text()]
+    files = [path for path in package.rglob("*.py") if re.search(r"^class Spec[:(]", path.read_text(), re.MULTILINE)]
     names = [".".join(("ggufspec", *path.relative_to(package).with_suffix("").parts)) for path in files]
     specs = [importlib.import_module(name).Spec for name in names]
     placed = [spec for spec in specs if "options" in spec.__dataclass_fields__]
