@@ -130,6 +130,7 @@ def _located(spec: PairSpec, fetch: Fetch, name: str) -> Pair:
         return path
 
     target, draft = here(spec.target), here(spec.draft) if spec.draft is not None else None
+    read_headers([target])  # llama.cpp aborts over some that it does not refuse
     return Pair(spec.name, target, draft, spec.settings, spec.bench, spec.note)
 
 

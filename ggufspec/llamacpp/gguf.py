@@ -11,11 +11,13 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +41,7 @@ _SCALARS: dict[int, Any] = {
     12: ctypes.c_double,
 }
 _STRING, _ARRAY = 8, 9
+ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT, ggml/include/gguf.h
 _COUNTS = struct.Struct("<8xQQ")  # tensors and keys, after the magic and the version
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _LONGEST_ARRAY = 4096  # of longer ones, the vocabulary's, only the lengths are read
@@ -47,6 +50,20 @@ _MOST_NUMBERS = 1 << 18  # of all arrays together: one per block, in a few keys
 _MOST_TOKENS = 1 << 21  # vocabularies have 262,144 at most
 _lock = threading.Lock()
 _MOST_ENTRIES = 65536  # keys, and tensors: each takes a hundred times its bytes in the file
+
+# What ggml/src/gguf.cpp says of a header that no further byte would mend, and types that it cannot name: ggml_type 133
+# and on of ik_llama.cpp, whose repacked types have 200 and on.
+_BAD_ALIGNMENT = re.compile(r"alignment \d+ is not a power of 2")
+_TYPE = re.compile(r"tensor '(.*)' (?:has invalid ggml type (\d+)|of type \d+ \((?:TYPE_)?(\S* REMOVED.*)\) has )")
+_OF_IK_LLAMA = (
+    *("Q6_0", "IQ1_BN", "IQ2_BN", "Q8_K64", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ2_TN", "IQ1_TN", "IQ4_KS"),
+    *("IQ2_KS", "IQ4_KSS", "Q8_K16", "Q8_K32", "Q8_KR8", "Q8_K128", "Q8_KV", "IQ5_KS", "IQ2_KT", "IQ3_KT", "IQ4_KT"),
+    *("IQ3_KS", "IQ2_KL", "IQ1_KT"),
+)
+
+
+class UnusableError(ModelError):
+    """A whole header that this llama.cpp cannot use: more bytes or another download would not change that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +87,11 @@ class Gguf:
     tensors: tuple[Tensor, ...]
     data_offset: int  # where the weights begin
 
+    @property
+    def end(self) -> int:
+        """Where they end; llama.cpp's parser holds each tensor to begin where the one before it ends."""
+        return self.data_offset + max((tensor.offset + tensor.size_bytes for tensor in self.tensors), default=0)
+
 
 class _Params(ctypes.Structure):
     """struct gguf_init_params."""
@@ -88,18 +110,42 @@ def _parsed(data: bytes) -> Iterator[int]:
         handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, None))
         reason = complaints()
     if not handle:
-        raise ModelError(f"llama.cpp refuses the header: {reason}", "download it again")
+        raise _refusal(reason, data)
     try:
         yield handle
     finally:
         lib.gguf_free(handle)
 
 
+def _refusal(reason: str, data: bytes) -> ModelError:
+    """The error for a header that llama.cpp refuses, in its words or, where they do not help, in ours."""
+    if found := _BAD_ALIGNMENT.search(reason):
+        return UnusableError(found[0], "convert the model again, or choose another file")
+    found = _TYPE.search(reason)
+    if found is None or extent(data) is None:  # the last type may be cut off
+        return ModelError(f"llama.cpp refuses the header: {reason}", "download it again")
+    number = int(found[2] or 0)
+    name = dict(enumerate(_OF_IK_LLAMA, 133)).get(number, "a type" if number >= 200 else "")
+    what = found[3] or f"{number}, " + (f"{name} of ik_llama.cpp" if name else "which this llama.cpp does not know")
+    hint = "run it with ik_llama.cpp, or " if name else "update llama-cpp-python, or " if number else ""
+    return UnusableError(f"{found[1]} has the type {what}", f"{hint}choose a file in another type")
+
+
+def alignment(path: Path) -> int:
+    """The alignment of a file's tensors; the usual one of a file that llama.cpp refuses."""
+    lib = _ggml()
+    handle = lib.gguf_init_from_file(os.fsencode(path), _Params(True, None))
+    found = lib.gguf_get_alignment(handle) if handle else ALIGNMENT
+    lib.gguf_free(handle)
+    return int(found)
+
+
 def parse(data: bytes) -> Gguf:
     """Read a header from a file's first bytes.
 
     Raises:
-        ModelError: the header is incomplete, or llama.cpp refuses it.
+        UnusableError: it is whole, and this llama.cpp cannot use it.
+        ModelError: it is incomplete, or llama.cpp refuses it.
     """
     lib = _ggml()
     with _parsed(data) as handle:
@@ -122,10 +168,14 @@ def parse(data: bytes) -> Gguf:
                 metadata[key] = _text(lib.gguf_get_val_str(handle, index))[:_LONGEST_TEXT]
             else:
                 metadata[key] = _SCALARS[kind].from_address(lib.gguf_get_val_data(handle, index)).value
+        texts = _tokens(handle)
+        if metadata.get("tokenizer.ggml.model") not in ("none", "no_vocab"):
+            _check_tokens(texts)
+        digest = hashlib.sha256(b"".join(b"%d:%b" % (len(text), text) for text in texts)).hexdigest()
         return Gguf(
             metadata=metadata,
             lengths=lengths,
-            tokens_digest=_tokens_digest(handle),
+            tokens_digest=digest if texts else "",
             tensors=tuple(_tensor(handle, index) for index in range(lib.gguf_get_n_tensors(handle))),
             data_offset=lib.gguf_get_data_offset(handle),
         )
@@ -149,7 +199,7 @@ def _tensor(handle: int, index: int) -> Tensor:
 _SIZES = {kind: ctypes.sizeof(scalar) for kind, scalar in _SCALARS.items()}
 
 
-def extent(data: bytes) -> tuple[dict[str, tuple[int, int]], int] | None:
+def extent(data: bytes | mmap) -> tuple[dict[str, tuple[int, int]], int] | None:
     """Where a header's keys are, and where it ends before its padding; None if ``data`` has not all of it.
 
     Only lengths are looked at, in the order of the file: what llama.cpp refuses may have an extent.
@@ -173,11 +223,11 @@ def extent(data: bytes) -> tuple[dict[str, tuple[int, int]], int] | None:
     return (found, at) if at <= len(data) else None
 
 
-def _after_text(data: bytes, at: int) -> int:
+def _after_text(data: bytes | mmap, at: int) -> int:
     return at + 8 + int(_U64.unpack_from(data, at)[0])
 
 
-def _after_value(data: bytes, at: int, kind: int) -> int:
+def _after_value(data: bytes | mmap, at: int, kind: int) -> int:
     if kind == _STRING:
         return _after_text(data, at)
     if kind != _ARRAY:
@@ -208,9 +258,13 @@ def _tokens(handle: int) -> list[bytes]:
     return [text(handle, index, i) or b"" for i in range(count)]
 
 
-def _tokens_digest(handle: int) -> str:
-    found = _tokens(handle)
-    return hashlib.sha256(b"".join(b"%d:%b" % (len(token), token) for token in found)).hexdigest() if found else ""
+def _check_tokens(texts: Sequence[bytes]) -> None:
+    """Refuse two tokens with one text, an assertion of ``llama_vocab::impl::load``; empty ones get texts there."""
+    ids: dict[bytes, int] = {}
+    for token, text in enumerate(texts):
+        if (first := ids.setdefault(text or b"[EMPTY_%d]" % token, token)) != token:
+            message = f"tokens {first} and {token} have the same text, {_text(text)!r}: llama.cpp aborts over that"
+            raise UnusableError(message, "choose another file, or convert the model again with another text for one")
 
 
 def _text(data: bytes | None) -> str:
@@ -223,6 +277,7 @@ def _ggml() -> Any:
     integer, count = ctypes.c_int, ctypes.c_int64
     functions: dict[str, tuple[Any, list[Any]]] = {
         "gguf_init_from_buffer": (pointer, [text, size, _Params]),
+        "gguf_init_from_file": (pointer, [text, _Params]),
         "gguf_free": (None, [pointer]),
         "gguf_get_n_kv": (count, [pointer]),
         "gguf_find_key": (count, [pointer, text]),

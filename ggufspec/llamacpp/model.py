@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.files import untrusted
 from ggufspec.hardware.backends import backend_of
 from ggufspec.hardware.host import obtainable_memory_bytes
+from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.devices import devices, offloading
 from ggufspec.llamacpp.hidden import HiddenRows, hidden_rows
 from ggufspec.llamacpp.library import complaints, forget_complaints, load, unpinned
@@ -65,6 +66,8 @@ class Model:
         check_gguf(path)
         lib = load()
         self.path = path
+        if not vocab_only and placement.is_mapped and gguf.alignment(path) % gguf.ALIGNMENT:
+            placement = replace(placement, load_mode="none")  # an assertion of ggml-backend.cpp: TENSOR_ALIGNMENT
         params, _alive = model_params(lib, placement)
         params.vocab_only = vocab_only
         cards = offloading(devices()) if placement.gpu_layers else []

@@ -33,6 +33,7 @@ _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
 _LARGE = 16 << 20  # a header of so many bytes that is still refused may not be one that needs more
 MAX_MEMORY = 4 << 30  # of address space, beyond that of the child with llama.cpp loaded
 _AT_ONCE = 4  # headers that are read in part
+_LARGEST_PADDING = 4096  # behind the last tensor of a part
 _AGAIN = "download it again"
 
 
@@ -190,7 +191,7 @@ def _read(found: ModelFiles, folder: Path | None, shared: Shared | None, progres
             prefixes.append(prefix)
             read += count
         name = found.files[0].name
-        check_split(name, parts)
+        check_split(found.files[0], parts)
         header = interpret(name, parts, sum(file.size_bytes for file in found.files))
         if folder is None:
             return Read(read, header)
@@ -246,6 +247,8 @@ def read_prefix(
         try:
             parsed = gguf.parse(data)
             break
+        except gguf.UnusableError as error:
+            raise ModelError(f"{file.name}: {error.message}", error.hint) from None
         except ModelError as error:
             if wanted == file.size_bytes:
                 what = f"{file.name} is cut short within its header, or damaged"
@@ -257,10 +260,8 @@ def read_prefix(
                 wanted = wanted * 2 if wanted < _DOUBLED_TO else wanted * 5 // 4
                 continue
             raise ModelError(f"{what}: {error.message}", _AGAIN) from None
-    # The parser itself holds each tensor to begin where the one before it ends: ggml/src/gguf.cpp.
-    end = parsed.data_offset + max((tensor.offset + tensor.size_bytes for tensor in parsed.tensors), default=0)
-    if end > file.size_bytes:
-        raise ModelError(f"{file.name} is cut short: it has {file.size_bytes:,} of {end:,} bytes", _AGAIN)
+    if parsed.end > file.size_bytes:
+        raise ModelError(f"{file.name} is cut short: it has {file.size_bytes:,} of {parsed.end:,} bytes", _AGAIN)
     return parsed, data[: parsed.data_offset], len(data)
 
 
@@ -273,13 +274,16 @@ def _looks_like(data: bytes) -> str:
     return " but a web page" if start.startswith((b"<!doctype", b"<html")) else ""
 
 
-def check_split(name: str, parts: Sequence[gguf.Gguf]) -> None:
+def check_split(first: LocalFile | RemoteFile, parts: Sequence[gguf.Gguf]) -> None:
     """Check that parts belong to one model. Source: llama_model_loader in src/llama-model-loader.cpp."""
-    again = "download all parts again"
+    name, again = first.name, "download all parts again"
     for index, part in enumerate(parts):
         count, number = part.metadata.get("split.count", 1), part.metadata.get("split.no", 0)
         if len(parts) == 1 and isinstance(count, int) and count > 1:
             names = f"NAME-00001-of-{count:05}.gguf" if count <= MOST_PARTS else "NAME-00001-of-0000N.gguf"
+            if b"GGUF" in first.read(part.end, min(first.size_bytes - part.end, _LARGEST_PADDING)):
+                way = f"-m {names} takes the parts as they are, llama-gguf-split --merge {names} NAME.gguf joins them"
+                raise ModelError(f"{name} is parts joined by cat: the header is of the first of {count} alone", way)
             raise ModelError(f"{name} is one of {count} parts, and not named so", f"give all parts names like {names}")
         if len(parts) > 1 and (count != len(parts) or number != index):
             says = f"part {number + 1} of {count}" if isinstance(number, int) else "no part"

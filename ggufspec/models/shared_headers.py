@@ -19,7 +19,6 @@ FIRST_BYTES = 64 << 10  # what comes before a vocabulary has 2 kB
 _SLACK_BYTES = 64 << 10  # by which what comes after it may be longer than the known file's
 _SEAM_BYTES = 4 << 10  # that are compared at either end
 _LEAST_BYTES = 64 << 10  # of a value that is worth leaving out
-_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT, ggml/include/gguf.h
 _TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -67,11 +66,10 @@ class Shared:
 
     def _joined(self, cut: gguf.Gguf, header_bytes: int, file: LocalFile | RemoteFile) -> gguf.Gguf | None:
         """``cut`` with this part in it, or None if the file is not exactly as long as that makes it."""
-        alignment = cut.metadata.get("general.alignment", _ALIGNMENT)
+        alignment = cut.metadata.get("general.alignment", gguf.ALIGNMENT)
         assert isinstance(alignment, int)  # llama.cpp checks it
-        data_offset = header_bytes + -header_bytes % alignment
-        end = data_offset + max((tensor.offset + tensor.size_bytes for tensor in cut.tensors), default=0)
-        if not end <= file.size_bytes <= end + -end % alignment:
+        cut = replace(cut, data_offset=header_bytes + -header_bytes % alignment)
+        if not cut.end <= file.size_bytes <= cut.end + -cut.end % alignment:
             return None
         own = {key: value for key, value in self.parsed.metadata.items() if key in self.keys}
         lengths = {key: value for key, value in self.parsed.lengths.items() if key in self.keys}
@@ -80,5 +78,4 @@ class Shared:
             metadata=cut.metadata | own,
             lengths=cut.lengths | lengths,
             tokens_digest=self.parsed.tokens_digest if _TOKENS in self.keys else cut.tokens_digest,
-            data_offset=data_offset,
         )

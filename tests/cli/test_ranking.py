@@ -387,10 +387,10 @@ def test_what_cannot_be_ranked(
 
 
 def unknown_type(path: Path, folder: Path) -> None:
-    """The first tensor's type is one that ggml does not have."""
+    """The first tensor's type is one of ik_llama.cpp."""
     data = bytearray((folder / "Small-Q6_K.gguf").read_bytes())
     place = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8
-    data[place : place + 4] = (250).to_bytes(4, "little")
+    data[place : place + 4] = (156).to_bytes(4, "little")
     path.write_bytes(data)
 
 
@@ -417,7 +417,7 @@ def imatrix(path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (unknown_type, "type"),
+        (unknown_type, "token_embd.weight has the type 156, IQ3_KS of ik_llama.cpp"),
         (web_page, "is not a GGUF file but a web page"),
         (cut_short, "is cut short"),
         (cut_in_the_header, "is cut short"),

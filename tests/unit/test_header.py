@@ -173,6 +173,34 @@ def test_states_and_caches(architecture: str, keys: dict[str, Any], recurrent: s
     assert [i for i in range(4) if header.cached[i]] == list(map(int, cached.split()))
 
 
+def test_blocks_without_heads_have_no_cache_wherever_the_first_with_heads_is() -> None:
+    def numbers(header: ModelHeader) -> int:
+        """Of a token, in all keys and values."""
+        return sum(header.keys(i) + header.values(i) for i in range(header.blocks) if header.cached[i])
+
+    lfm2 = of(
+        "lfm2",
+        block_count=16,
+        embedding_length=2048,
+        attention__head_count=32,
+        shortconv__l_cache=3,
+        attention__head_count_kv=(0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0),
+    )
+    assert 2 * numbers(lfm2) * 32_768 == 384 << 20
+    assert (sum(lfm2.recurrent), lfm2.conv_numbers) == (10, 2 * 2048)
+    attends, feeds = range(10, 88, 11), range(1, 88, 2)  # some of them beyond the 64th
+    nemotron = of(
+        "nemotron_h",
+        block_count=88,
+        attention__head_count_kv=tuple(2 * (i in attends and i not in feeds) for i in range(88)),
+        feed_forward_length=tuple(512 * (i in feeds) for i in range(88)),
+    )
+    attending = [i for i in attends if i not in feeds]
+    assert [i for i in range(88) if nemotron.cached[i]] == attending == [10, 32, 54, 76]
+    assert sum(nemotron.recurrent) == 88 - len(feeds) - 4
+    assert numbers(nemotron) == 4 * 2 * 2 * 64
+
+
 def test_sizes_of_states() -> None:
     ssm = {"ssm__conv_kernel": 4, "ssm__inner_size": 512, "ssm__state_size": 16, "ssm__group_count": 2}
     assert (of("mamba2", **ssm).conv_numbers, of("mamba2", **ssm).state_numbers) == (3 * (512 + 2 * 2 * 16), 16 * 512)

@@ -326,6 +326,59 @@ def test_a_part_under_another_name_is_refused(parts: list[Path], folder: Path) -
         read_here(renamed, folder)
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_parts_that_cat_joined_are_refused(parts: list[Path], folder: Path, empty: bool) -> None:
+    if empty:  # llama-gguf-split --no-tensor-first-split
+        keys = {
+            "split.count": np.uint16(3),
+            "split.tensors.count": np.int32(len(TINY.tensors)),
+            "split.no": np.uint16(0),
+        }
+        shapes.write_file(parts[0], TINY.metadata | keys, [])
+    joined = folder.parent / "joined.gguf"
+    joined.write_bytes(b"".join(part.read_bytes() for part in parts))
+    with pytest.raises(ModelError, match="parts joined by cat: the header is of the first of 3") as refusal:
+        read_here(joined, folder)
+    assert "llama-gguf-split --merge NAME-00001-of-00003.gguf" in refusal.value.hint
+
+
+def test_a_first_part_without_tensors_is_one(folder: Path) -> None:
+    names = [folder.parent / f"{TINY.name}-{i:05}-of-00003.gguf" for i in (1, 2, 3)]
+    count = {"split.count": np.uint16(3), "split.tensors.count": np.int32(len(TINY.tensors))}
+    step = -(-len(TINY.tensors) // 2)
+    for i, tensors in enumerate(([], TINY.tensors[:step], TINY.tensors[step:])):
+        own = {} if i else TINY.metadata | shapes.NO_TOKENIZER
+        shapes.write_file(names[i], own | count | {"split.no": np.uint16(i)}, tensors)
+    header = read_one(names[0], folder).header
+    assert (header.parts, len(header.tensors)) == (3, len(TINY.tensors))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "hint"),
+    [
+        (156, "has the type 156, IQ3_KS of ik_llama.cpp", "run it with ik_llama.cpp"),
+        (137, "has the type 137, IQ2_K of ik_llama.cpp", "run it with ik_llama.cpp"),
+        (212, "has the type 212, a type of ik_llama.cpp", "run it with ik_llama.cpp"),
+        (99, "has the type 99, which this llama.cpp does not know", "update llama-cpp-python"),
+        (31, "has the type Q4_0_4_4 REMOVED", "choose a file in another type"),
+    ],
+)
+def test_a_type_that_llama_cpp_does_not_have_is_named(
+    draft: Path, folder: Path, kind: int, says: str, hint: str
+) -> None:
+    data, name = bytearray(draft.read_bytes()), b"blk.0.ffn_down.weight"
+    place = data.index(name) + len(name) + 4 + 2 * 8
+    data[place : place + 4] = kind.to_bytes(4, "little")
+    foreign = folder.parent / "foreign.gguf"
+    foreign.write_bytes(data)
+    with pytest.raises(ModelError, match=f"foreign.gguf: {name.decode()} {says}") as refusal:
+        read_here(foreign, folder)
+    assert hint in refusal.value.hint
+    foreign.write_bytes(data[: place + 2])  # what is left of the type is none
+    with pytest.raises(ModelError, match="cut short within its header"):
+        read_here(foreign, folder)
+
+
 def test_a_tensor_in_two_parts_is_refused(folder: Path) -> None:
     keys = {"split.count": np.uint16(2), "split.tensors.count": np.int32(2)}
     tensor = shapes.Tensor("output_norm.weight", "F32", (8,))
