@@ -30,14 +30,13 @@ from ggufspec import child
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware.host import peak_rss_bytes
 from ggufspec.llamacpp.gguf import write_model
-from ggufspec.llamacpp.quantize import check_type, row_bytes, type_keys
+from ggufspec.llamacpp.quantize import check_type, row_bytes, run_dry, type_keys
 from ggufspec.models import expansion, sparse
 from ggufspec.models.expanded import pieces
 from ggufspec.models.expansion import Layout, Rows, Small, read
 from ggufspec.models.headers import read_prefix
 from ggufspec.models.locate import LocalFile
 from ggufspec.models.sparse import Piece
-from lab.tensor_types import tensor_types
 
 Fill = Literal["holes", "blocks"]
 _BESIDE_BYTES = 8192  # of disk for the partial pages at both ends of a run of rows
@@ -277,7 +276,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
             write_header(half, {name: "f32" if name in whole else "f16" for name in shapes})
         except OSError as error:
             raise GgufspecError(f"{half} cannot be written: {error.strerror}", f"df -h {folder}") from None
-        types = tensor_types(half, file_type)
+        types = run_dry(half, file_type).types
         write_header(half, types)
         size_bytes = half.stat().st_size
     sizes = {name: row_bytes(types[name], shape[0]) * math.prod(shape[1:]) for name, shape in shapes.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,23 +73,24 @@ def quantize(
     if quantised:
         ui.note(f"warning: {file.name} is quantised already ({quantised}); what it lost, every type here loses too")
 
-    sizes = child.call(
-        job.__name__, job.Spec(file.absolute(), wanted, 1), job.Result, verbose=ui.flags().verbose
-    ).tensor_bytes
-    more = max(0, header.size_bytes - header.weight_bytes())
-    expected = {name: sizes[name] + more for name in wanted}
-    needed, free = sum(expected.values()), free_disk_bytes(where)
+    chosen = _done(job.Spec(file.absolute(), wanted, 1)).chosen
+    needed, free = sum(one.file_bytes for one in chosen.values()), free_disk_bytes(where)
     if needed + _ROOM > free:
-        each = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in expected.items())
+        each = ", ".join(f"{name} {one.file_bytes / 1e9:.2f} GB" for name, one in chosen.items())
         message = f"{each}: {needed / 1e9:.2f} GB, and {where} has {free / 1e9:.2f} GB free"
         raise GgufspecError(message, f"df -h {where}")
+    for name, one in chosen.items():
+        if one.unfit:
+            share = f"{one.unfit} of {len(one.types)} tensors"
+            ui.note(f"{name}: another type for {share}, whose rows are no multiple of its block")
     rows: list[Quantised] = []
     numbers = sum(math.prod(tensor.shape) for tensor in header.tensors)
     for name, path in paths.items():
         began = time.monotonic()
-        tensor_bytes = _write(file, path, name, count, requantize=requantize)
-        bits, size = 8 * tensor_bytes / numbers, path.stat().st_size
-        rows.append(Quantised(name, str(path), expected[name], size, bits, time.monotonic() - began))
+        _done(job.Spec(file.absolute(), (name,), count, path, requantize))
+        one, size = chosen[name], path.stat().st_size
+        bits = 8 * one.tensor_bytes / numbers
+        rows.append(Quantised(name, str(path), one.file_bytes, size, bits, time.monotonic() - began))
     document = QuantizeDocument(str(file), header.size_bytes, numbers, machine(), tuple(rows))
     ui.result(document, lambda: ui.out().print(table.terminal(results(document))))
     return 0
@@ -110,15 +111,11 @@ def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
     return kind
 
 
-def _write(source: Path, path: Path, name: str, threads: int, *, requantize: bool) -> int:
-    """Write one file, which appears when it is whole; the bytes of its tensors."""
-    spec = job.Spec(source.absolute(), (name,), threads, path, requantize)
+def _done(spec: job.Spec) -> job.Result:
+    """The job in a child process, with its progress; a file appears when it is whole."""
     with ui.progress() as progress:
-        result = child.call(
-            job.__name__,
-            spec,
-            job.Result,
-            on_event=lambda event: progress(event["done"], event["of"], f"{name} {event['name']}"),
-            verbose=ui.flags().verbose,
-        )
-    return result.tensor_bytes[name]
+
+        def show(event: dict[str, Any]) -> None:
+            progress(event["done"], event["of"], event["name"])
+
+        return child.call(job.__name__, spec, job.Result, on_event=show, verbose=ui.flags().verbose)

@@ -10,6 +10,8 @@ import ctypes
 import difflib
 import functools
 import logging
+import math
+import mmap
 import os
 import re
 import shutil
@@ -27,7 +29,7 @@ import numpy.typing as npt
 from ggufspec import child
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.files.write import replacing
-from ggufspec.llamacpp.gguf import type_number
+from ggufspec.llamacpp.gguf import ALIGNMENT, alignment, extent, type_number
 from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load, logger
 
 Floats = npt.NDArray[np.float32]
@@ -98,9 +100,43 @@ def _remove_after(stopping: threading.Event, folder: Path) -> None:
         time.sleep(0.05)
 
 
-def run_dry(source: Path, name: str) -> None:
-    """Let llama.cpp say what it would write; it reads no weights."""
-    _call(source, source, name, 1, requantize=True, dry=True)
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What llama.cpp would write: the type of each tensor as ggml spells it, their bytes, and the whole file's.
+
+    ``unfit`` tensors have rows that are no multiple of the type's block, and so another type than the mixture's.
+    """
+
+    types: dict[str, str]
+    tensor_bytes: int
+    file_bytes: int
+    unfit: int
+
+
+# src/llama-quant.cpp, llama_model_quantize_impl
+_TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] +(\S+)")
+_CHOSEN = re.compile(_TENSOR.pattern + r" +- \[(.*)\], type = +(\S+), size = +[\d.]+ MiB(?: -> .*\((\S+)\))?")
+
+
+def run_dry(source: Path, type_name: str) -> Chosen:
+    """What llama.cpp would write; it reads no weights, which may be a hole. Raises as :func:`quantize` does."""
+    name, types, sizes, lines = check_type(type_name), dict[str, str](), list[int](), list[str]()
+    with listening(lines.append):
+        _call(source, source, name, 1, requantize=True, dry=True)
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = extent(data)
+    assert found is not None  # or llama.cpp had refused it
+    own = type_keys(name)
+    kept = [end - begin for key, (begin, end) in found[0].items() if not (key in own or key.startswith("split."))]
+    header = 24 + sum(kept) + sum(16 + len(key) for key in own)
+    for line in lines:
+        if tensor := _CHOSEN.search(line):
+            shape = [int(length) for length in tensor[4].split(",")]
+            kind = types[tensor[3]] = tensor[6] or tensor[5]
+            sizes.append(row_bytes(kind, shape[0]) * math.prod(shape[1:]))
+            header += 24 + len(tensor[3]) + 8 * max([1, *(axis for axis, length in enumerate(shape, 1) if length > 1)])
+    unfit = sum("-> falling back to" in line for line in lines)
+    return Chosen(types, sum(sizes), sum(size + -size % ALIGNMENT for size in (header, *sizes)), unfit)
 
 
 def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bool, dry: bool = False) -> None:
@@ -110,6 +146,10 @@ def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bo
     params.nthread = threads
     params.allow_requantize = requantize
     params.dry_run = dry
+    if alignment(source) != ALIGNMENT:  # which llama.cpp copies from the source, and writes by its own
+        key = lib.llama_model_kv_override(lib.LLAMA_KV_OVERRIDE_TYPE_INT, b"general.alignment")
+        key.value.val_i64 = ALIGNMENT
+        params.kv_overrides = (lib.llama_model_kv_override * 2)(key)  # the last, of zeros, ends the list
     forget_complaints()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
         reason = complaints()
@@ -128,7 +168,7 @@ def type_keys(name: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Arguments of :func:`quantize`; without ``target`` only the sizes are computed."""
+    """Arguments of :func:`quantize`, of one type; without ``target`` it is only told what would be written."""
 
     source: Path
     types: tuple[str, ...]
@@ -139,34 +179,24 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Bytes of the tensors in each type, as llama.cpp counts them."""
+    """What would be written in each type."""
 
-    tensor_bytes: dict[str, int]
-
-
-# src/llama-quant.cpp, llama_model_quantize_impl
-_TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] +(\S+)")
-_SIZE = re.compile(r"quant size += +([\d.]+) MiB")
+    chosen: dict[str, Chosen]
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Quantise in this process; ``tensor`` events report progress."""
-    sizes: dict[str, int] = {}
-    for type_name in spec.types:
-        name = check_type(type_name)
+    if spec.target is None:
+        return Result({name: run_dry(spec.source, name) for name in spec.types})
 
-        def read(line: str, name: str = name) -> None:
-            if (found := _TENSOR.match(line)) and spec.target is not None:
-                emit({"event": "tensor", "type": name, "done": int(found[1]), "of": int(found[2]), "name": found[3]})
-            elif found := _SIZE.search(line):
-                sizes[name] = round(float(found[1]) * 2**20)
+    def read(line: str) -> None:
+        if found := _TENSOR.match(line):
+            emit({"event": "tensor", "done": int(found[1]), "of": int(found[2]), "name": f"{name} {found[3]}"})
 
-        with listening(read):
-            if spec.target is not None:
-                quantize(spec.source, spec.target, name, spec.threads, requantize=spec.requantize, stopping=stopping)
-            else:
-                run_dry(spec.source, name)
-    return Result(sizes)
+    (name,) = spec.types
+    with listening(read):
+        quantize(spec.source, spec.target, name, spec.threads, requantize=spec.requantize, stopping=stopping)
+    return Result({})
 
 
 class _Reader(logging.Handler):

@@ -26,7 +26,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_grid(cli: Cli, target: Path, folder: Path) -> None:
     done = cli("quantize", target, "--types", "q8_0, Q4_0,Q4_K_M,Q8_0", "-o", folder, "--json")
-    assert (done.code, done.stderr) == (0, "")
+    assert done.code == 0
+    unfit = "{}: another type for {} of 74 tensors, whose rows are no multiple of its block\n"
+    assert done.stderr == unfit.format("Q4_0", 1) + unfit.format("Q4_K_M", 56)
     document = done.document()
     assert next(iter(document)) == "schema"
     assert document["schema"] == "ggufspec/quantize@1"
@@ -36,7 +38,7 @@ def test_the_grid(cli: Cli, target: Path, folder: Path) -> None:
         path = Path(file["file"])
         assert path == folder / f"demo-target-{file['type']}.gguf"
         assert path.stat().st_size == file["size_bytes"]
-        assert file["expected_bytes"] == pytest.approx(file["size_bytes"], rel=0.01)
+        assert file["expected_bytes"] == file["size_bytes"]
         answer = cli("run", "-m", path, "-p", "def f(", "-n", "4", "--json").document()
         assert len(answer["tokens"]) == 4
     assert document["files"][0]["bits_per_weight"] == pytest.approx(8.5, abs=0.02)

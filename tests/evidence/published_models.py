@@ -32,9 +32,9 @@ from shapes import (
     write,
 )
 
+from ggufspec.llamacpp.quantize import run_dry
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.headers import read_headers
-from lab.tensor_types import tensor_types
 
 HEADER_BYTES = 8_000_000  # of a file is its vocabulary, about
 
@@ -171,7 +171,7 @@ def typed(model: str, quant: str, folder: Path, size_bytes: int = 0) -> Shape:
         }
         types["output.weight"] = output
     else:
-        types, lifted = tensor_types(write(folder / f"{model}-F16.gguf", shape), quant), _LIFTED
+        types, lifted = run_dry(write(folder / f"{model}-F16.gguf", shape), quant).types, _LIFTED
     usual = [Tensor(t.name, _fitting(types.get(t.name, t.type).upper(), t), t.ne) for t in shape.tensors]
     return replace(shape, tensors=tuple(_grow(usual, lifted, size_bytes)))
 

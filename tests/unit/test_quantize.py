@@ -17,11 +17,11 @@ from ggufspec.llamacpp.quantize import (
     block_numbers,
     quantize,
     row_bytes,
+    run_dry,
     to_blocks,
     to_numbers,
 )
 from lab import expansion
-from lab.tensor_types import tensor_types
 
 KINDS = ("f32", "f16", "bf16", "q8_0", "q6_K", "q5_K", "q5_0", "q4_K", "q4_0", "q3_K", "q2_K", "iq4_nl", "iq4_xs")
 ERRORS = {"f32": 0, "f16": 1e-3, "bf16": 1e-2, "q8_0": 0.01, "q6_K": 0.03, "q5_K": 0.05, "q5_0": 0.06}
@@ -49,18 +49,20 @@ def test_every_file_type_is_llama_cpps_and_needs_no_importance_matrix(wide: Path
 
 
 @pytest.mark.parametrize("name", FILE_TYPES)
-def test_the_dry_run_tells_the_types_that_are_written(name: str, wide: Path, tmp_path: Path) -> None:
+def test_the_dry_run_tells_the_types_and_the_bytes_that_are_written(name: str, wide: Path, tmp_path: Path) -> None:
     quantize(wide, tmp_path / "q.gguf", name, threads=1)
     written = {tensor.name: tensor.type for tensor in parse((tmp_path / "q.gguf").read_bytes()).tensors}
-    assert tensor_types(wide, name) == written
+    chosen = run_dry(wide, name)
+    assert chosen.types == written
+    assert chosen.file_bytes == (tmp_path / "q.gguf").stat().st_size
 
 
 def test_the_dry_run_says_what_is_wrong(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Q4_K_X"):
-        tensor_types(tiny, "Q4_K_X")
+        run_dry(tiny, "Q4_K_X")
     (tmp_path / "text.gguf").write_text("hello, this is no model")
     with pytest.raises(ModelError, match="cannot be quantised"):
-        tensor_types(tmp_path / "text.gguf", "Q4_0")
+        run_dry(tmp_path / "text.gguf", "Q4_0")
 
 
 @pytest.mark.parametrize("kind", KINDS)
