@@ -27,6 +27,7 @@ from ggufspec.llamacpp.options import (
     Placement,
     parse_override,
 )
+from ggufspec.models.locate import part_names
 from ggufspec.schema.export import ExportDocument
 from ggufspec.settings.table import OPTIONS
 
@@ -352,6 +353,12 @@ def _modelfile(settings: Settings) -> Iterator[str]:
     target, context, layers = settings.target, settings.context, settings.placement.gpu_layers
     if not target.name.isprintable():  # the parser drops such characters
         raise UsageError(f"a Modelfile cannot name {target.name!r}", _ANOTHER_NAME)
+    first, *more = part_names(target.name)
+    if more or (target.repo and "/" in target.name):
+        what = f"model that is split into {1 + len(more)} files" if more else "file in a folder of a repository"
+        way = f"ggufspec pull -hf {target.repo}:{target.name}; " if target.repo else ""
+        way += f"llama-gguf-split --merge {shlex.quote(first)} ONE.gguf; " if more else ""
+        raise UsageError(f"Ollama takes no {what}: {target.name}", f"{way}ggufspec export -m ONE.gguf --to ollama")
     yield f"FROM hf.co/{target.repo}:{target.name}" if target.repo else f"FROM {target.name}"
     yield f"PARAMETER num_gpu {_ALL if layers < 0 else layers}"
     yield f"PARAMETER num_ctx {context.cells}"

@@ -261,6 +261,33 @@ def test_a_modelfile_cannot_say_everything() -> None:
         export("ollama", replace(PAIR, target=ModelFile("/models/a\nSYSTEM b.gguf")))
 
 
+@pytest.mark.parametrize(
+    ("target", "message", "hint"),
+    [
+        (
+            ModelFile("/a/big q4-00001-of-00003.gguf"),
+            "Ollama takes no model that is split into 3 files",
+            "llama-gguf-split --merge '/a/big q4-00001-of-00003.gguf' ONE.gguf; ggufspec export -m ONE.gguf",
+        ),
+        (
+            ModelFile("Q4/big-00002-of-00002.gguf", "user/big"),
+            "Ollama takes no model that is split into 2 files",
+            "ggufspec pull -hf user/big:Q4/big-00002-of-00002.gguf; llama-gguf-split --merge Q4/big-00001-of-",
+        ),
+        (
+            ModelFile("Q4/big.gguf", "user/big"),
+            "Ollama takes no file in a folder of a repository: Q4/big.gguf",
+            "ggufspec pull -hf user/big:Q4/big.gguf; ggufspec export -m ONE.gguf --to ollama",
+        ),
+    ],
+)
+def test_a_modelfile_names_one_file(target: ModelFile, message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as refusal:
+        export("ollama", replace(PAIR, target=target))
+    assert hint in refusal.value.hint
+    assert target.name in export("llama-server", replace(PAIR, target=target)).text
+
+
 def test_lm_studio() -> None:
     text = export("lm-studio", PAIR).text
     assert text.splitlines()[-1] == "lms load 'big one.gguf' --gpu 0.5501 --context-length 4352"
