@@ -16,6 +16,7 @@ def rewritten(
     value: Callable[[str, Any], Any] = lambda _, value: value,
     data: Callable[[str, Any], Any] = lambda _, data: data,
     template: str = "",
+    alignment: int = 0,
 ) -> Path:
     """Write the model of ``source`` to ``path``, changed.
 
@@ -25,9 +26,12 @@ def rewritten(
         value: gives a field's value from its name and the value before.
         data: gives a tensor's data from its name and the data before.
         template: a chat template to add.
+        alignment: of its tensors, if not the usual 32 bytes.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(path, "llama")
+    if alignment:
+        writer.add_custom_alignment(alignment)
     for field in reader.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             kind, of = field.types[0], field.types[-1] if len(field.types) > 1 else None

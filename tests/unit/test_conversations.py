@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import random_weights
 from hypothesis import given
@@ -20,6 +22,8 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.text import common
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.dryrun import allocated
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.models.headers import read_headers
 from ggufspec.planning.memory import HOST, Placement, resident
 from ggufspec.serve import session
@@ -124,6 +128,21 @@ def test_a_copied_beginning_is_not_read_again(name: str, kept: SpeculativeDecode
     if FORGET[name]:
         with pytest.raises(ModelError, match="cannot copy"):
             kept._pair.target.copy(1)
+
+
+@pytest.mark.parametrize("name", ["mamba", "granite", "lfm2"])
+def test_what_lookup_drafts_leaves_no_trace_in_a_state(files: dict[str, Path], name: str) -> None:
+    """A text that repeats itself with errors: each token is what a target says that reads one at a time, or nearly."""
+    prompt = [token if i % 17 else 5 + i % 29 for i, token in enumerate(TEXTS[0][:60] * 4)]
+    with SpeculativeDecoder(files[name], None, replace(OPTIONS, draft_max=8)) as decoder:
+        tokens = [one.token for one in decoder.generate(prompt, max_tokens=300)]
+        assert decoder.statistics is not None
+        assert decoder.statistics.accepted < decoder.statistics.drafted
+    with Model(files[name]) as model, closing(Context(model, ContextOptions(1024, 1, 1))) as alone:
+        alone.decode(prompt[:-1], 0)
+        for before, token in zip([prompt[-1], *tokens], tokens, strict=False):
+            row = alone.decode([before], 1)[0]
+            assert row.max() - row[token] < 0.02 * np.ptp(row)
 
 
 def test_the_one_that_waited_longest_makes_room(files: dict[str, Path]) -> None:
