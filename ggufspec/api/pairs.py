@@ -18,7 +18,8 @@ from ggufspec.llamacpp.model import check_gguf
 from ggufspec.models import heads
 from ggufspec.models.headers import Known, read_headers
 from ggufspec.models.hub import download as hub
-from ggufspec.models.hub.client import HubFile, hub_file
+from ggufspec.models.hub.choice import hub_file
+from ggufspec.models.hub.client import HubFile
 from ggufspec.models.locate import is_url
 from ggufspec.models.profile import Pair, PairSpec, Profile, load_profile, sources
 from ggufspec.models.vocabulary import check_pair
@@ -67,7 +68,7 @@ def spec_of_files(
         draft = hub_file(given.hf_repo_draft, draft=True) if given.hf_repo_draft else given.model_draft
     if profile is None:
         target = hub_file(given.hf_repo) if given.hf_repo else str(given.model)
-        spec = PairSpec(Path(given.model or str(given.hf_repo)).stem, target, draft)
+        spec = PairSpec(Path(target.file if isinstance(target, HubFile) else target).stem, target, draft)
     else:
         if no_draft or own_draft:
             profile = profile.model_copy(update={"draft": None})
@@ -94,10 +95,8 @@ def pair_of_files(
         GgufspecError: a profile or a file is not there or is not a GGUF file, or the user does not want to fetch it.
     """
     spec = spec_of_files(given, on_event, no_draft=no_draft, need_draft=need_draft)
-    if given.model is None and given.hf_repo is None:
-        return _located(spec, fetch, f"profile {spec.name!r}")
-    pair = _located(spec, fetch, "the pair")
-    return replace(pair, name=pair.target.stem)
+    is_profile = given.model is None and given.hf_repo is None
+    return _located(spec, fetch, f"profile {spec.name!r}" if is_profile else "the pair")
 
 
 def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_event: OnEvent | None = None) -> Pair:

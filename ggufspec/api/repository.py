@@ -21,8 +21,9 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.models import heads
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.headers import Known, read_headers
-from ggufspec.models.hub import client, repository
-from ggufspec.models.hub.client import HubFile, hub_file, quant_of
+from ggufspec.models.hub import choice, client, repository
+from ggufspec.models.hub.choice import hub_file, quant_of
+from ggufspec.models.hub.client import HubFile
 from ggufspec.models.hub.repository import ReadModel, Repository
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import expected_acceptance
@@ -83,10 +84,10 @@ def several(repo: str | None) -> Repository | None:
     Raises:
         GgufspecError: there is no such repository, or no GGUF file in it.
     """
-    if repo is None or ":" in repo or repo.count("/") != 1:
+    if repo is None or (name := choice.parse(repo)).model:
         return None
     try:
-        found = repository.look(repo)
+        found = repository.look(name.repo, name.revision)
     except client.UnreachableError:  # what is downloaded of it can be planned
         return None
     return found if len(found.models) > 1 else None
@@ -149,14 +150,13 @@ def _targets(
     if among is not None:
         return _add(_Found(), among, on_event)
     spec = spec_of_files(given, on_event, no_draft=True)
-    named = f"{spec.target.repo}:{spec.target.file}" if isinstance(spec.target, client.HubFile) else str(spec.target)
-    return _of_source(spec.target, given.hf_repo or named, on_event)
+    return _of_source(spec.target, given.hf_repo or str(spec.target), on_event)
 
 
 def _of_repository(repo: str, on_event: OnEvent | None) -> _Found:
-    if repo.count("/") != 1 or ":" in repo:
+    if (name := choice.parse(repo)).model:
         raise UsageError(f"{repo!r} is not a repository of the hub", "--draft-repo USER/REPO; -hfd names one draft")
-    return _add(_Found(), repository.look(repo), on_event)
+    return _add(_Found(), repository.look(name.repo, name.revision), on_event)
 
 
 def _add(found: _Found, some: Repository, on_event: OnEvent | None) -> _Found:
@@ -170,7 +170,7 @@ def _add(found: _Found, some: Repository, on_event: OnEvent | None) -> _Found:
             f"{some.repo} has heads and no target: {', '.join(some.heads)}", f"-hf TARGET -hfd {some.repo}"
         )
     models = repository.read(some, on_event)
-    found.repositories.append(RankedRepository(some.repo, some.commit, some.heads, some.left_out))
+    found.repositories.append(RankedRepository(some.repo, some.commit, some.heads, some.left_out, some.revision))
     found.subjects += [_subject(some, one) for one in models]
     found.bytes_read += sum(one.bytes_read for one in models)
     return found

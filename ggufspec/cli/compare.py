@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Annotated
 
@@ -29,7 +30,7 @@ from ggufspec.cli.results import check_exports, finish, folder, measured
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files import untrusted
 from ggufspec.files.write import check_writable
-from ggufspec.models.hub.client import hub_file
+from ggufspec.models.hub.choice import Name, hub_file, parse
 from ggufspec.models.profile import load_profile, on_hub, resolve
 from ggufspec.reports import compare as report
 from ggufspec.reports import table
@@ -175,19 +176,19 @@ def _of_hub(text: str | None, flag: str) -> list[File]:
     example = f"{flag} USER/REPO:Q3_K_S,Q4_K_M"
     if text is not None and not split(text):
         raise UsageError(f"{flag} names no repository: the matrix is empty", example)
-    files, repo = [], ""
+    names: list[Name] = []
     for part in split(text):
         if part in WORDS:
             continue
-        if "/" in part:
-            repo = part.partition(":")[0]
-            files.append(part)
-        elif repo:
-            files.append(f"{repo}:{part}")
+        if "/" in part.partition("@")[0]:
+            names.append(parse(part))
+        elif names:
+            more = parse(f"{names[-1].repo}:{part}")
+            names.append(replace(more, revision=more.revision or names[-1].revision))
         else:
             raise UsageError(f"{part!r} names no repository", example)
-    sources = [hub_file(name, draft=flag == "-hfd") for name in files]
-    again = " && ".join(pull.command_line(None, name, None) for name in files)  # pull knows no lists
+    sources = [hub_file(str(name), draft=flag == "-hfd") for name in names]
+    again = " && ".join(pull.command_line(None, str(name), None) for name in names)  # pull knows no lists
     paths = pull.have(sources, "the comparison", again)
     return [File(path, PurePath("/", source.repo, source.file)) for path, source in zip(paths, sources, strict=True)]
 

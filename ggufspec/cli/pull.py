@@ -17,8 +17,9 @@ from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, option, takes
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 from ggufspec.models.heads import sidecar
-from ggufspec.models.hub import download
-from ggufspec.models.hub.client import HubFile, hub_file, sidecars
+from ggufspec.models.hub import client, download
+from ggufspec.models.hub.choice import Name, hub_file, parse
+from ggufspec.models.hub.client import HubFile
 from ggufspec.models.hub.download import Order, check_room
 from ggufspec.models.hub.repository import last_read
 from ggufspec.models.profile import load_profile, on_hub
@@ -37,9 +38,6 @@ from ggufspec.settings.table import Settings
 )
 def pull(
     *,
-    revision: Annotated[
-        str | None, option("--revision REV", "A branch, tag or commit of the target's repository.")
-    ] = None,
     dry_run: Annotated[
         bool, option("--dry-run", "Show files, sizes, what is here and the free disk; download nothing.")
     ] = False,
@@ -55,47 +53,48 @@ def pull(
     if row is not None:
         given = replace(given, hf_repo=_of_row(given.hf_repo, row))
         ui.note(f"row {row} is {given.hf_repo}")
-    sources = _sources(given.pair, given.hf_repo, given.hf_repo_draft, revision)
-    again = command_line(given.pair, given.hf_repo, given.hf_repo_draft, revision)
+    sources = _sources(given.pair, given.hf_repo, given.hf_repo_draft)
+    again = command_line(given.pair, given.hf_repo, given.hf_repo_draft)
     with ui.busy("asking the hub"):
         order = download.look(sources)
     if not dry_run:
         _ask(order, again)
         order = _fetch(order, again)
-    document = _document(order, dry_run, _heads(given.hf_repo, revision, order))
+    document = _document(order, dry_run, _heads(given.hf_repo, order))
     if sources or ui.flags().json:
         ui.result(document, lambda: _show(document))
     else:
         ui.note(f"{given.pair or 'demo'} is here: its profile names files of this machine")
     for file in document.heads if given.hf_repo and not ui.flags().json else ():
-        ui.note(_offered(str(given.hf_repo).partition(":")[0], file))
+        ui.note(_offered(parse(str(given.hf_repo)), file))
     return 0
 
 
 def _of_row(repo: str | None, row: int) -> str:
-    if repo is None or ":" in repo or repo.count("/") != 1:
+    if repo is None or (name := parse(repo)).model:
         raise UsageError("--row is of a repository's table", "ggufspec pull -hf USER/REPO --row 3")
-    found = last_read(repo)
+    found = last_read(name.repo, name.revision)
     if found is None:
         raise UsageError(f"no table of {repo} was printed here", f"ggufspec plan -hf {repo}")
     if not 1 <= row <= len(found.models):
         raise UsageError(f"the table of {repo} has {counted(len(found.models), 'row')}", f"ggufspec plan -hf {repo}")
-    return f"{repo}:{found.models[row - 1].file}"
+    return str(replace(name, model=found.models[row - 1].file))
 
 
-def _heads(repo: str | None, revision: str | None, order: Order) -> tuple[str, ...]:
+def _heads(repo: str | None, order: Order) -> tuple[str, ...]:
     """Heads in the target's repository that were not asked for."""
-    if repo is None or repo.count("/") > 1:  # a file that is named
+    if repo is None:
         return ()
-    named = {item.source.file for item in order.items}
-    return tuple(file for file in sidecars(repo.partition(":")[0], revision) if file not in named)
+    name, named = parse(repo), {item.source.file for item in order.items}
+    there = client.names(name.repo, name.revision)
+    return tuple(sorted(file for file in there if file.endswith(".gguf") and sidecar(file) and file not in named))
 
 
-def _offered(repo: str, file: str) -> str:
+def _offered(target: Name, file: str) -> str:
     kind = sidecar(file)
     assert kind is not None
-    fetch = f"-hfd {repo}:{file} fetches it too" if kind.drafter else "ggufspec cannot run it"
-    return f"{repo} has {kind.what} for it, {file}: {fetch}"
+    fetch = f"-hfd {replace(target, model=file)} fetches it too" if kind.drafter else "ggufspec cannot run it"
+    return f"{target.repo} has {kind.what} for it, {file}: {fetch}"
 
 
 def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
@@ -118,29 +117,25 @@ def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
     return tuple(path for path in paths if path is not None)
 
 
-def command_line(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None = None) -> str:
-    flags = (("-hf", repo), ("-hfd", draft_repo), ("--revision", revision))
+def command_line(name: str | None, repo: str | None, draft_repo: str | None) -> str:
+    flags = (("-hf", repo), ("-hfd", draft_repo))
     words = [name] if name else []
     return shlex.join(["ggufspec", "pull", *words, *(word for flag in flags if flag[1] for word in flag if word)])
 
 
-def _sources(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None) -> tuple[HubFile, ...]:
+def _sources(name: str | None, repo: str | None, draft_repo: str | None) -> tuple[HubFile, ...]:
     if name is not None and repo is not None:
         raise UsageError("both a PAIR and -hf are given", "give one of them")
-    found: list[HubFile | None] = []
+    found: list[HubFile] = []
     if repo is not None:
-        found.append(hub_file(repo, revision))
+        found.append(hub_file(repo))
     elif name is not None or draft_repo is None:
         profile = load_profile(name or "demo")
-        found = [on_hub(model) for model in (profile.target, None if draft_repo else profile.draft) if model]
-    first = next((source.repo for source in found if source), None)
+        both = profile.target, None if draft_repo else profile.draft
+        found = [source for model in both if model and (source := on_hub(model))]
     if draft_repo is not None:
-        same = first in (None, draft_repo.partition(":")[0], "/".join(draft_repo.split("/")[:2]))
-        found.append(hub_file(draft_repo, revision if same else None, draft=True))
-    there = [source for source in found if source is not None]
-    if revision is not None:
-        there = [replace(s, revision=revision) if s.repo == (first or s.repo) else s for s in there]
-    return tuple(dict.fromkeys(there))
+        found.append(hub_file(draft_repo, draft=True))
+    return tuple(dict.fromkeys(found))
 
 
 def _ask(order: Order, again: str) -> None:

@@ -18,6 +18,7 @@ from ggufspec.llamacpp.library import load
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.headers import MAX_MEMORY, read_prefix
 from ggufspec.models.hub import client
+from ggufspec.models.hub.choice import parse
 from ggufspec.models.locate import ModelFiles, Source, is_url, locate
 
 _USUAL = ("f16", "bf16", "q8_0", "f32")  # of several in one repository
@@ -44,16 +45,17 @@ class Result:
 
 
 def source(text: str) -> Source:
-    """The file that ``--mmproj`` names: a path, a URL, ``USER/REPO`` or ``USER/REPO/FILE``.
+    """The file that ``--mmproj`` names: a path, a URL, ``USER/REPO`` or ``USER/REPO/FILE``, these with ``@REVISION``.
 
     Raises:
         GgufspecError: no such repository, or it has no projector.
     """
-    if is_url(text) or Path(text).exists() or text.count("/") not in (1, 2) or text.startswith((".", "/", "~")):
+    count = text.partition("@")[0].count("/")
+    if is_url(text) or Path(text).exists() or count not in (1, 2) or text.startswith((".", "/", "~")):
         return text
-    user, name, *file = text.split("/", 2)
-    repo = f"{user}/{name}"
-    return client.HubFile(repo, file[0] if file else choose(repo, client.names(repo)))
+    name = parse(text)
+    file = name.model or choose(name.repo, client.names(name.repo, name.revision))
+    return client.HubFile(name.repo, file, name.revision)
 
 
 def choose(repo: str, files: Sequence[str]) -> str:

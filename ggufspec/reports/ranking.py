@@ -102,12 +102,13 @@ def lines(document: RankingDocument) -> Iterator[tuple[str, str]]:
         numbers = [row.number for row in document.rows if row.repo == repo]
         yield f"{numbers[0]}{f' to {numbers[-1]}' if numbers[1:] else ''}: {repo}", "dim"
     for repository in document.repositories:
+        at = f"@{repository.revision}" if repository.revision else ""
         if repository.left_out:
             count = counted(len(repository.left_out), "larger model")
-            name = f"{repository.repo}:{repository.left_out[0]}"
+            name = f"{repository.repo}:{repository.left_out[0]}{at}"
             yield f"{repository.repo} has {count} more; a name plans one: -hf {name}", "yellow"
         for head in repository.heads:
-            yield f"{head} is a head for its models: -hfd {repository.repo}:{head}", "dim"
+            yield f"{head} is a head for its models: -hfd {repository.repo}:{head}{at}", "dim"
     if len(document.rows) > 1:
         of_it = " of its repository" if len(repos) > 1 else ""
         yield f"{MARK} no other row{of_it} is as fast and as good: by KLD if both have one, else by bits.", "dim"

@@ -67,6 +67,7 @@ class RankedRepository:
     commit: str
     heads: tuple[str, ...] = ()  # files that draft for its models
     left_out: tuple[str, ...] = ()  # models that have no row
+    revision: str | None = None  # that was asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,10 @@ class Settings:
         "-md --model-draft", "The draft's GGUF file.", "files", metavar="FILE", variable="MODEL_DRAFT"
     )
     hf_repo: str | None = option(
-        "-hf --hf-repo", "The target in the Hugging Face hub.", "hub", metavar="USER/REPO:QUANT"
+        "-hf --hf-repo",
+        "The target in the Hugging Face hub; @REV at the end is a branch, a tag or a commit.",
+        "hub",
+        metavar="USER/REPO:QUANT",
     )
     hf_repo_draft: str | None = option(
         "-hfd --hf-repo-draft",

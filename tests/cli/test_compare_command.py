@@ -300,16 +300,17 @@ def test_heads_are_cells(cli: Cli, models: Path, tmp_path: Path) -> None:
         assert names(cli("compare", *arguments, *flags).document()) == [("whole", None), ("whole", "mtp")]
 
 
-def test_a_repository_with_several_quantisations(cli: Cli, models: Path) -> None:
+@pytest.mark.parametrize(("ref", "at"), [("main", ""), ("refs/pr/2", "@refs/pr/2")])
+def test_a_repository_with_several_quantisations(cli: Cli, models: Path, ref: str, at: str) -> None:
     """From the local cache, without a network."""
     repo = Path(cli.environment["HF_HOME"]) / "hub" / "models--someone--pair"
     commit = "0" * 40
     (repo / "snapshots" / commit).mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text(commit)
+    (repo / "refs" / ref).parent.mkdir(parents=True)
+    (repo / "refs" / ref).write_text(commit)
     for kind in ("Q8_0", "Q4_0"):
         shutil.copyfile(models / f"t-{kind}.gguf", repo / "snapshots" / commit / f"t-{kind}.gguf")
-    done = cli("compare", "-hf", "someone/pair:Q8_0,Q4_0", "-hfd", "none", *SHORT, "--no-quality", "--json")
+    done = cli("compare", "-hf", f"someone/pair:Q8_0{at},Q4_0", "-hfd", "none", *SHORT, "--no-quality", "--json")
     assert done.code == 0, done.stderr
     assert names(done.document()) == [("t-Q8_0", None), ("t-Q4_0", None)]
 

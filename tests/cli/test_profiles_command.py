@@ -213,7 +213,7 @@ def test_show(cli: Cli) -> None:
 
 
 def test_a_profile_of_the_hub(cli: Cli, online: dict[str, str]) -> None:
-    words = ("-hf", TARGET, "-hfd", DRAFT, "--why", 'to "try"', "-c", "512", "--draft-max", "3")
+    words = ("-hf", TARGET, "-hfd", f"{DRAFT}@{COMMIT}", "--why", 'to "try"', "-c", "512", "--draft-max", "3")
     done = cli("profiles", "new", "my-pair", *words, **online)
     assert done.code == 0, done.stderr
     path = Path(done.stdout.strip())
@@ -223,7 +223,7 @@ def test_a_profile_of_the_hub(cli: Cli, online: dict[str, str]) -> None:
     assert all(size > 1_000_000 for size in sizes)
     outline = {"layers": 5, "cache_bytes": 2048}  # 4 blocks of 2 heads, 64 wide, twice, in f16
     assert written["target"] == {"repo": "user/big-GGUF", "file": "big-Q4_K_M.gguf"} | outline
-    assert written["draft"] == {"repo": "user/small-GGUF", "file": "small-Q8_0.gguf"} | outline
+    assert written["draft"] == {"repo": "user/small-GGUF", "file": "small-Q8_0.gguf", "revision": COMMIT} | outline
     assert (written["name"], written["why"]) == ("my-pair", 'to "try"')
     assert written["settings"] == {"ctx_size": 512, "draft_max": 3}
     assert "user/big-GGUF" in written["source"]

@@ -479,6 +479,30 @@ def test_heads_and_projectors_are_no_models(online: Callable[..., Finished], hub
     assert "-hfd user/Heads-GGUF:mtp-Small-Q8_0.gguf" in shown
 
 
+def test_the_only_model_beside_its_importance_matrix(
+    online: Callable[..., Finished], hub: Server, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "Small-Q8_0.gguf").symlink_to(folder / "Small-Q8_0.gguf")
+    (tmp_path / "imatrix_unsloth.gguf").write_bytes(b"GGUF")
+    hub.add_repo("user/One-GGUF", tmp_path)
+    plan = online("plan", "-hf", "user/One-GGUF", *CARD, "--json")
+    assert plan.document()["target"]["file"] == "Small-Q8_0.gguf"
+    (pulled,) = online("pull", "-hf", "user/One-GGUF", "--dry-run", "--json").document()["files"]
+    assert pulled["file"] == "Small-Q8_0.gguf"
+
+
+def test_a_table_of_a_revision(online: Callable[..., Finished], hub: Server, folder: Path) -> None:
+    hub.commits.insert(0, "ab" * 20)
+    document = online("plan", "-hf", f"{REPO}@{COMMIT}", *CARD, "--json").document()
+    assert {row["name"].partition("@")[2] for row in document["rows"]} == {COMMIT}
+    assert document["repositories"][0]["commit"] == COMMIT
+    assert document["next"].split()[3] in [row["name"] for row in document["rows"]]
+    words = ("--row", "1", "--dry-run", "--json")
+    (file,) = online("pull", "-hf", f"{REPO}@{COMMIT}", *words).document()["files"]
+    assert (file["file"], file["revision"], file["commit"]) == (document["rows"][0]["file"], COMMIT, COMMIT)
+    assert "no table of" in online("pull", "-hf", REPO, *words).document()["error"]  # of its main
+
+
 def test_of_hundreds_of_models_the_smaller_ones_are_ranked(
     online: Callable[..., Finished], hub: Server, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models import headers, locate
 from ggufspec.models.headers import Known, read_headers
-from ggufspec.models.hub import client
+from ggufspec.models.hub import choice, client
 from ggufspec.models.hub.client import HubFile
 from ggufspec.models.profile import ModelSource, Profile, load_profile, sources
 
@@ -710,12 +710,12 @@ OFFLINE = """
 import json, sys
 from pathlib import Path
 from ggufspec.errors import GgufspecError
-from ggufspec.models.hub import client as hub
+from ggufspec.models.hub import choice
 from ggufspec.models.headers import HubFile, read_headers
 try:
     (known,) = read_headers([HubFile("user/m-GGUF", "m-Q8_0.gguf")], Path(sys.argv[1]))
     print(json.dumps([known.bytes_read == 0, known.origin]))
-    hub.find_quant("user/m-GGUF", "Q8_0")
+    choice.hub_file("user/m-GGUF:Q8_0")
 except GgufspecError as error:
     print(json.dumps([error.message, error.hint]))
 """
@@ -742,15 +742,15 @@ def test_the_environment_rules_the_hub(hub_server: Server, repo: Path, folder: P
 
 def test_a_quant_is_found(hub_server: Server, repo: Path) -> None:
     hub_server.add_repo("user/m-GGUF", repo)
-    assert client.find_quant("user/m-GGUF", "Q8_0") == ("m-Q8_0.gguf",)
-    assert client.find_quant("user/m-GGUF", "f16") == tuple(f"m-F16-0000{i}-of-00003.gguf" for i in (1, 2, 3))
-    assert client.hub_file("user/m-GGUF:q8_0") == HubFile("user/m-GGUF", "m-Q8_0.gguf")
-    assert client.hub_file("user/m-GGUF").file == "m-Q4_K_M.gguf"
+    assert choice.hub_file("user/m-GGUF:Q8_0") == HubFile("user/m-GGUF", "m-Q8_0.gguf")
+    assert choice.hub_file("user/m-GGUF:f16").file == "m-F16-00001-of-00003.gguf"
+    assert choice.hub_file("user/m-GGUF:q8_0") == HubFile("user/m-GGUF", "m-Q8_0.gguf")
+    assert choice.hub_file("user/m-GGUF").file == "m-Q4_K_M.gguf"
     with pytest.raises(ModelError, match="has no model in Q5_K_M; it has F16, Q4_K_M, Q8_0") as refusal:
-        client.find_quant("user/m-GGUF", "Q5_K_M")
+        choice.hub_file("user/m-GGUF:Q5_K_M")
     assert refusal.value.hint == "for example user/m-GGUF:Q4_K_M"
     with pytest.raises(ModelError, match="no repository user/none"):
-        client.find_quant("user/none", "Q8_0")
+        choice.hub_file("user/none:Q8_0")
 
 
 @pytest.mark.parametrize(
@@ -760,11 +760,10 @@ def test_a_quant_is_found(hub_server: Server, repo: Path) -> None:
         (["a-UD-Q4_K_XL.gguf", "a-Q4_K_M.gguf"], "UD-Q4_K_XL", ["a-UD-Q4_K_XL.gguf"]),
         (["Q8_0/a-Q8_0-00002-of-00002.gguf", "Q8_0/a-Q8_0-00001-of-00002.gguf"], "Q8_0", None),
         (["a_q4_k_m.gguf"], "", ["a_q4_k_m.gguf"]),
-        (["x/a-Q8_0.gguf", "y/a-Q8_0.gguf"], "y/a-Q8_0.gguf", ["y/a-Q8_0.gguf"]),
     ],
 )
 def test_which_file_a_quant_means(there: list[str], quant: str, found: list[str] | None) -> None:
-    assert client.choose("user/a", there, quant) == tuple(found or sorted(there))
+    assert choice.choose("user/a", there, quant) == tuple(found or sorted(there))
 
 
 HEADS = [
@@ -782,13 +781,12 @@ HEADS = [
         (HEADS[1:], "", False, "a-Q8_0.gguf"),  # the only model
         (HEADS, "eagle3", True, "sub/eagle3-a-Q8_0.gguf"),
         (HEADS, "mtp-Q8_0", True, "mtp-a-Q8_0.gguf"),
-        (HEADS, "mtp-a-Q4_0.gguf", True, "mtp-a-Q4_0.gguf"),
         (["eagle3-a-Q8_0.gguf"], "", True, "eagle3-a-Q8_0.gguf"),
         (["mtp.gguf", "dflash.gguf"], "dflash", False, "dflash.gguf"),  # names of models
     ],
 )
 def test_a_head_is_no_quantisation_of_its_target(there: list[str], quant: str, draft: bool, found: str) -> None:
-    assert client.choose("user/a", there, quant, draft=draft) == (found,)
+    assert choice.choose("user/a", there, quant, draft=draft) == (found,)
 
 
 @pytest.mark.parametrize(
@@ -804,20 +802,20 @@ def test_a_head_is_no_quantisation_of_its_target(there: list[str], quant: str, d
 )
 def test_a_head_that_is_not_there(there: list[str], quant: str, draft: bool, says: str, hint: str) -> None:
     with pytest.raises(ModelError, match=re.escape(says)) as refusal:
-        client.choose("user/a", there, quant, draft=draft)
+        choice.choose("user/a", there, quant, draft=draft)
     assert hint in refusal.value.hint
 
 
 def test_a_head_has_its_role() -> None:
-    assert client.hub_file("user/a/mtp-a-Q8_0.gguf", draft=True).file == "mtp-a-Q8_0.gguf"
+    assert choice.hub_file("user/a/mtp-a-Q8_0.gguf", draft=True).file == "mtp-a-Q8_0.gguf"
     with pytest.raises(
         ModelError, match=r"mtp-a-Q8_0\.gguf is a head for multi-token prediction and no target"
     ) as target:
-        client.hub_file("user/a/mtp-a-Q8_0.gguf")
+        choice.hub_file("user/a/mtp-a-Q8_0.gguf")
     assert target.value.hint == "-hf TARGET -hfd user/a/mtp-a-Q8_0.gguf"
     for kind, name in (("dflash", "a DFlash drafter"), ("dspark", "a DSpark drafter")):
         with pytest.raises(ModelError, match=rf"{kind}-a\.gguf is {name}, which ggufspec cannot run") as refusal:
-            client.hub_file(f"user/a/{kind}-a.gguf", draft=True)
+            choice.hub_file(f"user/a/{kind}-a.gguf", draft=True)
         assert f"--spec-type draft-{kind}" in refusal.value.hint
 
 
@@ -833,7 +831,7 @@ def test_a_head_has_its_role() -> None:
 )
 def test_which_file_a_quant_does_not_mean(there: list[str], quant: str, says: str) -> None:
     with pytest.raises(ModelError, match=says) as refusal:
-        client.choose("user/a", there, quant)
+        choice.choose("user/a", there, quant)
     assert refusal.value.hint
 
 

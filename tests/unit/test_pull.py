@@ -23,7 +23,7 @@ from server import COMMIT, Served, Server, digest, serving
 from ggufspec.cli.app import main
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.models import locate
-from ggufspec.models.hub import client, download
+from ggufspec.models.hub import choice, client, download
 from ggufspec.models.hub.client import HubFile
 from ggufspec.schema.text import of_download
 
@@ -193,13 +193,49 @@ def test_a_pair_that_ships_needs_no_hub(online: Cli, server: Server) -> None:
 
 def test_the_revision_is_pinned_and_recorded(online: Cli, server: Server, made: Path) -> None:
     server.commits.insert(0, NEWER)
-    (file,) = online("pull", "-hf", BIG, "--revision", COMMIT, "-y", "--json").document()["files"]
+    (file,) = online("pull", "-hf", f"{BIG}@{COMMIT}", "-y", "--json").document()["files"]
     assert (file["revision"], file["commit"]) == (COMMIT, COMMIT)
     (file,) = online("pull", "-hf", BIG, "-y", "--json").document()["files"]
     assert (file["commit"], file["downloaded_bytes"]) == (NEWER, 0)  # the same bytes
     assert (cache_of(online) / "refs" / "main").read_text() == NEWER
-    done = online("pull", "-hf", f"{BIG}/{TARGET}", "--revision", "v2", "-y", "--json")
-    assert "has no revision 'v2'" in done.document()["error"]
+    for words in (("-hf", f"{BIG}/{TARGET}@v2"), ("-hf", f"{BIG}:Q4_K_M@v2"), ("-hf", f"{BIG}@v2")):
+        assert "has no revision 'v2'" in online("pull", *words, "-y", "--json").document()["error"]
+
+
+@pytest.mark.parametrize("what", ["", ":Q4_K_M", f":{TARGET}", f"/{TARGET}"])
+def test_a_name_has_its_revision(online: Cli, server: Server, made: Path, what: str) -> None:
+    server.commits.insert(0, NEWER)
+    name = f"{BIG}{what}@{COMMIT}"
+    (file,) = online("pull", "-hf", name, "-y", "--json").document()["files"]
+    assert (file["file"], file["revision"], file["commit"]) == (TARGET, COMMIT, COMMIT)
+    refused = online(
+        "run", "-hf", name, "-hfd", f"{SMALL}:Q8_0@{NEWER}", "-p", "x", "--json", HF_HUB_OFFLINE="0"
+    ).document()
+    assert refused["hint"] == f"ggufspec pull -hf {name} -hfd {SMALL}:Q8_0@{NEWER}"
+    assert f"{SMALL}/{DRAFT} of" in refused["error"]  # the target is here
+    assert len(server.requests) == len([path for path in server.asked() if COMMIT in path or NEWER in path])
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("a/b@v1", choice.Name("a/b", "", "v1")),
+        ("a/b:Q8_0@refs/pr/3", choice.Name("a/b", "Q8_0", "refs/pr/3")),
+        ("a/b/c/d.gguf@v1", choice.Name("a/b", "c/d.gguf", "v1")),
+        ("a/b:c@d.gguf", choice.Name("a/b", "c@d.gguf")),
+        ("a/b/c@d.gguf@v1", choice.Name("a/b", "c@d.gguf", "v1")),
+        ("a/b:", choice.Name("a/b")),
+    ],
+)
+def test_the_parts_of_a_name(text: str, name: choice.Name) -> None:
+    assert choice.parse(text) == name
+    assert choice.parse(str(name)) == name
+
+
+@pytest.mark.parametrize("text", ["a", "a@v1", "a/b@", "a/b/", "https://huggingface.co/a/b", "/a/b.gguf"])
+def test_what_is_no_name(text: str) -> None:
+    with pytest.raises(GgufspecError, match="is not a repository of the hub"):
+        choice.parse(text)
 
 
 def test_a_profile_names_what_to_pull(online: Cli, server: Server, made: Path, tmp_path: Path) -> None:
@@ -460,7 +496,7 @@ def test_what_is_no_model_is_refused(server: Server, here: Path, tmp_path: Path)
     (tmp_path / "repo" / "link-Q8_0.gguf").write_text("../../etc/passwd")  # how git keeps a link
     server.add_models("user/odd", tmp_path / "repo", git=True)
     with pytest.raises(ModelError, match="is not a GGUF file"):
-        pulled(client.hub_file("user/odd"))
+        pulled(choice.hub_file("user/odd"))
 
 
 def test_the_largest_files_are_left_to_huggingface_hub(
@@ -486,7 +522,7 @@ OUTSIDE = [
 def test_a_name_that_leaves_the_cache_is_refused(server: Server, here: Path, made: Path, name: str) -> None:
     server.repos["user/evil"] = {name: Served(made / SMALL / DRAFT)}
     for ask in (
-        lambda: client.hub_file("user/evil:Q8_0"),
+        lambda: choice.hub_file("user/evil:Q8_0"),
         lambda: download.look([HubFile("user/evil", name)]),
         lambda: client.cached_file("user/evil", name),
         lambda: locate.locate(HubFile("user/evil", name)),
@@ -513,6 +549,28 @@ def test_a_refusal_on_the_command_line(online: Cli, server: Server, made: Path) 
     assert not server.sent
 
 
+def test_the_quantisation_is_the_folder_s_name_alone(online: Cli, server: Server, tmp_path: Path) -> None:
+    for kind in ("Q4_K_M", "Q8_0"):
+        (tmp_path / kind).mkdir()
+        for part in shapes.write_split(tmp_path / kind, shapes.SHAPES["tiny-llama"], 2):
+            part.rename(part.with_name(part.name.replace("tiny-llama", "M")))
+    (tmp_path / "mmproj-F16.gguf").write_bytes(b"GGUF")
+    server.add_models("user/folders", tmp_path)
+    parts = [f"Q4_K_M/M-0000{number}-of-00002.gguf" for number in (1, 2)]
+    pulled = online("pull", "-hf", "user/folders:Q4_K_M", "-y", "--json").document()["files"]
+    assert [file["file"] for file in pulled] == parts
+    assert {Path(file["path"]).parent.name for file in pulled} == {"Q4_K_M"}
+    asked = len(server.requests)
+    again = online("pull", "-hf", "user/folders:Q4_K_M", "--json", HF_HUB_OFFLINE="1").document()["files"]
+    assert [file["path"] for file in again] == [file["path"] for file in pulled]
+    plan = online("plan", "-hf", "user/folders:Q4_K_M", "--json", HF_HUB_OFFLINE="1")
+    assert plan.code == 0, plan.stderr
+    words = ("export", "-hf", "user/folders", "--to", "llama-cli", "--hub", "--json")
+    command = online(*words, HF_HUB_OFFLINE="1").document()["arguments"]
+    assert command[command.index("-hff") + 1] == parts[0]
+    assert len(server.requests) == asked
+
+
 # ---- what the hub refuses ------------------------------------------------------------------------------------------
 
 
@@ -532,7 +590,7 @@ def test_refusals_are_explained(
 ) -> None:
     server.add_models(BIG, made / BIG, **more)
     with pytest.raises(GgufspecError, match=says) as refusal:
-        download.look([client.hub_file(name)])
+        download.look([choice.hub_file(name)])
     assert hint in refusal.value.hint
     if more.get("gated"):
         assert f"{server.address}/{BIG}" in refusal.value.hint
@@ -547,7 +605,7 @@ def test_the_token_stays_with_the_hub(server: Server, here: Path, made: Path, mo
         cdn.files["/blob"].bodies = ["cut", "fine"]
         server.add_models(BIG, made / BIG, token="hf_secret")
         server.repos[BIG][TARGET].redirect = there
-        assert client.find_quant(BIG) == (TARGET,)
+        assert choice.hub_file(BIG).file == TARGET
         assert client.search("big", 5) == [BIG]
         (fetched,) = pulled(HubFile(BIG, TARGET))
         assert fetched.verified
@@ -726,7 +784,7 @@ def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, w
     """A hotel's network answers every question with its own page."""
     server.raw[LIST] = [answer(body)]
     with pytest.raises(ModelError, match=words) as refused:
-        client.find_quant(BIG)
+        choice.hub_file(BIG)
     assert refused.value.hint
 
 

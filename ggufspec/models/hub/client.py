@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeVar
 from ggufspec import __version__
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.files import untrusted, write
-from ggufspec.models.heads import SIDECARS, sidecar
 
 if TYPE_CHECKING:
     import httpx2
@@ -31,10 +30,7 @@ _PAUSES_S = (0.2, 1.0)  # between three tries
 _MOST_PAUSE_S = 60.0  # that a server may ask for without a visible wait
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
-_QUANT = re.compile(r"(?i)(?:^|[-._/])((?:UD-)?(?:I?Q\d+_[A-Z0-9_]+|TQ\d_0|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-./])")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-USUAL_QUANT = "Q4_K_M"
 
 
 class UnreachableError(GgufspecError):
@@ -102,6 +98,10 @@ def check_names(repo: str, file: str, revision: str | None) -> None:
         raise ModelError(f"{revision!r} is no revision of {repo}", "a revision is a branch, a tag or a commit")
 
 
+def no_repository(repo: str) -> GgufspecError:
+    return GgufspecError(f"{repo!r} is not a repository of the hub", "a repository is USER/NAME")
+
+
 def cached_file(repo: str, name: str, revision: str | None = None) -> Path | None:
     """The file in the local Hugging Face cache (``HF_HOME`` is honoured), or None. No network.
 
@@ -115,7 +115,7 @@ def cached_file(repo: str, name: str, revision: str | None = None) -> Path | Non
     try:
         found = try_to_load_from_cache(repo, name, revision=revision)
     except HFValidationError:
-        raise _no_repository(repo) from None
+        raise no_repository(repo) from None
     except (OSError, ValueError):  # the cache's reference is damaged
         return None
     return Path(found) if isinstance(found, str) else None
@@ -149,45 +149,6 @@ def remote_parts(repo: str, files: Sequence[str], revision: str | None) -> list[
     for file in files:
         found.append(remote_file(repo, file, (found[0].commit if found else "") or revision))
     return found
-
-
-def hub_file(name: str, revision: str | None = None, *, draft: bool = False) -> HubFile:
-    """Resolve ``USER/REPO:QUANT``, as in llama.cpp's ``-hf``, or ``USER/REPO/FILE``.
-
-    The default is Q4_K_M, or the only model of the repository. A file name may replace the quant; of a draft so may the
-    kind of a head next to a target, with its own quant: ``mtp``, ``eagle3-Q8_0``.
-
-    Raises:
-        GgufspecError: no such repository, none or several files match (lists the choices), or what matches is a head
-            and no target, or a kind of draft that is not supported.
-    """
-    if match := re.fullmatch(r"([^/:]+/[^/:]+)/(.+)", name, re.DOTALL):
-        repo, file = match[1], match[2]
-    else:
-        repo, _, quant = name.partition(":")
-        if repo.count("/") != 1:
-            raise _no_repository(repo)
-        file = find_quant(repo, quant, revision, draft=draft)[0]
-    kind = sidecar(file)
-    if kind is not None and not draft:
-        raise ModelError(f"{repo}/{file} is {kind.what} and no target", f"-hf TARGET -hfd {repo}/{file}")
-    if kind is not None and not kind.drafter:
-        hint = f"llama-server -hf {repo} --spec-type {kind.spec_type} runs it; or another draft"
-        raise ModelError(f"{repo}/{file} is {kind.what}, which ggufspec cannot run", hint)
-    return HubFile(repo, file, revision)
-
-
-def find_quant(repo: str, quant: str = "", revision: str | None = None, *, draft: bool = False) -> tuple[str, ...]:
-    """The file of a repository in the quantisation ``quant``, all parts in order; fails as :func:`hub_file`."""
-    chosen = choose(repo, names(repo, revision), quant, draft=draft)
-    for file in chosen:
-        check_names(repo, file, revision)
-    return chosen
-
-
-def sidecars(repo: str, revision: str | None = None) -> tuple[str, ...]:
-    """Files of a repository that are heads for its target; fails as :func:`contents`."""
-    return tuple(sorted(file for file in names(repo, revision) if file.endswith(".gguf") and sidecar(file)))
 
 
 def contents(repo: str, revision: str | None = None) -> tuple[str, dict[str, int]]:
@@ -233,72 +194,6 @@ def names(repo: str, revision: str | None = None) -> list[str]:
         if found := _cached_names(repo, revision):
             return found
         raise
-
-
-def models(files: Iterable[str]) -> dict[str, list[str]]:
-    """The models among a repository's files, heads included: all parts of each in order, by their common name. Pure."""
-    found: dict[str, list[str]] = {}
-    for file in sorted(files):
-        if file.endswith(".gguf") and "mmproj" not in file.lower():
-            found.setdefault(_SPLIT.sub("", file.removesuffix(".gguf")), []).append(file)
-    return found
-
-
-def quant_of(file: str) -> str:
-    """The quantisation that a file's name ends with, ``Q4_K_M`` say; empty without one. Pure."""
-    match = _QUANT.search(_SPLIT.sub("", file.removesuffix(".gguf")))
-    return match[1].upper() if match else ""
-
-
-def no_gguf(repo: str) -> ModelError:
-    return ModelError(f"{repo} has no GGUF file", f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf")
-
-
-def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
-    """The files of a repository that match ``quant``. Pure.
-
-    Heads next to a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind;
-    without either only if the repository has nothing else.
-
-    Raises:
-        ModelError: there is none, or more than one.
-    """
-    every = models(files)
-    if not every:
-        raise no_gguf(repo)
-    for parts in every.values():
-        if quant in parts:
-            return tuple(parts)
-    heads = {stem: parts for stem, parts in every.items() if sidecar(parts[0])}
-    left = {stem: parts for stem, parts in every.items() if stem not in heads} or (heads if draft else {})
-    if not left:
-        there = ", ".join(parts[0] for parts in heads.values())
-        raise ModelError(f"{repo} has heads and no target: {there}", f"-hf TARGET -hfd {repo}")
-    kind, _, of_kind = quant.partition("-")
-    what, usual = "model", USUAL_QUANT if len(left) > 1 else ""
-    if draft and kind in SIDECARS:
-        left = {stem: parts for stem, parts in heads.items() if sidecar(parts[0]) is SIDECARS[kind]}
-        what, usual, quant = f"{kind} head", "", of_kind
-        if not left:
-            own = "--drafter mtp takes blocks of the target's own file; " if kind == "mtp" else ""
-            there = f"; its heads are {', '.join(parts[0] for parts in heads.values())}" if heads else ""
-            raise ModelError(f"{repo} has no {kind}-….gguf{there}", f"{own}see {page(repo)}/tree/main")
-    wanted = quant or usual
-    pattern = re.compile(rf"(?i)(?:^|[-._/]){re.escape(wanted)}(?=$|[-./])")
-    found = [parts for stem, parts in left.items() if not wanted or pattern.search(stem)]
-    if len(found) == 1:
-        return tuple(found[0])
-    quants = sorted({match[1].upper() for stem in left if (match := _QUANT.search(stem))})
-    in_quant = f" in {wanted}" if wanted else ""
-    if found:
-        raise ModelError(
-            f"{repo} has {len(found)} {what}s{in_quant}: " + ", ".join(parts[0] for parts in found),
-            f"name the file: {repo}:{found[0][0]}",
-        )
-    near = difflib.get_close_matches(wanted.upper(), quants, n=1) or quants[:1] or [next(iter(left.values()))[0]]
-    there = ", ".join(quants or list(left))
-    of = f"{kind}-" if what != "model" and quants else ""
-    raise ModelError(f"{repo} has no {what}{in_quant}; it has {there}", f"for example {repo}:{of}{near[0]}")
 
 
 def from_url(url: str) -> HubFile | None:
@@ -472,7 +367,7 @@ def _repo_folder(repo: str) -> Path:
     try:
         return cache_folder() / repo_folder_name(repo_id=repo, repo_type="model")
     except HFValidationError:
-        raise _no_repository(repo) from None
+        raise no_repository(repo) from None
 
 
 def _cached_names(repo: str, revision: str | None) -> list[str]:
@@ -491,7 +386,7 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError:
-        raise _no_repository(repo) from None
+        raise no_repository(repo) from None
     except errors.GatedRepoError:
         raise ModelError(
             f"{repo} is gated: its owner gives access on request",
@@ -540,10 +435,6 @@ def _near(repo: str, file: str, revision: str | None) -> list[str]:
     with suppress(Exception):
         return difflib.get_close_matches(file, contents(repo, revision)[1], n=2)
     return []
-
-
-def _no_repository(repo: str) -> GgufspecError:
-    return GgufspecError(f"{repo!r} is not a repository of the hub", "a repository is USER/NAME")
 
 
 def _offline(shown: str) -> OfflineError:

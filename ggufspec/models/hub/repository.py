@@ -13,7 +13,7 @@ from ggufspec.files.cache import cache_folder, write
 from ggufspec.models import headers
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.heads import sidecar
-from ggufspec.models.hub import client
+from ggufspec.models.hub import choice, client
 from ggufspec.models.hub.client import HubFile
 from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import ModelFiles, digest, downloaded, locator, part_names
@@ -59,12 +59,12 @@ class Repository:
     def named(self, model: RepositoryModel) -> str:
         """What ``-hf`` takes for a model: with its quantisation if that is enough, else with its file."""
         files = [file for one in self.models for file in one.files] + [*self.left_out]
-        quant = client.quant_of(model.file)
+        quant = choice.quant_of(model.file)
         try:
-            alone = bool(quant) and client.choose(self.repo, files, quant)[0] == model.file
+            alone = bool(quant) and choice.choose(self.repo, files, quant)[0] == model.file
         except ModelError:
             alone = False
-        return f"{self.repo}:{quant if alone else model.file}"
+        return str(choice.Name(self.repo, quant if alone else model.file, self.revision))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ def look(repo: str, revision: str | None = None) -> Repository:
         if entry := _load(repo, revision):
             return entry.repository
         raise
-    every = client.models(sizes)
+    every = choice.models(sizes)
     if not every:
-        raise client.no_gguf(repo)
+        raise choice.no_model(repo, sizes)
     for parts in every.values():
         client.check_names(repo, parts[0], revision)
     models = [RepositoryModel(tuple(parts), tuple(sizes[part] for part in parts)) for parts in every.values()]
@@ -115,8 +115,8 @@ def look(repo: str, revision: str | None = None) -> Repository:
     return Repository(repo, revision, tuple(targets[:MOST_MODELS]), heads, left_out, commit)
 
 
-def last_read(repo: str) -> Repository | None:
-    entry = _load(repo, None)
+def last_read(repo: str, revision: str | None = None) -> Repository | None:
+    entry = _load(repo, revision)
     return entry.repository if entry else None
 
 
@@ -133,7 +133,7 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     located: dict[RepositoryModel, ModelFiles] = {}
     like, reason = None, None
     # The one that -hf alone takes is read whole, or one of the next two if it cannot be.
-    for model in sorted(repository.models, key=lambda one: client.quant_of(one.file) != client.USUAL_QUANT):
+    for model in sorted(repository.models, key=lambda one: choice.quant_of(one.file) != choice.USUAL_QUANT):
         try:
             located[model] = _locate(repository, model)
             if like is None and len(located) <= _MOST_TRIES:

@@ -1,0 +1,165 @@
+"""What a name means in a repository of the hub: which files are models, in which quantisation, and which one is it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ggufspec.errors import ModelError
+from ggufspec.models.heads import SIDECARS, sidecar
+from ggufspec.models.hub import client
+from ggufspec.models.hub.client import HubFile
+
+USUAL_QUANT = "Q4_K_M"
+_NAME = re.compile(r"([^/:@]+/[^/:@]+)(?:/(.+?)|:(.*?))?(?:@([^@]+)(?<!\.gguf))?", re.DOTALL)
+_SPLIT = re.compile(r"-\d{5}(-of-\d{5})$")
+_QUANT = re.compile(
+    r"(?i)(?<![^-._/])((?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d_\d|I2_S|(?:MX|NV)FP4(?:_[A-Z0-9]+)*|BF16|FP?(?:16|32))"
+    r"(?:-[\d.]+BPW)?)(?=$|[-./])"
+)
+_NO_MODEL = re.compile(r"(?i)mmproj|(?:^|/)(?:imatrix|(?:ggml-)?adapter)[-_.]")
+# NAME.gguf.part1of2, NAME.gguf-split-a, NAME.gguf.aa: what `split` makes, and `cat` joins
+_PIECE = re.compile(r"(.+\.gguf)[-.](?:split-|part[-_]?)?(?:[a-z]{1,2}|\d{1,4})(?:of\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What ``-hf`` takes: ``USER/REPO``, ``USER/REPO:QUANT`` or ``USER/REPO/FILE``, each of them with ``@REVISION``."""
+
+    repo: str
+    model: str = ""  # a quantisation, a file or the kind of a head; empty: the usual one
+    revision: str | None = None  # a branch, a tag or a commit; None is main
+
+    def __str__(self) -> str:
+        model, revision = self.model and f":{self.model}", f"@{self.revision}" if self.revision else ""
+        return f"{self.repo}{model}{revision}"
+
+
+def parse(text: str) -> Name:
+    """Take apart what ``-hf`` is given; a GgufspecError if it names no repository. Pure."""
+    match = _NAME.fullmatch(text)
+    if match is None:
+        raise client.no_repository(text)
+    return Name(match[1], match[2] or match[3] or "", match[4])
+
+
+def hub_file(name: str, *, draft: bool = False) -> HubFile:
+    """Resolve a :class:`Name`, as in llama.cpp's ``-hf``; of a split model to the first part.
+
+    The default is Q4_K_M, or the only model of the repository. Of a draft the kind of a head next to a target may
+    replace the quant, with its own quant: ``mtp``, ``eagle3-Q8_0``.
+
+    Raises:
+        GgufspecError: no such repository, none or several files match (lists the choices), or what matches is a head
+            and no target, or a kind of draft that is not supported.
+    """
+    wanted = parse(name)
+    repo, file, revision = wanted.repo, wanted.model, wanted.revision
+    if not file.endswith(".gguf"):
+        file = choose(repo, client.names(repo, revision), file, draft=draft)[0]
+        client.check_names(repo, file, revision)
+    kind = sidecar(file)
+    if kind is not None and not draft:
+        raise ModelError(f"{repo}/{file} is {kind.what} and no target", f"-hf TARGET -hfd {repo}/{file}")
+    if kind is not None and not kind.drafter:
+        hint = f"llama-server -hf {repo} --spec-type {kind.spec_type} runs it; or another draft"
+        raise ModelError(f"{repo}/{file} is {kind.what}, which ggufspec cannot run", hint)
+    return HubFile(repo, file, revision)
+
+
+def models(files: Iterable[str]) -> dict[str, list[str]]:
+    """The models among a repository's files, heads included: all parts of each in order, by their common name. Pure."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(files):
+        stem = file.removesuffix(".gguf")
+        is_data = "imatrix" in stem.lower() and not quant_of(file)  # not a model that was made with it
+        if stem != file and not is_data and not _NO_MODEL.search(file):
+            found.setdefault(_SPLIT.sub(r"\1", stem), []).append(file)
+    return found
+
+
+def quant_of(file: str) -> str:
+    """The quantisation that a file's name says last, ``Q4_K_M`` or ``UD-Q4_K_XL`` say; empty without one. Pure."""
+    found = _QUANT.findall(_SPLIT.sub("", file.removesuffix(".gguf")))
+    return _normal(found[-1]) if found else ""
+
+
+def _normal(text: str) -> str:
+    return re.sub(r"\bFP(?=\d)", "F", text.upper())
+
+
+def no_model(repo: str, files: Iterable[str]) -> ModelError:
+    """Why a repository has no model. Pure."""
+    others = ", ".join(sorted(file for file in files if file.endswith(".gguf")))
+    message = f"{repo} has no GGUF file" + (f" of a model: it has {others}" if others else "")
+    page = f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf"
+    return _in_pieces(repo, files) or ModelError(message, page)
+
+
+def _in_pieces(repo: str, files: Iterable[str], wanted: str = "") -> ModelError | None:
+    """What to do about a model that is there in pieces, if there is one."""
+    pieces: dict[str, list[str]] = {}
+    for file in sorted(files, key=lambda name: (len(name), name)):  # part10of12 comes after part9of12
+        if match := _PIECE.fullmatch(file):
+            pieces.setdefault(match[1], []).append(file)
+    for whole, parts in pieces.items():
+        if len(parts) > 1 and (wanted in ("", whole, *parts) or _normal(wanted) == quant_of(whole)):
+            message = f"{repo} has {whole} in {len(parts)} pieces that must be joined"
+            some, joined = shlex.join(parts), shlex.quote(whole)
+            return ModelError(message, f"hf download {repo} {some} --local-dir . && cat {some} > {joined}")
+    return None
+
+
+def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
+    """The files of a repository that match ``quant``. Pure.
+
+    The quantisation that a name ends with decides (:func:`quant_of`); any other word may be anywhere in the name. Heads
+    next to a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind; without
+    either only if the repository has nothing else.
+
+    Raises:
+        ModelError: there is none, or more than one.
+    """
+    every = models(files)
+    if not every:
+        raise no_model(repo, files)
+    heads = {stem: parts for stem, parts in every.items() if sidecar(parts[0])}
+    left = {stem: parts for stem, parts in every.items() if stem not in heads} or (heads if draft else {})
+    if not left:
+        there = ", ".join(parts[0] for parts in heads.values())
+        raise ModelError(f"{repo} has heads and no target: {there}", f"-hf TARGET -hfd {repo}")
+    kind, _, of_kind = quant.partition("-")
+    what, usual = "model", USUAL_QUANT if len(left) > 1 else ""
+    if draft and kind in SIDECARS:
+        left = {stem: parts for stem, parts in heads.items() if sidecar(parts[0]) is SIDECARS[kind]}
+        what, usual, quant = f"{kind} head", "", of_kind
+        if not left:
+            own = "--drafter mtp takes blocks of the target's own file; " if kind == "mtp" else ""
+            there = f"; its heads are {', '.join(parts[0] for parts in heads.values())}" if heads else ""
+            raise ModelError(f"{repo} has no {kind}-….gguf{there}", f"{own}see {client.page(repo)}/tree/main")
+    wanted = quant or usual
+    label, labels = _normal(wanted), {stem: quant_of(parts[0]) for stem, parts in left.items()}
+    word = re.compile(rf"(?:^|[-._/]){re.escape(label)}(?=$|[-./])")
+    found = [parts for stem, parts in left.items() if not wanted or labels[stem] == label]
+    if not found and quant_of(label) == label:  # the rest of a row's own, or of any name
+        found = [parts for stem, parts in left.items() if label in labels[stem].split("-")]
+    elif not found:
+        found = [parts for stem, parts in left.items() if word.search(_normal(stem))]
+    if len(found) == 1:
+        return tuple(found[0])
+    in_quant = f" in {wanted}" if wanted else ""
+    if found:
+        raise ModelError(
+            f"{repo} has {len(found)} {what}s{in_quant}: " + ", ".join(parts[0] for parts in found),
+            f"name the file: {repo}:{found[0][0]}",
+        )
+    if in_pieces := _in_pieces(repo, files, wanted):
+        raise in_pieces
+    quants = sorted(set(labels.values()) - {""})
+    near = difflib.get_close_matches(label, quants, n=1) or quants[:1] or [next(iter(left.values()))[0]]
+    there = ", ".join(quants or list(left))
+    of = f"{kind}-" if what != "model" and quants else ""
+    raise ModelError(f"{repo} has no {what}{in_quant}; it has {there}", f"for example {repo}:{of}{near[0]}")
