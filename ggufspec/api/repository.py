@@ -278,6 +278,8 @@ class _Ranking:
         return tuple(replace(row, pareto=row.number in best) for row in rows)
 
     def _model(self, row: RankedModel, subject: _Subject, draft: _Subject | None) -> RankedModel:
+        if subject.header and (kind := heads.kind_of(subject.header)):
+            raise ModelError(f"{subject.file} is {kind.what} and no target", f"-hf TARGET -hfd {subject.name}")
         plan = self._plan(subject, draft)
         header, alone = plan.request.target.header, plan.target_only
         longest = largest_context(plan.request.target_only, self.machine, self.dry_run)

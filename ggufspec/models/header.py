@@ -22,6 +22,13 @@ _MOST = 1 << 24  # of any size: products of three, over all blocks, stay within 
 _LONGEST_WINDOW = 2**31 - 1
 _MOST_BYTES = 2**63
 _AGAIN = "the file is damaged or no language model: download it again"
+# By general.type (GGUFType in gguf-py/gguf/constants.py), or by the architecture of older files
+_OTHERS = {"imatrix": "an importance matrix", "adapter": "an adapter", "controlvector": "a control vector"}
+_OTHERS |= {"mmproj": "a projector", "clip": "a projector"}
+
+
+class NoModelError(ModelError):
+    """A GGUF file of another kind than a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +121,16 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
     names.
 
     Raises:
+        NoModelError: it is a file of another kind.
         ModelError: a key that llama.cpp needs is missing or impossible.
     """
     if not parts:
         raise ModelError(f"{name} has no header", _AGAIN)
     metadata = parts[0].metadata
+    for key in ("general.type", "general.architecture"):
+        if (kind := metadata.get(key)) in _OTHERS:
+            hint = "choose the model that it is for; a projector goes to --mmproj"
+            raise NoModelError(f"{name} is {_OTHERS[kind]} and no model", hint)
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     read = _Reader(name, metadata)
     _check_parts(read, parts, tensors)

@@ -20,7 +20,7 @@ from ggufspec.files.cache import cache_folder, writable
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models import header_cache
-from ggufspec.models.header import ModelHeader, interpret
+from ggufspec.models.header import ModelHeader, NoModelError, interpret
 from ggufspec.models.hub.client import COMMIT, HubFile, UnreachableError
 from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import MOST_PARTS, LocalFile, ModelFiles, Source, locate, locator, plain
@@ -59,12 +59,13 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The bytes read of one model; its header, or why there is none, where it is read in part."""
+    """The bytes read of one file; its header, or why there is none, where it is read in part."""
 
     bytes_read: int
     header: ModelHeader | None = None
     error: str = ""
     hint: str = ""
+    is_model: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ def _read(found: ModelFiles, folder: Path | None, shared: Shared | None, progres
         error = refused
     if folder is not None:
         raise error
-    return Read(read, error=error.message, hint=error.hint)
+    return Read(read, error=error.message, hint=error.hint, is_model=not isinstance(error, NoModelError))
 
 
 def _read_part(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import heads
 import pytest
 import repositories
 import shapes
@@ -410,10 +411,6 @@ def empty(path: Path, folder: Path) -> None:
     path.write_bytes(b"")
 
 
-def imatrix(path: Path, folder: Path) -> None:
-    shapes.write_file(path, {"general.type": "imatrix"}, ())
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -422,7 +419,6 @@ def imatrix(path: Path, folder: Path) -> None:
         (cut_short, "is cut short"),
         (cut_in_the_header, "is cut short"),
         (empty, "is not a GGUF file: it is empty"),
-        (imatrix, "the header names no architecture"),
     ],
 )
 def test_one_bad_file_is_a_row_with_the_reason(
@@ -477,6 +473,46 @@ def test_heads_and_projectors_are_no_models(online: Callable[..., Finished], hub
     assert document["repositories"][0]["heads"] == ["mtp-Small-Q8_0.gguf"]
     shown = online("plan", "-hf", "user/Heads-GGUF", *CARD).stdout
     assert "-hfd user/Heads-GGUF:mtp-Small-Q8_0.gguf" in shown
+
+
+@pytest.mark.parametrize("models", [("Q4_K_M", "Q8_0"), ("Q8_0", "F16"), ("Q8_0",)])
+def test_a_file_of_another_kind_is_no_row(
+    online: Callable[..., Finished], hub: Server, folder: Path, tmp_path: Path, models: tuple[str, ...]
+) -> None:
+    """By its header where its name says nothing, though it is the smallest and may be the first that is read."""
+    for mix in models:
+        (tmp_path / f"Small-{mix}.gguf").symlink_to(folder / f"Small-{mix}.gguf")
+    tensors = [shapes.Tensor("blk.0.attn_q.weight", "F32", (32, 1))]
+    kinds = {"calibration": {"general.type": "imatrix"}, "style": {"general.type": "adapter"}}
+    kinds["seeing"] = {"general.architecture": "clip"}
+    for name, metadata in kinds.items():
+        shapes.write_file(tmp_path / f"{name}.gguf", {"general.architecture": "llama"} | metadata, tensors)
+    hub.add_repo("user/Mixed-GGUF", tmp_path)
+    done = online("plan", "-hf", "user/Mixed-GGUF", *CARD, "--json")
+    assert done.code == 0, done.stderr
+    files = [f"Small-{mix}.gguf" for mix in models]
+    assert [(row["number"], row["file"], row["error"]) for row in done.document()["rows"]] == [
+        (number, file, "") for number, file in enumerate(files, 1)
+    ]
+    (pulled,) = online("pull", "-hf", "user/Mixed-GGUF", "--row", "1", "--dry-run", "--json").document()["files"]
+    assert pulled["file"] == files[0]
+    for name, what in (("calibration", "an importance matrix"), ("style", "an adapter"), ("seeing", "a projector")):
+        refused = online("plan", "-hf", f"user/Mixed-GGUF/{name}.gguf", *CARD, "--json")
+        assert refused.document()["error"] == f"{name}.gguf is {what} and no model"
+        assert refused.document()["hint"]
+
+
+def test_a_head_whose_name_does_not_say_so_is_no_target(
+    online: Callable[..., Finished], hub: Server, target: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "demo-F16.gguf").symlink_to(target)
+    heads.write_eagle3(target, tmp_path / "demo-EAGLE3-Q4_0.gguf")
+    hub.add_repo("user/Unsaid-GGUF", tmp_path)
+    document = online("plan", "-hf", "user/Unsaid-GGUF", *CARD, "--json").document()
+    head, model = document["rows"]
+    assert head["error"] == "demo-EAGLE3-Q4_0.gguf is an EAGLE-3 head and no target"
+    assert head["hint"] == "-hf TARGET -hfd user/Unsaid-GGUF:Q4_0"
+    assert (model["fits"], document["target"]) == ("whole", "user/Unsaid-GGUF:F16")
 
 
 def test_the_only_model_beside_its_importance_matrix(

@@ -124,7 +124,8 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     """The headers of a repository's models.
 
     One header of each shape is read whole, of the others what is their own. A model whose header cannot be read has
-    the reason, and the others go on. ``on_event`` is that of :func:`ggufspec.models.headers.read_headers`.
+    the reason, and the others go on; a file of another kind is left out.
+    ``on_event`` is that of :func:`ggufspec.models.headers.read_headers`.
 
     Raises:
         GgufspecError: none of them can be read; the reason is that of the first.
@@ -132,15 +133,17 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     found: dict[RepositoryModel, ReadModel] = {}
     located: dict[RepositoryModel, ModelFiles] = {}
     like, reason = None, None
-    # The one that -hf alone takes is read whole, or one of the next two if it cannot be.
-    for model in sorted(repository.models, key=lambda one: choice.quant_of(one.file) != choice.USUAL_QUANT):
+    # The one that -hf alone takes is read whole, or one of the next two if it cannot be; a name may be of no model.
+    quants = {model: choice.quant_of(model.file) for model in repository.models}
+    for model in sorted(quants, key=lambda one: (quants[one] != choice.USUAL_QUANT, not quants[one])):
         try:
             located[model] = _locate(repository, model)
             if like is None and len(located) <= _MOST_TRIES:
                 like = headers.read_headers([repository.source(model)], None, on_event)[0]
                 found[model] = ReadModel(model, like.header, like, bytes_read=like.bytes_read)
         except GgufspecError as error:
-            found[model] = ReadModel(model, error=error.message, hint=error.hint)
+            if model not in located:
+                found[model] = ReadModel(model, error=error.message, hint=error.hint)
             reason = reason or error
     if like is None:
         assert reason is not None  # there is a model
@@ -154,7 +157,9 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     reads |= dict(zip(missing, fresh, strict=True))
     shapes = {_shape(like.header): like}
     for model, one in reads.items():
-        found[model] = _of_shape(model, one, repository.source(model), shapes, on_event)
+        if one.is_model:
+            found[model] = _of_shape(model, one, repository.source(model), shapes, on_event)
+    repository = replace(repository, models=tuple(model for model in repository.models if model in found))
     kept = {others[model].key: one.header for model, one in reads.items() if one.header}
     entry = _Entry(_SCHEMA, repository, kept)
     if entry != before:
