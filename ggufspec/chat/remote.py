@@ -20,6 +20,7 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import untrusted
+from ggufspec.models.hub.client import proxies_explained
 from ggufspec.prompting.conversation import plain_text
 from ggufspec.schema.text import visible
 from ggufspec.settings import table
@@ -102,7 +103,9 @@ class Remote:
             if not (self._key.isascii() and self._key.isprintable()):
                 raise UsageError("the API key has characters that no header takes", "give it again: --api-key KEY")
             headers["Authorization"] = f"Bearer {self._key}"
-        client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(_LIST_S, connect=_CONNECT_S), trust_env=not own)
+        timeout = httpx2.Timeout(_LIST_S, connect=_CONNECT_S)
+        with proxies_explained():
+            client = httpx2.Client(headers=headers, timeout=timeout, trust_env=not own)
         try:
             with self._explained(), client.stream("GET", f"{self.url}/models") as response:
                 self._check(response)

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ import shapes
 from processes import SCRIPT, Cli, eventually, plain, rest
 from server import COMMIT, Served, Server, digest, serving
 
+from ggufspec.chat.remote import Remote
 from ggufspec.cli.app import main
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.models import locate
@@ -571,7 +573,78 @@ def test_the_quantisation_is_the_folder_s_name_alone(online: Cli, server: Server
     assert len(server.requests) == asked
 
 
+def test_a_repository_that_was_renamed(online: Cli, server: Server) -> None:
+    """The hub redirects what is asked of the old name, under which it is found again."""
+    for path in (f"/api/models/{BIG}", *(f"/{BIG}/resolve/{at}/{TARGET}" for at in ("main", COMMIT))):
+        moved = f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {path}\r\nContent-Length: 0\r\n\r\n"
+        server.raw[path.replace(BIG, "user/old")] = [moved.encode()]
+    done = online("pull", "-hf", "user/old", "-y")
+    assert done.code == 0, done.stderr
+    assert done.stderr.count(f"user/old is called {BIG} now") == 1
+    assert cache_of(online, "user/old").is_dir()
+    assert not cache_of(online).exists()
+    (file,) = online("pull", "-hf", "user/old", "--json", HF_HUB_OFFLINE="1").document()["files"]
+    assert (file["repo"], file["commit"], file["verified"]) == ("user/old", COMMIT, True)
+
+
 # ---- what the hub refuses ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "lacks"),
+    [
+        ("308 Permanent Redirect\r\nLocation: http://127.0.0.1:1/M.gguf", "size"),
+        ("200 OK\r\nX-Repo-Commit: " + COMMIT, "size"),
+        ('200 OK\r\nETag: "one"\r\nContent-Length: 9', "commit"),
+    ],
+)
+def test_a_mirror_that_leaves_something_out(here: Path, server: Server, head: str, lacks: str) -> None:
+    server.raw[f"/{BIG}/resolve/main/{TARGET}"] = [f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode()]
+    with pytest.raises(ModelError, match=f"{server.address} gives no {lacks} of {BIG}/{TARGET}") as refused:
+        download.look([HubFile(BIG, TARGET)])
+    assert "unset HF_ENDPOINT" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("proxy", "says", "hint"),
+    [
+        (
+            "socks5://127.0.0.1:9",
+            "names a SOCKS proxy, which needs the package socksio",
+            "install socksio|--python .* socksio",
+        ),
+        ("socks5h://127.0.0.1:9", "names a SOCKS proxy", "socksio"),
+        ("socks://127.0.0.1:9", r"Unknown scheme for proxy URL URL\('socks://127", "ALL_PROXY=socks5://HOST:PORT"),
+        ("http://127.0.0.1:port", "Invalid port: 'port'", "http://HOST:PORT"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used(
+    here: Path, server: Server, monkeypatch: pytest.MonkeyPatch, proxy: str, says: str, hint: str
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.setitem(sys.modules, "socksio", None)  # not installed
+    for ask in (
+        lambda: client.contents(BIG),
+        lambda: client.search("x", 5),
+        lambda: download.look([HubFile(BIG, TARGET)]),
+        lambda: locate.locate("http://192.0.2.1/a.gguf"),
+        lambda: Remote("http://192.0.2.1/v1").open(),
+    ):
+        with pytest.raises(client.UnreachableError, match=says) as refused:
+            ask()
+        assert re.search(hint, refused.value.hint)
+    assert not server.requests
+
+
+def test_a_proxy_is_no_traceback(online: Cli, server: Server) -> None:
+    for words in (("plan", "-hf", BIG), ("pull", "-hf", f"{BIG}/{TARGET}"), ("profiles", "check", "llama3-70b")):
+        done = online(*words, ALL_PROXY="socks://127.0.0.1:9")
+        assert done.code == 1
+        assert "ALL_PROXY=socks5://HOST:PORT" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+    online("pull", "-hf", BIG, "-y")
+    (file,) = online("pull", "-hf", BIG, "--json", ALL_PROXY="socks://127.0.0.1:9").document()["files"]
+    assert file["verified"]  # what is here needs no proxy
 
 
 @pytest.mark.parametrize(

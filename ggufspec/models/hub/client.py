@@ -7,8 +7,10 @@ huggingface_hub's: proxies, certificates and HF_HUB_OFFLINE hold for every reque
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ggufspec import __version__
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.files import untrusted, write
+from ggufspec.hardware import install
 
 if TYPE_CHECKING:
     import httpx2
@@ -30,6 +33,7 @@ _PAUSES_S = (0.2, 1.0)  # between three tries
 _MOST_PAUSE_S = 60.0  # that a server may ask for without a visible wait
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
+_PROXIES = "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -136,11 +140,19 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
         address = url(repo, file, revision)
         found = get_hf_file_metadata(address, timeout=_TIMEOUT_S, library_name=_NAME, library_version=__version__)
         if found.size is None:
-            raise ModelError(f"the hub does not say how large {repo}/{file} is", f"hf download {repo} {file}")
+            raise lacks("size", f"{repo}/{file}")
         commit = found.commit_hash or ""
         return Remote(url(repo, file, commit or revision), found.etag or "", found.size, commit)
 
     return _asked(ask, repo, file, revision)
+
+
+def lacks(what: str, name: str) -> ModelError:
+    """The hub, or the mirror that HF_ENDPOINT names, leaves out what a download needs."""
+    from huggingface_hub import constants
+
+    hint = "unset HF_ENDPOINT, or set it to a mirror that gives what the hub does"
+    return ModelError(f"the hub at {constants.ENDPOINT} gives no {what} of {name}", hint)
 
 
 def remote_parts(repo: str, files: Sequence[str], revision: str | None) -> list[Remote]:
@@ -164,22 +176,29 @@ def contents(repo: str, revision: str | None = None) -> tuple[str, dict[str, int
         # list_repo_tree has no time-out, and tries again for as long as a server asks
         api = HfApi(library_name=_NAME, library_version=__version__)
         found = api.model_info(repo, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
+        if found.id != repo:  # the hub redirects
+            _renamed(repo, found.id)
         return str(found.sha or ""), {str(one.rfilename): int(one.size or 0) for one in found.siblings or ()}
 
     return _asked(ask, repo, "", revision)
 
 
+@functools.cache  # once
+def _renamed(repo: str, name: str) -> None:
+    warnings.warn(f"{repo} is called {name} now", stacklevel=1)
+
+
 def search(words: str, most: int) -> list[str]:
     """Repositories with GGUF files that match ``words``, the most downloaded first; fails as :func:`contents`."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
     url = f"{constants.ENDPOINT}/api/models"  # HfApi.list_models has no time-out
     asked = {"search": words, "filter": "gguf", "sort": "downloads", "direction": "-1", "limit": str(most)}
 
     def ask() -> list[str]:
         headers = build_hf_headers(library_name=_NAME, library_version=__version__)
-        reply = get_session().get(url, params=asked, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+        reply = _session().get(url, params=asked, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
         hf_raise_for_status(reply)
         return [str(entry["id"]) for entry in reply.json()][:most]
 
@@ -224,13 +243,13 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Itera
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
-    from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    timeout_s, session = float(constants.HF_HUB_DOWNLOAD_TIMEOUT), _session()
     own = build_hf_headers(library_name=_NAME, library_version=__version__) if hub else {}
     sent = {**own, "Accept-Encoding": "identity", **headers}
     try:
-        with get_session().stream("GET", url, headers=sent, timeout=timeout_s, follow_redirects=True) as response:
+        with session.stream("GET", url, headers=sent, timeout=timeout_s, follow_redirects=True) as response:
             yield response
     except (httpx2.ConnectError, httpx2.ProxyError, httpx2.TimeoutException) as error:
         raise _unreachable(shown, error) from None
@@ -240,6 +259,29 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Itera
         raise BrokenConnectionError(f"the connection broke while reading {shown}: {error}", "try again") from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise GgufspecError(f"{shown} cannot be read: {error}", "check the address") from None
+
+
+def _session() -> httpx2.Client:
+    """huggingface_hub's client, which it makes at the first call."""
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+
+    with proxies_explained():
+        return get_session()
+
+
+@contextmanager
+def proxies_explained() -> Iterator[None]:
+    """Explain why a client cannot be made, with the proxies that the environment names."""
+    import httpx2
+
+    try:
+        yield
+    except ImportError:
+        message = f"{_PROXIES} names a SOCKS proxy, which needs the package socksio"
+        raise UnreachableError(message, f"{install.pip()} socksio") from None
+    except (ValueError, httpx2.InvalidURL) as error:
+        hint = "export ALL_PROXY=socks5://HOST:PORT, or http://HOST:PORT"
+        raise UnreachableError(f"{_PROXIES} names a proxy that cannot be used: {error}", hint) from None
 
 
 def with_retries(ask: Callable[[], Answer]) -> Answer:
@@ -256,6 +298,7 @@ def with_retries(ask: Callable[[], Answer]) -> Answer:
 
 def _asked(ask: Callable[[], Answer], repo: str, file: str, revision: str | None) -> Answer:
     """What the hub answers, with retries; errors of huggingface_hub become ours."""
+    _session()
 
     def once() -> Answer:
         with _explained(repo, file, revision):

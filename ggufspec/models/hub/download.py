@@ -150,7 +150,7 @@ def _model(source: HubFile) -> tuple[Item, ...]:
             raise
         return tuple(map(_kept, kept))
     if not all(client.COMMIT.fullmatch(part.commit) for part in found):
-        raise ModelError(f"the hub gives no commit of {source}", "check HF_ENDPOINT")
+        raise client.lacks("commit", str(source))
     return tuple(map(_item, kept, found))
 
 
