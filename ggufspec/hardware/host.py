@@ -1,6 +1,6 @@
 """Cores, memory, disk and name of the machine; the only importer of psutil.
 
-Source of what a container may have: Documentation/admin-guide/cgroup-v2.rst of Linux.
+Source of what a container may have: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of Linux.
 """
 
 from __future__ import annotations
@@ -20,18 +20,36 @@ import psutil
 _ROOT = Path("/")
 _VECTOR_SETS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sve")  # beginnings of flags
 
+_NO_LIMIT = 2**62  # of version 1, whose highest number of whole pages is no limit
+_FAST = 0.8  # of the fastest core's speed: below are efficiency cores, above are like cores that boost less
+
 TOLERATED_CPUS = 0.5
 """With so much of a CPU in others' hands one thread more and one fewer are equally fast (docs/decisions/024)."""
 
 
 def physical_cores() -> int:
-    """Cores that this process may use: physical ones, less what affinity or a container's quota takes away.
+    """Cores that this process may use: fast ones, less what affinity or a container's quota takes away.
 
-    llama.cpp gains nothing from two threads on one core.
+    llama.cpp gains nothing from two threads on one core, and its threads wait for the slowest.
     """
-    cores = min(psutil.cpu_count(logical=False) or psutil.cpu_count() or 1, usable_cpus())
+    cores = _fast_cores() or min(psutil.cpu_count(logical=False) or psutil.cpu_count() or 1, usable_cpus())
     quota = _cgroup_cores(_ROOT)
     return max(1, min(cores, quota) if quota else cores)
+
+
+def _fast_cores() -> int:
+    """Of the cores that this process is bound to, those that are about as fast as the fastest; 0 if not told.
+
+    Source: Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
+    """
+    speeds: dict[str, int] = {}
+    for cpu in _affinity():
+        folder = _ROOT / f"sys/devices/system/cpu/cpu{cpu}"
+        speed = _text(folder / "cpu_capacity") or _text(folder / "cpufreq/cpuinfo_max_freq")
+        if not speed.isdecimal():
+            return 0
+        speeds[_text(folder / "topology/thread_siblings_list") or str(cpu)] = int(speed)
+    return sum(speed >= _FAST * max(speeds.values()) for speed in speeds.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +202,10 @@ def processor() -> Processor:
 def _cgroup_cores(root: Path) -> int:
     """Whole cores of the narrowest CPU quota above this process; 0 means no quota."""
     cores = []
-    for folder in _cgroups(root):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")
-        if quota.isdecimal() and period.isdecimal() and int(period):  # "max" is no quota
+    for folder in _cgroups(root, "cpu"):
+        whole = _text(folder / "cpu.max") or " ".join(_text(folder / f"cpu.cfs_{of}_us") for of in ("quota", "period"))
+        quota, _, period = whole.partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):  # "max" and -1 are no quota
             cores.append(max(1, int(quota) // int(period)))
     return min(cores, default=0)
 
@@ -197,29 +216,28 @@ def _cgroup_memory_bytes(root: Path) -> int | None:
     Cached files count as free, as in the kernel's own MemAvailable (mm/show_mem.c): they go when memory is wanted.
     """
     left = []
-    for folder in _cgroups(root):
-        used = _text(folder / "memory.current")
-        if not used.isdecimal():
-            continue
+    for folder in _cgroups(root, "memory"):
+        used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or "0"
         stat = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
-        cached = ("inactive_file", "active_file", "slab_reclaimable")
-        kept = max(0, int(used) - sum(int(stat.get(key, "0")) for key in cached))
-        limits = (_text(folder / name) for name in ("memory.max", "memory.high"))
-        left += [max(0, int(limit) - kept) for limit in limits if limit.isdecimal()]
+        cached = ("inactive_file", "active_file", "slab_reclaimable")  # version 1: total_… has the groups below, too
+        kept = max(0, int(used) - sum(int(stat.get(f"total_{key}", stat.get(key, "0"))) for key in cached))
+        limits = (_text(folder / f"memory.{name}") for name in ("max", "high", "limit_in_bytes"))
+        left += [max(0, int(limit) - kept) for limit in limits if limit.isdecimal() and int(limit) < _NO_LIMIT]
     return min(left, default=None)
 
 
-def _cgroups(root: Path) -> Iterator[Path]:
-    """The folders that may limit this process, its own first and the mount's last.
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders that may limit this process, its own first and the mount's last; of both versions, if both are here.
 
     In a container the path may be the host's, which is not there; the mount itself is the container's group then.
     """
-    mount = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
-        version, _, path = line.split(":", 2)
-        if version == "0":
-            parts = [part for part in path.split("/") if part not in ("", "..")]
-            yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+        _, controllers, path = line.split(":", 2)
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        mounts = ("", "unified") if not controllers else (controller,) if controller in controllers.split(",") else ()
+        for mount in mounts:  # version 2, beside version 1 it is unified; or version 1
+            folder = root / "sys/fs/cgroup" / mount
+            yield from (folder.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
 def _text(path: Path) -> str:

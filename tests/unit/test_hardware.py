@@ -192,6 +192,7 @@ def root(tmp_path, monkeypatch):
 
 
 V2 = "0::{}\n"
+V1 = "12:pids:/other\n4:memory:{0}\n3:cpu,cpuacct:{0}\n2:cpuset:/other\n1:name=systemd:/other\n"
 
 
 @pytest.fixture
@@ -224,6 +225,42 @@ def cores(monkeypatch, root):
 )
 def test_cores_that_may_be_used(cores, physical, logical, allowed, quota, used):
     cores(physical, logical, allowed, quota)
+    assert host.physical_cores() == used
+
+
+FAST, SLOW = "5200000", "3900000"
+
+
+@pytest.mark.parametrize(
+    ("file", "speeds", "allowed", "used"),
+    [
+        ("cpufreq/cpuinfo_max_freq", [FAST] * 8 + [SLOW] * 12, range(20), 8),
+        ("cpufreq/cpuinfo_max_freq", [SLOW] * 12 + [FAST] * 8, range(20), 8),
+        ("cpufreq/cpuinfo_max_freq", ["5800000"] * 2 + [FAST] * 6 + [SLOW] * 12, range(20), 8),  # two boost more
+        ("cpu_capacity", ["1024"] * 8 + ["460"] * 12, range(20), 8),
+        ("cpu_capacity", ["1024"] * 4 + ["930"] * 4 + ["280"] * 4, range(12), 8),
+        ("cpu_capacity", ["1024"] * 8, range(8), 8),
+        ("cpu_capacity", ["1024"] * 8 + ["460"] * 12, range(6, 20), 2),
+        ("cpu_capacity", ["1024"] * 8 + ["460"] * 12, range(8, 20), 12),  # bound to slow ones alone
+        ("cpu_capacity", ["1024"] * 8 + ["?"] * 12, range(20), 20),  # not told of all
+    ],
+)
+def test_threads_start_from_the_fast_cores(monkeypatch, cores, root, file, speeds, allowed, used):
+    cores(20, 20, 20, None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed), raising=False)
+    root({f"sys/devices/system/cpu/cpu{cpu}/{file}": speed for cpu, speed in enumerate(speeds)})
+    assert host.physical_cores() == used
+
+
+@pytest.mark.parametrize(("allowed", "quota", "used"), [(range(28), None, 8), ({0, 1, 2}, None, 2), (range(28), 4, 4)])
+def test_fast_cores_of_two_threads_count_once(monkeypatch, cores, root, allowed, quota, used):
+    """Eight of them, of two threads each, and twelve slow ones."""
+    cores(20, 28, 28, quota and f"{quota}00000 100000")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed), raising=False)
+    folder = "sys/devices/system/cpu/cpu"
+    siblings = [f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}" if cpu < 16 else str(cpu) for cpu in range(28)]
+    root({f"{folder}{cpu}/topology/thread_siblings_list": text for cpu, text in enumerate(siblings)})
+    root({f"{folder}{cpu}/cpufreq/cpuinfo_max_freq": FAST if cpu < 16 else SLOW for cpu in range(28)})
     assert host.physical_cores() == used
 
 
@@ -261,13 +298,57 @@ def version_2(folder, current, cached=0, **limits):
         (version_2("/a/b", 1, max=None) | version_2("/a", 6, max=9), 3),
         (version_2("/a/b", 1, max=8) | version_2("", 60, max=64), 4),
         (version_2("/a/c", 6, max=8), None),  # another group's
-        ({"sys/fs/cgroup/a/b/memory.max": "8"}, None),  # use not told
+        ({"sys/fs/cgroup/a/b/memory.max": str(8 * GIB)}, 8),  # use not told
         ({}, None),
     ],
 )
 def test_memory_within_every_limit(root, groups, left):
     found = host._cgroup_memory_bytes(root(groups | {"proc/self/cgroup": V2.format("/a/b")}))
     assert found == (None if left is None else left * GIB)
+
+
+def version_1(controller, folder, **files):
+    return {f"sys/fs/cgroup/{controller}{folder}/{name.replace('__', '.')}": text for name, text in files.items()}
+
+
+NO_LIMIT = version_1("memory", "", memory__limit_in_bytes="9223372036854771712")
+TWO_GIB = version_1("memory", "/x", memory__limit_in_bytes=f"{2 * GIB}\n")
+TWO_CORES = version_1("cpu", "/x", cpu__cfs_quota_us="200000\n", cpu__cfs_period_us="100000\n")
+USED = f"cache 1\ninactive_file 1\ntotal_inactive_file {GIB}\ntotal_active_file {GIB // 2}\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "left", "cores"),
+    [
+        (V1.format("/x"), TWO_GIB | TWO_CORES, 2, 2),
+        ("4:memory:/x\n3:cpu:/x\n", TWO_GIB | TWO_CORES, 2, 2),
+        (V1.format("/x/below"), TWO_GIB | TWO_CORES, 2, 2),
+        (V1.format("/other"), TWO_GIB | TWO_CORES, None, 0),
+        (
+            V1.format("/x"),
+            NO_LIMIT | version_1("cpu", "", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000"),
+            None,
+            0,
+        ),
+        # cached files go when memory is wanted, those of the groups below too
+        (
+            V1.format("/x"),
+            TWO_GIB | version_1("memory", "/x", memory__usage_in_bytes=f"{2 * GIB}", memory__stat=USED),
+            1.5,
+            0,
+        ),
+        # in a container the path is the host's
+        (V1.format("/docker/1"), version_1("memory", "", memory__limit_in_bytes=f"{2 * GIB}"), 2, 0),
+        # both versions: by which of them each is limited
+        (V1.format("/x") + V2.format("/x"), TWO_CORES | version_2("/x", 6, max=8), 2, 2),
+        (V2.format("/x") + V1.format("/x"), TWO_CORES | version_2("/unified/x", 6, max=8), 2, 2),
+        (V2.format("/x") + V1.format("/x"), TWO_GIB | version_2("/x", 7, max=8), 1, 0),
+    ],
+)
+def test_limits_of_version_1_and_of_both(root, lines, files, left, cores):
+    there = root(files | {"proc/self/cgroup": lines})
+    assert host._cgroup_memory_bytes(there) == (None if left is None else left * GIB)
+    assert host._cgroup_cores(there) == cores
 
 
 def test_free_memory_is_what_is_left_everywhere(root, monkeypatch):
