@@ -132,14 +132,12 @@ def find_card(name: str, here: probe.Result, survey: gpus.Survey) -> Card:
             f"CUDA_VISIBLE_DEVICES=0 scripts/gpu_evidence --device {name}",
         )
     device = matching[0]
-    known = next((card for card in survey.cards if card.name == device.description.strip()), None)
-    if known is None and len(survey.cards) == 1 and device.name.startswith("CUDA"):
-        known = survey.cards[0]
+    known = gpus.of_device(device.device_id, device.description.strip(), survey.cards)
     return Card(
         name=device.name,
         description=known.name if known else device.description.strip(),
         kind=device.name.rstrip("0123456789").lower(),
-        total_bytes=known.total_bytes if known else device.total_bytes,
+        total_bytes=(known and known.total_bytes) or device.total_bytes,
         ceiling_bytes=None,
         driver=known.driver if known else "",
     )
@@ -178,14 +176,15 @@ def others(survey: gpus.Survey, own: Sequence[int] = ()) -> str:
     for card in survey.cards:
         users = [process for process in card.processes if process.pid not in own]
         is_busy = card.utilisation is not None and card.utilisation > _OTHERS_SHARE
-        if card.used_bytes < _OTHERS_BYTES and not is_busy:
+        used_bytes = card.used_bytes or 0
+        if used_bytes < _OTHERS_BYTES and not is_busy:
             continue
         names = [
             f"{process.name.rpartition('/')[2] or 'process'} ({process.pid}"
             + (f", {gib(process.used_bytes)} GiB)" if process.used_bytes else ")")
             for process in users
         ]
-        how = f"{card.name} has {gib(card.used_bytes)} GiB in use" + (
+        how = f"{card.name} has {gib(used_bytes)} GiB in use" + (
             f" and is {card.utilisation:.0%} busy" if is_busy else ""
         )
         said.append(f"{how}: {', '.join(names) or 'by processes that cannot be seen from here'}")

@@ -338,7 +338,7 @@ class Serving:
             notes=tuple(engine.notes),
             energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
             others_cpus=cpu_after.others_since(cpu_before),
-            unwatched=() if gpus.gpus() else tuple(card.description.strip() for card in devices.local_cards()),
+            unwatched=devices.unwatched(),
             system_info=system_info(),
         )
 

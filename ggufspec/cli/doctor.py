@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -74,7 +75,7 @@ def _llama_cpp() -> LlamaCpp:
         return LlamaCpp(number, error=error.message, fix=install.mend())
     except GgufspecError as error:
         return LlamaCpp(number, error=error.message, fix=error.hint)
-    devices = tuple(LlamaDevice(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in found.devices)
+    devices = tuple(LlamaDevice(**asdict(device)) for device in found.devices)
     return LlamaCpp(
         number,
         found.backends,

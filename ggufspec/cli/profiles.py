@@ -293,7 +293,9 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
         return None
     overhead = sum(card.overhead_bytes for card in machine.cards)
     room = sum(_budgets(machine).values()) - overhead if machine.cards else None
-    return outline.fit(placed, beside, room, machine.memory_bytes)
+    pools = [card.pool_bytes for card in machine.cards if card.pool_bytes is not None]
+    memory = min([machine.memory_bytes, *(max(0, pool - (room or 0)) for pool in pools)])
+    return outline.fit(placed, beside, room, memory)
 
 
 def _comment(path: Path) -> str:

@@ -28,6 +28,11 @@ class Card:
     fp16_flops: float
     architecture: str = ""
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its memory is the host's."""
+        return self.name.startswith(("Apple ", "GB10", "Radeon ", "Arc 140V"))
+
 
 # name; GiB; GB/s; PCIe generation × lanes; fp16 TFLOP/s. Of what shares the host's memory, the usual amount of it.
 _TABLE = """

@@ -5,7 +5,7 @@ Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -49,9 +49,22 @@ def gpus() -> list[Gpu]:
     return list(survey().cards)
 
 
-def used_bytes() -> int:
-    """Memory in use on all cards together, by every process; 0 without a card."""
-    return sum(gpu.used_bytes for gpu in gpus())
+def used_bytes() -> int | None:
+    """Memory in use on all cards together, by every process; None without a card, or if one does not tell."""
+    used = [gpu.used_bytes for gpu in gpus()]
+    return sum(filter(None, used)) if used and None not in used else None
+
+
+def of_device(device_id: str, description: str, cards: Iterable[Gpu]) -> Gpu | None:
+    """The card of a device of ggml: NVML has them in another order, and those that CUDA_VISIBLE_DEVICES hides too.
+
+    They have one PCI bus id, to which ggml adds a suffix if it divides the card; a Jetson's has only a name in NVML.
+    """
+
+    def is_it(card: Gpu) -> bool:
+        return device_id.startswith(card.pci_id) if card.pci_id else description in card.name
+
+    return next(filter(is_it, cards), None)
 
 
 def energy_j() -> float | None:
@@ -116,15 +129,17 @@ def _survey(nvml: Any) -> Survey:
 
 def _card(nvml: Any, index: int, driver: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    total, free, used = (memory.total, memory.free, memory.used) if memory and memory.total else (None, None, None)
+    pci = _ask(nvml, nvml.nvmlDeviceGetPciInfo, handle)
     rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
     return Gpu(
         index=index,
         name=_ask(nvml, nvml.nvmlDeviceGetName, handle) or f"NVIDIA card {index}",
         uuid=_ask(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
-        total_bytes=memory.total,
-        free_bytes=memory.free,
-        used_bytes=memory.used,
+        total_bytes=total,
+        free_bytes=free,
+        used_bytes=used,
         driver=driver,
         compute_capability=_ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
         pcie_generation=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
@@ -134,6 +149,7 @@ def _card(nvml: Any, index: int, driver: str) -> Gpu:
         utilisation=None if rates is None else rates.gpu / 100,
         processes=_processes(nvml, handle),
         throttled=_throttled(nvml, handle),
+        pci_id=f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0" if pci else "",
     )
 
 

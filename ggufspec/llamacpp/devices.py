@@ -11,7 +11,7 @@ import functools
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import gpus, install
@@ -19,15 +19,28 @@ from ggufspec.llamacpp.library import bound, load
 from ggufspec.llamacpp.options import is_remote
 
 _HANDLE, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-_SIZE_P = ctypes.POINTER(_SIZE)
+
+
+class _Properties(ctypes.Structure):
+    """struct ggml_backend_dev_props, with room for more capabilities than it has."""
+
+    _fields_: ClassVar = [
+        ("name", _TEXT),
+        ("description", _TEXT),
+        ("free_bytes", _SIZE),
+        ("total_bytes", _SIZE),
+        ("type", ctypes.c_int),
+        ("device_id", _TEXT),
+        ("capabilities", ctypes.c_bool * 64),
+    ]
+
+
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ggml_backend_dev_count": (_SIZE, []),
     "ggml_backend_dev_get": (_HANDLE, [_SIZE]),
     "ggml_backend_dev_by_name": (_HANDLE, [_TEXT]),
     "ggml_backend_dev_name": (_TEXT, [_HANDLE]),
-    "ggml_backend_dev_description": (_TEXT, [_HANDLE]),
-    "ggml_backend_dev_type": (ctypes.c_int, [_HANDLE]),
-    "ggml_backend_dev_memory": (None, [_HANDLE, _SIZE_P, _SIZE_P]),
+    "ggml_backend_dev_get_props": (None, [_HANDLE, ctypes.POINTER(_Properties)]),
     "ggml_backend_dev_buffer_type": (_HANDLE, [_HANDLE]),
     "ggml_backend_dev_backend_reg": (_HANDLE, [_HANDLE]),
     "ggml_backend_reg_count": (_SIZE, []),
@@ -45,13 +58,22 @@ _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accelerator", 4: "meta"}
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of ggml; ``kind`` is cpu, gpu, igpu, accelerator or meta. An RPC worker is a gpu named RPC0."""
+    """One device of ggml; ``kind`` is cpu, gpu, igpu, accelerator or meta. An RPC worker is a gpu named RPC0.
+
+    ``device_id`` tells cards apart, whatever backend has them: by where they are on the PCI bus (0000:c1:00.0).
+    """
 
     name: str
     description: str
     kind: str
     free_bytes: int
     total_bytes: int
+    device_id: str = ""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether its memory is the host's; to ggml Apple's processors are cards like any other."""
+        return self.kind == "igpu" or self.name.startswith("MTL")
 
     @property
     def is_remote(self) -> bool:
@@ -67,16 +89,16 @@ def devices() -> list[Device]:
     lib = ggml()
     found = []
     for index in range(lib.ggml_backend_dev_count()):
-        device = lib.ggml_backend_dev_get(index)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        lib.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        told = _Properties()
+        lib.ggml_backend_dev_get_props(lib.ggml_backend_dev_get(index), ctypes.byref(told))
         found.append(
             Device(
-                name=lib.ggml_backend_dev_name(device).decode(),
-                description=lib.ggml_backend_dev_description(device).decode(),
-                kind=_TYPES.get(lib.ggml_backend_dev_type(device), "unknown"),
-                free_bytes=free.value,
-                total_bytes=total.value,
+                name=told.name.decode(),
+                description=told.description.decode(),
+                kind=_TYPES.get(told.type, "unknown"),
+                free_bytes=told.free_bytes,
+                total_bytes=told.total_bytes,
+                device_id=(told.device_id or b"").decode(),
             )
         )
     return found
@@ -99,14 +121,16 @@ def name_of(handle: int) -> str:
 def offloading(found: Sequence[Device]) -> list[Device]:
     """Those of ``found`` that layers are offloaded to, in llama.cpp's order: RPC workers, then this machine's cards.
 
-    Integrated cards count only if there is no other, and a program that acts as a card if there is nothing else.
+    Integrated cards count only if there is no other, and a program that acts as a card if there is nothing else. A card
+    that two backends have is the first one's.
     Source: ``llama_prepare_model_devices`` in src/llama.cpp.
     """
     cards = [device for device in found if device.kind in ("gpu", "igpu")]
     remote = [device for device in cards if device.is_remote]
     local = [device for device in cards if not device.is_remote and not device.is_software]
     local = [device for device in local if device.kind == "gpu"] or local
-    return remote + local or cards
+    once = {device.device_id or device.name: device for device in reversed(local)}
+    return remote + [*once.values()][::-1] or cards
 
 
 def chosen_over_others() -> tuple[str, ...]:
@@ -122,14 +146,20 @@ def local_cards() -> list[Device]:
     return [device for device in offloading(devices()) if not device.is_remote and not device.is_software]
 
 
+def unwatched() -> tuple[str, ...]:
+    """The descriptions of those that NVML does not have."""
+    cards, seen = local_cards(), gpus.gpus()
+    return tuple(one.description.strip() for one in cards if not gpus.of_device(one.device_id, one.description, seen))
+
+
 def used_bytes() -> int:
-    """Memory in use on this machine's cards: NVML's count, or each backend's own if NVML knows no card.
+    """Memory in use on this machine's cards: NVML's count, or each backend's own if NVML does not tell.
 
     Some backends see only their own process; some drivers report a constant, as Vulkan without VK_EXT_memory_budget
     does: only an increase is meaningful.
     """
-    if gpus.gpus():
-        return gpus.used_bytes()
+    if (used := gpus.used_bytes()) is not None:
+        return used
     return sum(max(0, device.total_bytes - device.free_bytes) for device in local_cards())
 
 

@@ -18,6 +18,7 @@ from ggufspec.planning.plan import ENOUGH_BYTES, Card, Machine
 from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
+_WHOLE = 0.9  # of NVML's count of a card: CUDA counts a few percent less
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -51,10 +52,12 @@ def simulated_cards(
         size = vram[index] if index < len(vram) else known[index].vram_bytes
         name = known[index].name if known else "any card"
         backend = usual_backend(known[index].architecture if known else "")
-        made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name, backend)))
+        pool = size if known and known[index].shares_memory else None
+        made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name, backend), pool_bytes=pool))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
-    return with_memory(Machine(tuple(made), 0, headroom_bytes, speed, simulated=True), ENOUGH_BYTES)
+    beside = sum(card.pool_bytes or 0 for card in made) or ENOUGH_BYTES
+    return with_memory(Machine(tuple(made), 0, headroom_bytes, speed, simulated=True), beside)
 
 
 def with_memory(machine: Machine, memory_bytes: int) -> Machine:
@@ -69,16 +72,22 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
         GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.
     """
     found = offloading(probe.inspect(tuple(rpc)).devices)
-    seen = {gpu.name: gpu for gpu in gpus.gpus()}
-    made = [_card(device, seen.get(device.description), folder) for device in found if not device.is_software]
+    seen = gpus.gpus()
+    made = [_card(device, seen, folder) for device in found if not device.is_software]
     named = {card.name: cards.recognise(card.description, card.total_bytes) for card in made}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
     return Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed, rpc=tuple(rpc))
 
 
-def _card(device: Device, gpu: Gpu | None, folder: Path) -> Card:
-    """NVML's figures if it knows the card: asked before this process has anything on it."""
+def _card(device: Device, seen: Sequence[Gpu], folder: Path) -> Card:
+    """What is free by NVML, asked before this process has anything there, unless the device is a part of a card (MIG).
+
+    What an integrated card has beyond the memory that the system sees was set aside for it.
+    """
     overhead = 0 if device.is_remote else known_overhead(folder, device.description, device.name)
-    if gpu is None:
-        return Card(device.name, device.description, device.total_bytes, device.free_bytes, overhead)
-    return Card(device.name, gpu.name, gpu.total_bytes, gpu.free_bytes, overhead)
+    free, gpu = device.free_bytes, gpus.of_device(device.device_id, device.description, seen)
+    if gpu and gpu.total_bytes and gpu.free_bytes is not None and device.total_bytes > _WHOLE * gpu.total_bytes:
+        free = min(gpu.free_bytes, device.total_bytes)
+    own = max(0, device.total_bytes - host.total_memory_bytes())
+    pool = host.free_memory_bytes() + own if device.shares_memory else None
+    return Card(device.name, device.description, device.total_bytes, free, overhead, pool_bytes=pool)

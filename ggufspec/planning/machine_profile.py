@@ -179,7 +179,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Measure in this process; the event ``measuring`` names the device and the dummy model that comes next."""
     ggml.add_rpc_workers(spec.rpc)
     here = ggml.devices()
-    cards = offload_devices(here)
+    cards = [device.name for device in ggml.offloading(here)]
     timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}
     streams = any(not is_remote(name) for name in cards)
     before, others_cpus = host.cpu_use(), 0.0
@@ -221,13 +221,6 @@ def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
         block_bytes = block.block_numbers * BITS.get(kind, 4.5) / 8
         found.append(replace(block, blocks=max(2, round(wide_bytes / block_bytes))))
     return found
-
-
-def offload_devices(here: Sequence[ggml.Device]) -> list[str]:
-    """Names of the devices that layers are offloaded to, in llama.cpp's order: src/llama.cpp puts RPC first."""
-    cards = [device.name for device in here if device.kind == "gpu"]
-    cards.sort(key=lambda name: not is_remote(name))
-    return cards or [device.name for device in here if device.kind == "igpu"][:1]
 
 
 def _time(
@@ -515,7 +508,8 @@ def measure(folder: Path, spec: Spec, *, on_event: child.Emit | None = None, ver
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     origin = f"measured on {today} with llama-cpp-python {version('llama-cpp-python')}"
     speed = replace(
-        interpret(result, _link_here(), f"{origin} while {disturbed}" if disturbed else origin), disturbed=disturbed
+        interpret(result, _link_here(result.devices), f"{origin} while {disturbed}" if disturbed else origin),
+        disturbed=disturbed,
     )
     speed = beside(speed, load(folder, spec.threads, result.devices))
     _keep(folder, speed, identity(spec.threads, result.devices))
@@ -526,6 +520,8 @@ def _keep(folder: Path, speed: MachineProfile, of: Identity) -> None:
     _table(folder).put(_key(of), _Kept(of, speed))
 
 
-def _link_here() -> float:
-    here = gpus.gpus()
+def _link_here(devices: Sequence[ggml.Device]) -> float:
+    """That of the slowest card which ggml sees."""
+    seen = gpus.gpus()
+    here = [card for one in devices if (card := gpus.of_device(one.device_id, one.description, seen))]
     return min((link_bytes_per_s(c.pcie_generation, c.pcie_width) for c in here), default=link_bytes_per_s(4, 16))

@@ -21,7 +21,8 @@ from ggufspec.schema.text import counted
 class Card:
     """A device that layers can be offloaded to.
 
-    ``overhead_bytes`` is what its driver takes for a process, ``mmproj_bytes`` what an image projector takes there.
+    ``overhead_bytes`` is what its driver takes for a process, ``mmproj_bytes`` what an image projector takes there. If
+    it shares the host's memory, ``pool_bytes`` are free for both together.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Card:
     free_bytes: int
     overhead_bytes: int = 0
     mmproj_bytes: int = 0
+    pool_bytes: int | None = None
 
 
 ENOUGH_BYTES = 2**50  # of memory next to cards that are not here, unless somebody says how much there is

@@ -495,7 +495,11 @@ class _Search:
         used = sum(
             (part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes + card.mmproj_bytes)
         )
-        return used.total - int(unsure * used.compute) - self.machine.budget_bytes(card)
+        room = self.machine.budget_bytes(card)
+        if card.pool_bytes is not None and used.weights + used.kv:
+            beside = sum(part[HOST].total for part in parts if part)
+            room = min(room, card.pool_bytes - self.machine.headroom_bytes - beside)
+        return used.total - int(unsure * used.compute) - room
 
     def _planned(self, one: _Candidate, parts: Sequence[ByDevice]) -> PlannedRun:
         return PlannedRun(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 from ggufspec.hardware import install
-from ggufspec.hardware.gpus import Survey, is_software
+from ggufspec.hardware.gpus import Survey, is_software, of_device
 from ggufspec.hardware.host import TOLERATED_CPUS
 from ggufspec.reports import table
 from ggufspec.reports.table import Table
@@ -61,11 +61,13 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
         text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` estimates compute buffers"
         yield Finding("warning", text, mend(source=True))
     offered = [device for device in llama.devices if device.kind in ("gpu", "igpu")]
-    gpus = [device.description.strip() for device in offered if not is_software(device.description)]
+    real = [device for device in offered if not is_software(device.description)]
+    gpus = [device.description.strip() for device in real]
     if pretended := [device.description.strip() for device in offered if is_software(device.description)]:
         text = f"{', '.join(pretended)} is a program on the CPU, not a card: plans leave it alone"
         yield Finding("warning", text, "unset GGML_VK_VISIBLE_DEVICES")
-    if unwatched := [gpu for gpu in gpus if not any(card.name in gpu for card in survey.cards)]:
+    known = [of_device(device.device_id, device.description, survey.cards) for device in real]
+    if unwatched := [name for name, card in zip(gpus, known, strict=True) if card is None]:
         yield Finding(
             "ok",
             f"NVML has NVIDIA's cards alone: of {', '.join(unwatched)} memory is what llama.cpp counts; energy, "
@@ -74,6 +76,10 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
     names = ", ".join(card.name for card in survey.cards)
     if gpus:
         yield Finding("ok", f"llama.cpp uses {', '.join(gpus)}")
+        hidden = [f"card {card.index} ({card.name})" for card in survey.cards if card not in known]
+        if hidden and "CUDA" in llama.backends:
+            text = f"llama.cpp does not see {', '.join(hidden)}: CUDA_VISIBLE_DEVICES names other cards"
+            yield Finding("ok", text, "unset CUDA_VISIBLE_DEVICES; nvidia-smi")
     elif not survey.cards:
         for name in llama.without_device:
             text = f"llama.cpp has {name} and finds no device: no driver can be loaded, or its variables hide the card"
@@ -208,7 +214,7 @@ def _cards(survey: Survey) -> Iterator[Finding]:
         version = f" {survey.driver}" if survey.driver else ""
         yield Finding("warning", f"NVIDIA's driver{version} is loaded and finds no card", "lspci | grep -i nvidia")
     for card in survey.cards:
-        if card.total_bytes and card.used_bytes / card.total_bytes > _BUSY_SHARE:
+        if card.total_bytes and card.used_bytes and card.used_bytes / card.total_bytes > _BUSY_SHARE:
             users = ", ".join(_process(process, with_memory=True) for process in card.processes)
             yield Finding(
                 "warning",
@@ -274,7 +280,7 @@ def cards(document: DoctorDocument) -> Table:
     for card in document.cards:
         capability = ".".join(map(str, card.compute_capability or ()))
         busy = "" if card.utilisation is None else f"{card.utilisation:.0%}"
-        sizes = (gib(card.used_bytes), gib(card.total_bytes))
+        sizes = tuple("?" if size is None else gib(size) for size in (card.used_bytes, card.total_bytes))
         link = _link(card.pcie_generation, card.pcie_width)
         rows.append((str(card.index), card.name, capability, link, busy, *sizes))
         for process in card.processes:

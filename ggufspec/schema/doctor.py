@@ -24,6 +24,7 @@ class LlamaDevice:
     kind: str  # cpu, gpu, igpu or accelerator
     free_bytes: int
     total_bytes: int
+    device_id: str = ""  # ggml's: of a PCI card where it is, as in 0000:c1:00.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +141,9 @@ class Gpu:
     index: int
     name: str
     uuid: str
-    total_bytes: int
-    free_bytes: int
-    used_bytes: int
+    total_bytes: int | None
+    free_bytes: int | None
+    used_bytes: int | None
     driver: str
     compute_capability: tuple[int, int] | None = None
     pcie_generation: int | None = None
@@ -152,6 +153,7 @@ class Gpu:
     utilisation: float | None = None  # the share of the last moment in which a kernel ran, 0 to 1
     processes: tuple[GpuProcess, ...] = ()
     throttled: tuple[str, ...] = ()  # why clocks are held down at this moment: heat, for example
+    pci_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,11 @@ KEYS = {
 # what it finds, from facts
 
 CPU = LlamaDevice("CPU", "A CPU", "cpu", 20 * GIB, 32 * GIB)
-CUDA = LlamaDevice("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 23 * GIB, 24 * GIB)
+CUDA = LlamaDevice("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 23 * GIB, 24 * GIB, "0000:01:00.0")
 LLAMA = LlamaCpp("0.3.36", ("RPC", "CPU"), (CPU,))
 LLAMA_CUDA = LlamaCpp("0.3.36", ("CUDA", "RPC", "CPU"), (CUDA, CPU))
 MACHINE = Machine("A CPU", 8, 32 * GIB, 20 * GIB, "/models", 500 * 10**9)
-CARD = Gpu(0, "RTX 4090", "GPU-0", 24 * GIB, 23 * GIB, GIB, "575", (8, 9), 4, 16, 4, 16, 0.0)
+CARD = Gpu(0, "RTX 4090", "GPU-0", 24 * GIB, 23 * GIB, GIB, "575", (8, 9), 4, 16, 4, 16, 0.0, pci_id="0000:01:00.0")
 NO_DRIVER = Survey((), (), None)
 
 
@@ -86,14 +86,26 @@ def test_a_card_that_cuda_does_not_see() -> None:
     assert "CUDA_VISIBLE_DEVICES" in finding.fix
 
 
+@pytest.mark.parametrize("memory", [(24 * GIB, 23 * GIB, GIB), (None, None, None)])
+def test_of_two_alike_cards_the_one_that_cuda_does_not_see_is_named(memory: tuple[int | None, ...]) -> None:
+    other = replace(CARD, index=1, pci_id="0000:02:00.0")
+    total, free, used = memory
+    cards = (other, replace(CARD, total_bytes=total, free_bytes=free, used_bytes=used))
+    findings = examine(LLAMA_CUDA, MACHINE, Survey(cards, (), "575"))
+    (finding,) = (finding for finding in findings if "does not see" in finding.text)
+    assert "does not see card 1 (RTX 4090): CUDA_VISIBLE_DEVICES" in finding.text
+    both = replace(LLAMA_CUDA, devices=(replace(CUDA, device_id="0000:02:00.0"), CUDA, CPU))
+    assert not any("does not see" in one.text for one in examine(both, MACHINE, Survey(cards, (), "575")))
+
+
 def test_a_card_that_is_used_by_vulkan_is_used() -> None:
     assert found(LlamaCpp("1", ("Vulkan", "RPC", "CPU"), (replace(CUDA, name="Vulkan0"), CPU))) == ()
 
 
 def test_a_card_without_nvml_says_what_is_not_known() -> None:
-    radeon = replace(CUDA, name="Vulkan0", description="AMD Radeon RX 7900 XTX")
+    radeon = replace(CUDA, name="Vulkan0", description="AMD Radeon RX 7900 XTX", device_id="0000:02:00.0")
     llama = LlamaCpp("1", ("Vulkan", "RPC", "CPU"), (radeon, CPU))
-    texts = [finding.text for finding in examine(llama, MACHINE, NO_DRIVER)]
+    texts = [finding.text for finding in examine(llama, MACHINE, Survey((CARD,), (), "575"))]
     assert "llama.cpp uses AMD Radeon RX 7900 XTX" in texts
     (text,) = (text for text in texts if "NVML" in text)
     assert "of AMD Radeon RX 7900 XTX memory is what llama.cpp counts" in text

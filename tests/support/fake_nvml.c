@@ -7,6 +7,7 @@
  *   bare            everything that may be unsupported is
  *   hot             its clocks are held down for heat, as a driver of the new name for the reasons tells
  *   old             the same by the reasons' old name
+ *   empty           its memory is 0 bytes
  *   15@nvmlCall     this call returns 15
  * FAKE_NVML_INIT is what nvmlInitWithFlags returns. Once a call has returned 1 (uninitialised), all do, until the next start.
  */
@@ -17,13 +18,15 @@
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned gpu, memory; } utilization_t;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } process_t;
+typedef struct { char old_id[16]; unsigned domain, bus, device, model, subsystem; char id[32]; } pci_t;
 typedef char *device_t;
 
 static const unsigned long long GIB = 1ull << 30;
 static int dead;
 
+static char words[16][64];
+
 static device_t card(unsigned index) {
-    static char words[16][64];
     const char *at = getenv("FAKE_NVML");
     unsigned i = 0;
     for (; at && *at && i < 16; i++) {
@@ -63,8 +66,16 @@ int nvmlDeviceGetCount_v2(unsigned *count) { for (*count = 0; card(*count); ++*c
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device) { device_t d = *device = card(index); ASK(0); return 0; }
 int nvmlDeviceGetName(device_t d, char *text, unsigned size) { ASK(0); TEXT("NVIDIA GeForce RTX 4090"); }
 int nvmlDeviceGetUUID(device_t d, char *text, unsigned size) { ASK(1); TEXT("GPU-%08x", (unsigned)strlen(d)); }
+int nvmlDeviceGetPciInfo_v3(device_t d, pci_t *p) {
+    ASK(1);
+    memset(p, 0, sizeof *p);
+    p->domain = 0xf; p->bus = 0xc1 + (unsigned)(d - words[0]) / sizeof *words;
+    return 0;
+}
 int nvmlDeviceGetMemoryInfo(device_t d, memory_t *m) {
     ASK(0);
+    memset(m, 0, sizeof *m);
+    if (is(d, "empty")) return 0;
     m->total = 24 * GIB; m->used = (is(d, "busy") || is(d, "hidden") ? 21 : 1) * GIB; m->free = m->total - m->used;
     return 0;
 }

@@ -58,10 +58,11 @@ def test_layers_go_to_devices_in_llama_cpp_s_order(monkeypatch, here: list[Devic
     assert devices.chosen_over_others() == (tuple(names) if left_out else ())
 
 
-def test_nvml_is_asked_where_it_knows_a_card(monkeypatch) -> None:
+@pytest.mark.parametrize(("told", "used"), [([5], 5), ([5, 6], 11), ([None], GIB), ([5, None], GIB), ([0], 0)])
+def test_nvml_is_asked_where_it_tells(monkeypatch, told: list[int | None], used: int) -> None:
     monkeypatch.setattr(devices, "devices", lambda: [RADEON])
-    monkeypatch.setattr(devices.gpus, "gpus", lambda: [SimpleNamespace(used_bytes=5)])
-    assert devices.used_bytes() == 5
+    monkeypatch.setattr(devices.gpus, "gpus", lambda: [SimpleNamespace(used_bytes=size) for size in told])
+    assert devices.used_bytes() == used
 
 
 def test_a_card_of_software_is_none_to_a_plan(monkeypatch, tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def survey(fake):
         found, indices, used = json.loads(done.stdout)
         assert done.stderr == ""
         assert indices == [card["index"] for card in found["cards"]]
-        assert used == sum(card["used_bytes"] for card in found["cards"])
+        used_bytes = [card["used_bytes"] for card in found["cards"]]
+        assert used == (sum(used_bytes) if used_bytes and None not in used_bytes else None)
         return found
 
     return ask
@@ -65,6 +66,7 @@ def test_a_card_and_all_that_it_tells(survey):
         pcie_max_generation=4,
         pcie_max_width=16,
         utilisation=0.37,
+        pci_id="000f:c1:00.0",
     )
     everything = {"cards": [dataclasses.asdict(card)], "problems": [], "driver": card.driver, "cuda": (12, 9)}
     assert found == json.loads(json.dumps(everything))
@@ -74,10 +76,21 @@ def test_what_a_card_does_not_support_is_none_and_costs_no_card(survey):
     bare, card = survey("bare,card")["cards"]
     unknown = {key for key, value in bare.items() if value in (None, "", [])}
     assert unknown == {
-        *("uuid", "compute_capability", "utilisation", "processes", "throttled"),
+        *("uuid", "pci_id", "compute_capability", "utilisation", "processes", "throttled"),
         *("pcie_generation", "pcie_width", "pcie_max_generation", "pcie_max_width"),
     }
     assert (bare["used_bytes"], card["compute_capability"]) == (GIB, [8, 9])
+
+
+@pytest.mark.parametrize("card", ["3@nvmlDeviceGetMemoryInfo", "4@nvmlDeviceGetMemoryInfo", "empty"])
+def test_a_card_that_shares_the_hosts_memory_stays_and_tells_none(survey, card):
+    """GB10 and Jetson: not supported, or 0 bytes; a part of a card may not be permitted."""
+    found = survey(f"{card},card")
+    shared, other = found["cards"]
+    assert (shared["name"], found["problems"]) == ("NVIDIA GeForce RTX 4090", [])
+    assert [shared[f"{of}_bytes"] for of in ("total", "free", "used")] == [None] * 3
+    assert (shared["pci_id"], shared["utilisation"], other["used_bytes"]) == ("000f:c1:00.0", 0.37, GIB)
+    assert other["pci_id"] == "000f:c2:00.0"
 
 
 def test_who_has_the_memory(survey):
@@ -170,7 +183,7 @@ def test_no_library_is_no_problem(survey):
 def test_without_pynvml_there_are_no_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
     assert gpus.energy_j() is None
-    assert (gpus.gpus(), gpus.used_bytes(), gpus.survey().problems) == ([], 0, ())
+    assert (gpus.gpus(), gpus.used_bytes(), gpus.survey().problems) == ([], None, ())
 
 
 # the host

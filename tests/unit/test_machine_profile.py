@@ -17,7 +17,7 @@ from ggufspec.cli import inputs
 from ggufspec.errors import ChildError, ModelError
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
-from ggufspec.llamacpp.devices import Device
+from ggufspec.llamacpp.devices import Device, offloading
 from ggufspec.llamacpp.gguf import parse, write_model
 from ggufspec.llamacpp.model import Context, ContextOptions, Model
 from ggufspec.models.header import interpret
@@ -30,7 +30,6 @@ from ggufspec.planning.machine_profile import (
     dummy_models,
     expected,
     load,
-    offload_devices,
 )
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.plan import Plan
@@ -176,7 +175,7 @@ def test_the_link_to_workers_alone_is_what_loading_reached():
 )
 def test_devices_are_those_that_llama_cpp_offloads_to(kinds: str, expected_names: list[str]):
     here = [Device(*pair.split()[:1], "", pair.split()[1], 0, 0) for pair in kinds.split(", ")]
-    assert offload_devices(here) == expected_names
+    assert [device.name for device in offloading(here)] == expected_names
 
 
 # ---- a small real one

@@ -93,6 +93,29 @@ def test_the_plan_fits_and_one_layer_more_does_not(model):
         assert excess(larger, here) > 0
 
 
+@pytest.mark.parametrize(
+    ("gib", "pool", "layers"),
+    [
+        (6, None, range(33, 34)),
+        (6, 6, range(33, 34)),
+        (3, 6, range(10, 33)),
+        (3, 4, [0]),  # read from disk
+        (6, 4, [0]),
+    ],
+)
+def test_shared_memory_is_counted_once(model, gib, pool, layers):
+    """A model of 4.3 GB on a card and in the host's memory, which may be one."""
+    here = machine(gib)
+    (card,) = here.cards
+    here = replace(here, cards=(replace(card, pool_bytes=pool and pool * GIB),), memory_bytes=(pool or 64) * GIB)
+    plan = make_plan(ask(model, target="llama3-8b-q3_k_l", draft=None), here)
+    assert plan.target_only.target.gpu_layers in layers
+    assert any("read from disk" in note for note in plan.notes) == (layers == [0])
+    if layers != [0]:
+        both = sum(plan.target_only.used(name).total for name in (HOST, card.name))
+        assert both <= (pool or 64) * GIB
+
+
 @pytest.mark.parametrize("gib", [(2,), (4,), (8,), (24,), (6, 12)])
 @pytest.mark.parametrize("target", ["llama3-8b-q3_k_l", "qwen3moe-30b-a3b", "gemma3-27b", "lfm2-1.2b"])
 def test_what_is_estimated_is_what_is_planned(model, target, gib):
