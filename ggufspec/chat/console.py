@@ -171,11 +171,11 @@ def _history(path: Path) -> History:
 @contextlib.contextmanager
 def silent_keys() -> Iterator[None]:
     """While an answer is written: keys are not shown, and wait for the next question."""
-    try:
-        import termios
-    except ImportError:
+    if sys.platform == "win32":
         yield
         return
+    import termios
+
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     quiet = list(before)

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,7 +103,7 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
 
 def _lock_folder(path: Path) -> int | None:
     """Lock a folder of this user until the process ends; None if it is locked already or locks are unavailable."""
-    if not hasattr(os, "getuid"):  # Windows
+    if sys.platform == "win32":
         return None
     import fcntl
 

@@ -106,6 +106,32 @@ def test_no_compiler_is_said_before_anything_is_made(copy: Path, bin_folder: Pat
     assert sorted(path.name for path in copy.iterdir()) == ["pyproject.toml", "scripts"]
 
 
+ELSEWHERE = """
+import platform, runpy, signal, sys
+system, script = sys.argv[1:]
+platform.system = lambda: system
+if system == "Windows":
+    for name in ("fcntl", "resource", "termios"):
+        sys.modules[name] = None  # its import raises ImportError
+    for name in ("SIGHUP", "SIGKILL"):
+        delattr(signal, name)
+sys.argv = [script]
+runpy.run_path(script, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "message"), [("Darwin", "Install one: xcode-select --install"), ("Windows", "WSL 2: wsl --install")]
+)
+def test_first_message_of_other_systems(copy: Path, bin_folder: Path, system: str, message: str) -> None:
+    command = [sys.executable, "-c", ELSEWHERE, system, str(copy / "scripts" / "bootstrap")]
+    env = environment(bin_folder)
+    code, err = finish(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    assert code == 1
+    assert message in err
+    assert sorted(path.name for path in copy.iterdir()) == ["pyproject.toml", "scripts"]
+
+
 @pytest.mark.skipif(platform.system() == "Darwin", reason="asks xcode-select too")
 def test_failed_build_shows_the_reason_and_leaves_nothing_whole(copy: Path, bin_folder: Path) -> None:
     program(bin_folder / "c++")
