@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ from ggufspec.hardware.gpus import Survey
 from ggufspec.llamacpp import chat_build, probe
 from ggufspec.reports import doctor as report
 from ggufspec.reports import table
-from ggufspec.schema.doctor import DoctorDocument, LlamaCpp, LlamaDevice, Machine, Prebuilt, SelfCheck
+from ggufspec.schema.doctor import DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
 from ggufspec.schema.text import counted, gib
 from ggufspec.verify import selfcheck
 
@@ -75,11 +74,10 @@ def _llama_cpp() -> LlamaCpp:
         return LlamaCpp(number, error=error.message, fix=install.mend())
     except GgufspecError as error:
         return LlamaCpp(number, error=error.message, fix=error.hint)
-    devices = tuple(LlamaDevice(**asdict(device)) for device in found.devices)
     return LlamaCpp(
         number,
         found.backends,
-        devices,
+        found.devices,
         system=found.system,
         lacks=found.lacks,
         without_device=found.without_device,

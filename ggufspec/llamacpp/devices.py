@@ -17,6 +17,7 @@ from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import gpus, install
 from ggufspec.llamacpp.library import bound, load
 from ggufspec.llamacpp.options import is_remote
+from ggufspec.schema.doctor import LlamaDevice
 
 _HANDLE, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
@@ -57,18 +58,8 @@ _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accelerator", 4: "meta"}
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One device of ggml; ``kind`` is cpu, gpu, igpu, accelerator or meta. An RPC worker is a gpu named RPC0.
-
-    ``device_id`` tells cards apart, whatever backend has them: by where they are on the PCI bus (0000:c1:00.0).
-    """
-
-    name: str
-    description: str
-    kind: str
-    free_bytes: int
-    total_bytes: int
-    device_id: str = ""
+class Device(LlamaDevice):
+    """One device of ggml. An RPC worker is a gpu named RPC0."""
 
     @property
     def shares_memory(self) -> bool:

@@ -88,6 +88,8 @@ def _card(device: Device, seen: Sequence[Gpu], folder: Path) -> Card:
     free, gpu = device.free_bytes, gpus.of_device(device.device_id, device.description, seen)
     if gpu and gpu.total_bytes and gpu.free_bytes is not None and device.total_bytes > _WHOLE * gpu.total_bytes:
         free = min(gpu.free_bytes, device.total_bytes)
-    own = max(0, device.total_bytes - host.total_memory_bytes())
-    pool = host.free_memory_bytes() + own if device.shares_memory else None
+    pool = None
+    if device.shares_memory:
+        pool = host.free_memory_bytes() + max(0, device.total_bytes - host.total_memory_bytes())
+        free = min(free, pool)
     return Card(device.name, device.description, device.total_bytes, free, overhead, pool_bytes=pool)

@@ -21,10 +21,10 @@ class LlamaDevice:
 
     name: str
     description: str
-    kind: str  # cpu, gpu, igpu or accelerator
+    kind: str  # cpu, gpu, igpu, accelerator or meta
     free_bytes: int
     total_bytes: int
-    device_id: str = ""  # ggml's: of a PCI card where it is, as in 0000:c1:00.0
+    device_id: str = ""  # which card it is, whatever backend has it: its PCI bus id, as in 0000:c1:00.0
 
 
 @dataclass(frozen=True, slots=True)

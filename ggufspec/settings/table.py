@@ -440,10 +440,10 @@ class Settings:
         "context",
         where="profile sweep tune python",
         variable="THREADS",
-        shown="physical cores, fewer next to busy programs",
+        shown="fast cores, fewer next to busy programs",
         least=0,
         most=MAX_THREADS,
-        usual="leave -t out for one per physical core",
+        usual="leave -t out for one per fast core",
     )
     cache_type_k: str | None = option(
         "-ctk --cache-type-k",

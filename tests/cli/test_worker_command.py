@@ -194,7 +194,7 @@ def test_devices_by_name(cli: Cli) -> None:
         (("--host", "192.0.2.1"), "192.0.2.1 is not an address of this machine", "--host 0.0.0.0"),  # RFC 5737
         (("--port", "65536"), "--port", "ggufspec worker --help"),
         (("--port", "-1"), "--port", "ggufspec worker --help"),
-        (("-t", "-1"), "--threads -1 is out of range", "one per physical core"),
+        (("-t", "-1"), "--threads -1 is out of range", "one per fast core"),
     ],
 )
 def test_wrong_usage(cli: Cli, arguments: tuple[str, ...], error: str, hint: str) -> None:

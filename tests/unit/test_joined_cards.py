@@ -125,6 +125,7 @@ def test_memory_that_a_card_shares_is_one_pool(monkeypatch, tmp_path: Path, one,
     monkeypatch.setattr(machine.host, "total_memory_bytes", lambda: total * GIB)
     (card,) = machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards
     assert card.pool_bytes == (pool and pool * GIB)
+    assert card.free_bytes == min(one.free_bytes, card.pool_bytes or one.free_bytes)
 
 
 def test_cards_of_the_catalogue_that_share_memory(tmp_path: Path) -> None:
