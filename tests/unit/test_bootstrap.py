@@ -500,6 +500,8 @@ class Proving:
         for number, (pattern, answer) in enumerate(answers):
             (root / f"{number}.json").write_text(json.dumps(answer, indent=1) if answer else output)
             cases.append(f'    {pattern}) cat "{root}/{number}.json"; exit {number % 2} ;;')
+        version = script.pinned((root / "pyproject.toml").read_text())
+        (root / ".cache" / f"llama_cpp_python-{version}").mkdir(parents=True)
         program(root / ".venv" / "bin" / "python", PIP_AND_DOCTOR.format(root=root, answers="\n".join(cases)))
 
     def __call__(self, *args: str) -> None:
@@ -714,7 +716,7 @@ def test_peers_are_built_with_the_options_of_the_build_that_computes_right(
     Proving(script, copy, [("*-mno-amx-int8*", document()), ("*", document(bad("SIGSEGV")))])()
     peers = load(copy / "scripts" / "peers")
     asked: list[str] = []
-    monkeypatch.setattr(peers, "build", lambda names, folder, version, cmake_args: asked.append(cmake_args))
+    monkeypatch.setattr(peers, "build", lambda names, folder, tree, version, cmake_args: asked.append(cmake_args))
     peers.peers(["llama-bench"])
     assert asked == [script.cpu_options("-DGGML_RPC=on", "no-amx", "x86_64")]
 
@@ -879,7 +881,7 @@ class Vulkan:
         self.root, self.script = copy, load(copy / "scripts" / "vulkan")
         self.bootstrap = self.script.bootstrap
         version = self.bootstrap.pinned((copy / "pyproject.toml").read_text())
-        (copy / ".cache" / "peers" / f"llama_cpp_python-{version}").mkdir(parents=True)
+        (copy / ".cache" / f"llama_cpp_python-{version}").mkdir(parents=True)
         monkeypatch.setattr(self.script, "DRIVER_FOLDERS", (copy / "none", copy / "icd.d"))
         (copy / "icd.d").mkdir()
         (copy / "icd.d" / "lvp_icd.x86_64.json").touch()
@@ -945,7 +947,7 @@ def test_vulkan_is_built_again_for_another_build(
         pyproject = vulkan.root / "pyproject.toml"
         pyproject.write_text(pyproject.read_text().replace("llama-cpp-python>=", "llama-cpp-python>=9."))
         version = vulkan.bootstrap.pinned(pyproject.read_text())
-        (vulkan.root / ".cache" / "peers" / f"llama_cpp_python-{version}").mkdir()
+        (vulkan.root / ".cache" / f"llama_cpp_python-{version}").mkdir()
     vulkan.script.vulkan(may_install=False)
     assert capsys.readouterr().out not in ("", before)
     assert len(vulkan.lines("cmakes")) == 4
