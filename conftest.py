@@ -11,6 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+# Two test processes share the cores: a thread of llama.cpp that waits for another sleeps, as spinning takes the other's
+# core (four to six times as long with two threads each). Read when libgomp is loaded, by children too.
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
 import forks
 import gguf
 import pytest
