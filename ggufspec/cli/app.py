@@ -22,7 +22,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from ggufspec import __version__
-from ggufspec.errors import GgufspecError
+from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.schema.base import ErrorDocument, to_line
 
 COMMANDS = {  # each is a module of this package; the first sentence of its help
@@ -90,6 +90,15 @@ def top(
     ] = False,
 ) -> None:
     """Speculative decoding of GGUF models on one consumer GPU: how fast, and was it worth it?"""
+    if endpoint := os.environ.get("HF_ENDPOINT"):  # huggingface_hub cannot even be imported with some
+        from urllib.parse import urlsplit
+
+        try:
+            is_address = urlsplit(endpoint).scheme in ("http", "https") and urlsplit(endpoint).port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise UsageError(f"HF_ENDPOINT={endpoint} is no address of a server", "unset HF_ENDPOINT")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -55,7 +55,7 @@ _MOST_ENTRIES = 65536  # keys, and tensors: each takes a hundred times its bytes
 # and on of ik_llama.cpp, whose repacked types have 200 and on.
 _BAD_ALIGNMENT = re.compile(r"alignment \d+ is not a power of 2")
 _TYPE = re.compile(r"tensor '(.*)' (?:has invalid ggml type (\d+)|of type \d+ \((?:TYPE_)?(\S* REMOVED.*)\) has )")
-_OF_IK_LLAMA = (
+OF_IK_LLAMA = (
     *("Q6_0", "IQ1_BN", "IQ2_BN", "Q8_K64", "IQ2_K", "IQ3_K", "IQ4_K", "IQ5_K", "IQ6_K", "IQ2_TN", "IQ1_TN", "IQ4_KS"),
     *("IQ2_KS", "IQ4_KSS", "Q8_K16", "Q8_K32", "Q8_KR8", "Q8_K128", "Q8_KV", "IQ5_KS", "IQ2_KT", "IQ3_KT", "IQ4_KT"),
     *("IQ3_KS", "IQ2_KL", "IQ1_KT"),
@@ -125,7 +125,7 @@ def _refusal(reason: str, data: bytes) -> ModelError:
     if found is None or extent(data) is None:  # the last type may be cut off
         return ModelError(f"llama.cpp refuses the header: {reason}", "download it again")
     number = int(found[2] or 0)
-    name = dict(enumerate(_OF_IK_LLAMA, 133)).get(number, "a type" if number >= 200 else "")
+    name = dict(enumerate(OF_IK_LLAMA, 133)).get(number, "a type" if number >= 200 else "")
     what = found[3] or f"{number}, " + (f"{name} of ik_llama.cpp" if name else "which this llama.cpp does not know")
     hint = "run it with ik_llama.cpp, or " if name else "update llama-cpp-python, or " if number else ""
     return UnusableError(f"{found[1]} has the type {what}", f"{hint}choose a file in another type")

@@ -446,6 +446,27 @@ def test_one_bad_file_is_a_row_with_the_reason(
     assert reason in " ".join(shown.stdout.split())
 
 
+def test_a_usable_file_among_those_of_another_fork(
+    online: Callable[..., Finished], hub: Server, folder: Path, tmp_path: Path
+) -> None:
+    for mix in ("IQ1_KT", "IQ2_KS", "IQ3_KS", "IQ4_KSS"):
+        unknown_type(tmp_path / f"Small-{mix}.gguf", folder)
+    (tmp_path / "Small-Q8_0.gguf").symlink_to(folder / "Small-Q8_0.gguf")
+    hub.add_repo("user/Fork-GGUF", tmp_path)
+    done = online("plan", "-hf", "user/Fork-GGUF", *CARD, "--json")
+    assert done.code == 0, done.stderr
+    errors = {row["quant"]: row["error"] for row in done.document()["rows"]}
+    assert [quant for quant, error in errors.items() if not error] == ["Q8_0"]
+    assert all("ik_llama.cpp" in error for error in errors.values() if error)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:99999", "http://127.0.0.1:port", "127.0.0.1:80", "hub"])
+def test_an_endpoint_that_is_no_address(cli: Cli, address: str) -> None:
+    done = cli("plan", "-hf", REPO, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+    assert done.code == 2
+    assert f"HF_ENDPOINT={address} is no address of a server" in done.stderr
+
+
 def test_a_repository_with_split_files(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -10,6 +10,7 @@ from ggufspec import child
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.files import untrusted
 from ggufspec.files.cache import cache_folder, write
+from ggufspec.llamacpp.gguf import OF_IK_LLAMA
 from ggufspec.models import headers
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.heads import sidecar
@@ -133,9 +134,15 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     found: dict[RepositoryModel, ReadModel] = {}
     located: dict[RepositoryModel, ModelFiles] = {}
     like, reason = None, None
-    # The one that -hf alone takes is read whole, or one of the next two if it cannot be; a name may be of no model.
+    # The one that -hf alone takes is read whole, or one of the next two if it cannot be; a name may be of no model, or
+    # of a type that this llama.cpp does not know.
     quants = {model: choice.quant_of(model.file) for model in repository.models}
-    for model in sorted(quants, key=lambda one: (quants[one] != choice.USUAL_QUANT, not quants[one])):
+
+    def doubts(model: RepositoryModel) -> tuple[bool, ...]:
+        quant = quants[model]
+        return quant in OF_IK_LLAMA, quant != choice.USUAL_QUANT, not quant
+
+    for model in sorted(quants, key=doubts):
         try:
             located[model] = _locate(repository, model)
             if like is None and len(located) <= _MOST_TRIES:
