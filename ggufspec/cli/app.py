@@ -85,7 +85,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback(epilog="Example: ggufspec bench demo")
 def top(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001, its callback has it
         bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
