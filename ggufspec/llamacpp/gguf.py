@@ -52,7 +52,7 @@ _lock = threading.Lock()
 _MOST_ENTRIES = 65536  # keys, and tensors: each takes a hundred times its bytes in the file
 
 # What ggml/src/gguf.cpp says of a header that no further byte would mend, and types that it cannot name: ggml_type 133
-# and on of ik_llama.cpp, whose repacked types have 200 and on.
+# and on of ik_llama.cpp, whose repacked types have 202 to 399.
 _BAD_ALIGNMENT = re.compile(r"alignment \d+ is not a power of 2")
 _TYPE = re.compile(r"tensor '(.*)' (?:has invalid ggml type (\d+)|of type \d+ \((?:TYPE_)?(\S* REMOVED.*)\) has )")
 OF_IK_LLAMA = (
@@ -125,7 +125,7 @@ def _refusal(reason: str, data: bytes) -> ModelError:
     if found is None or extent(data) is None:  # the last type may be cut off
         return ModelError(f"llama.cpp refuses the header: {reason}", "download it again")
     number = int(found[2] or 0)
-    name = dict(enumerate(OF_IK_LLAMA, 133)).get(number, "a type" if number >= 200 else "")
+    name = dict(enumerate(OF_IK_LLAMA, 133)).get(number, "a type" if 200 <= number < 400 else "")
     what = found[3] or f"{number}, " + (f"{name} of ik_llama.cpp" if name else "which this llama.cpp does not know")
     hint = "run it with ik_llama.cpp, or " if name else "update llama-cpp-python, or " if number else ""
     return UnusableError(f"{found[1]} has the type {what}", f"{hint}choose a file in another type")

@@ -356,9 +356,10 @@ def _modelfile(settings: Settings) -> Iterator[str]:
     first, *more = part_names(target.name)
     if more or (target.repo and "/" in target.name):
         what = f"model that is split into {1 + len(more)} files" if more else "file in a folder of a repository"
-        way = f"ggufspec pull -hf {target.repo}:{target.name}; " if target.repo else ""
-        way += f"llama-gguf-split --merge {shlex.quote(first)} ONE.gguf; " if more else ""
-        raise UsageError(f"Ollama takes no {what}: {target.name}", f"{way}ggufspec export -m ONE.gguf --to ollama")
+        way = f"hf download {target.repo} {shlex.join([first, *more])} --local-dir . && " if target.repo else ""
+        way += f"llama-gguf-split --merge {shlex.quote(first)} ONE.gguf && " if more else ""
+        one = "ONE.gguf" if more else shlex.quote(first)
+        raise UsageError(f"Ollama takes no {what}: {target.name}", f"{way}ggufspec export -m {one} --to ollama")
     yield f"FROM hf.co/{target.repo}:{target.name}" if target.repo else f"FROM {target.name}"
     yield f"PARAMETER num_gpu {_ALL if layers < 0 else layers}"
     yield f"PARAMETER num_ctx {context.cells}"

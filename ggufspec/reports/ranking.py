@@ -16,7 +16,7 @@ _LEAST_NAME, _OTHERS = 16, 62  # columns of the terminal: for a name, and for wh
 
 
 def tables(document: RankingDocument, width: int) -> list[Table]:
-    found = [_models(document, width)] if len(document.rows) > 1 else []
+    found = [_models(document, width)] if len(document.rows) > 1 or not document.drafts else []
     return [*found, *([_drafts(document, width)] if document.drafts else [])]
 
 

@@ -267,17 +267,20 @@ def test_a_modelfile_cannot_say_everything() -> None:
         (
             ModelFile("/a/big q4-00001-of-00003.gguf"),
             "Ollama takes no model that is split into 3 files",
-            "llama-gguf-split --merge '/a/big q4-00001-of-00003.gguf' ONE.gguf; ggufspec export -m ONE.gguf",
+            "llama-gguf-split --merge '/a/big q4-00001-of-00003.gguf' ONE.gguf && ggufspec export -m ONE.gguf",
         ),
         (
             ModelFile("Q4/big-00002-of-00002.gguf", "user/big"),
             "Ollama takes no model that is split into 2 files",
-            "ggufspec pull -hf user/big:Q4/big-00002-of-00002.gguf; llama-gguf-split --merge Q4/big-00001-of-",
+            (
+                "hf download user/big Q4/big-00001-of-00002.gguf Q4/big-00002-of-00002.gguf --local-dir . && "
+                "llama-gguf-split --merge Q4/big-00001-of-00002.gguf ONE.gguf && ggufspec export -m ONE.gguf"
+            ),
         ),
         (
             ModelFile("Q4/big.gguf", "user/big"),
             "Ollama takes no file in a folder of a repository: Q4/big.gguf",
-            "ggufspec pull -hf user/big:Q4/big.gguf; ggufspec export -m ONE.gguf --to ollama",
+            "hf download user/big Q4/big.gguf --local-dir . && ggufspec export -m Q4/big.gguf --to ollama",
         ),
     ],
 )

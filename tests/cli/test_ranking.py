@@ -13,6 +13,7 @@ import heads
 import pytest
 import repositories
 import shapes
+from gguf import GGUFWriter
 from processes import Cli, Finished, plain, rest
 from repositories import SMALL
 from server import COMMIT, Server, serving
@@ -444,6 +445,21 @@ def test_one_bad_file_is_a_row_with_the_reason(
     assert rows["Q2_K"]["fits"] == rows["Q8_0"]["fits"] == "whole"
     shown = online("plan", "-hf", "user/Bad-GGUF", *CARD)
     assert reason in " ".join(shown.stdout.split())
+
+
+def test_one_model_beside_data_with_models_names(
+    online: Callable[..., Finished], hub: Server, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "Small-Q8_0.gguf").symlink_to(folder / "Small-Q8_0.gguf")
+    writer = GGUFWriter(tmp_path / "calibration.gguf", "llama")
+    writer.add_type("imatrix")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    hub.add_repo("user/Data-GGUF", tmp_path)
+    shown = online("plan", "-hf", "user/Data-GGUF", *CARD)
+    assert shown.code == 0, shown.stderr
+    assert [line.split()[:3] for line in shown.stdout.splitlines() if " 8.5" in line] == [["1", "◆", "Small-Q8_0"]]
 
 
 def test_a_usable_file_among_those_of_another_fork(

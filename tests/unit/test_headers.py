@@ -359,6 +359,7 @@ def test_a_first_part_without_tensors_is_one(folder: Path) -> None:
         (156, "has the type 156, IQ3_KS of ik_llama.cpp", "run it with ik_llama.cpp"),
         (137, "has the type 137, IQ2_K of ik_llama.cpp", "run it with ik_llama.cpp"),
         (212, "has the type 212, a type of ik_llama.cpp", "run it with ik_llama.cpp"),
+        (3000, "has the type 3000, which this llama.cpp does not know", "update llama-cpp-python"),
         (99, "has the type 99, which this llama.cpp does not know", "update llama-cpp-python"),
         (31, "has the type Q4_0_4_4 REMOVED", "choose a file in another type"),
     ],

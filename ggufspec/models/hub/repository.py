@@ -21,7 +21,7 @@ from ggufspec.models.locate import ModelFiles, digest, downloaded, locator, part
 from ggufspec.schema import codec
 
 MOST_MODELS = 40  # of a repository; the usual ones have twenty
-_MOST_TRIES = 3  # of whole headers
+_MOST_TRIES = 8  # of whole headers
 _MOST_BYTES = 64 << 20  # of JSON; twenty models of 300 tensors have 1 MB
 _SCHEMA = "ggufspec/repository@1"
 
@@ -134,7 +134,7 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     found: dict[RepositoryModel, ReadModel] = {}
     located: dict[RepositoryModel, ModelFiles] = {}
     like, reason = None, None
-    # The one that -hf alone takes is read whole, or one of the next two if it cannot be; a name may be of no model, or
+    # The one that -hf alone takes is read whole, or one of the next few if it cannot be; a name may be of no model, or
     # of a type that this llama.cpp does not know.
     quants = {model: choice.quant_of(model.file) for model in repository.models}
 
