@@ -6,6 +6,7 @@ thing to try, in the command line's words.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -129,7 +130,8 @@ def _located(spec: PairSpec, fetch: Fetch, name: str) -> Pair:
         return path
 
     target, draft = here(spec.target), here(spec.draft) if spec.draft is not None else None
-    read_headers([target])  # llama.cpp aborts over some that it does not refuse
+    if os.fsencode(target) == str(target).encode(errors="replace"):  # no header is kept by a name that is not UTF-8
+        read_headers([target])  # llama.cpp aborts over some that it does not refuse
     return Pair(spec.name, target, draft, spec.settings, spec.bench, spec.note)
 
 
