@@ -1,4 +1,7 @@
-"""Nothing hostile gets in, nothing runs away, nothing misleads: every row of the table, as a user would run it."""
+"""Nothing hostile gets in, nothing runs away, nothing misleads: every second row of the table, as a user would run it.
+
+All of them, which take twice as long: tests/evidence/hostile_inputs.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", hostile.rows(), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", hostile.rows()[::2], ids=lambda row: row.name)
 def test_a_hostile_input(tmp_path: Path, row: hostile.Row) -> None:
     root = tmp_path / "root"
     root.mkdir()

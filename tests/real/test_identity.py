@@ -31,12 +31,12 @@ def tokens(decoder: SpeculativeDecoder, prompt: str, sampling: Sampling, *, alon
     return [e.token for e in decoder.generate(prompt, max_tokens=TOKENS, sampling=sampling, alone=alone)]
 
 
-@pytest.mark.parametrize(("every", "threads"), [(33, 1), pytest.param(4, THREADS, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("every", "threads"), [(33, 1), pytest.param(8, THREADS, marks=pytest.mark.full)])
 def test_the_demo_pair_in_strict_mode(pair, prompts, every, threads):
     decoders = {k: SpeculativeDecoder(*pair, replace(OPTIONS, draft_max=k, threads=threads)) for k in (1, 4, 8)}
     decoders[15] = SpeculativeDecoder(*pair, replace(ADAPTIVE, threads=threads))
     longest = drafted = 0
-    for i, prompt in enumerate(prompts[::every]):
+    for i, prompt in enumerate([*prompts[::every], max(prompts, key=len)]):
         for sampling in (GREEDY, replace(WARM if i % 2 else BARE, seed=i)):
             alone = tokens(decoders[4], prompt, sampling, alone="target")
             longest = max(longest, decoders[4].statistics.prompt_tokens)
@@ -52,7 +52,7 @@ def test_the_demo_pair_in_strict_mode(pair, prompts, every, threads):
 def test_grown_targets_in_strict_mode(pair, prompts, expanded, kind):
     options = replace(OPTIONS, threads=THREADS)
     decoders = {k: SpeculativeDecoder(expanded(kind), pair[1], replace(options, draft_max=k)) for k in (1, 4, 8)}
-    for i, prompt in enumerate(prompts[::3]):
+    for i, prompt in enumerate(prompts[::6]):
         k = (1, 4, 8)[i % 3]
         sampling = (GREEDY, replace(WARM, seed=i))[i // 3 % 2]
         alone = tokens(decoders[k], prompt, sampling, alone="target")

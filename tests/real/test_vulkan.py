@@ -1,7 +1,8 @@
 """A real GPU backend without a GPU: llama.cpp's Vulkan on Mesa's software driver, as `scripts/vulkan` makes it.
 
 What it computes with is this processor, so that no speed is of interest here; bytes, placements, texts and failures are
-a card's. Skipped where the packages cannot be installed.
+a card's. Skipped where the packages cannot be installed, and on a machine so slow that the build and these tests would
+take half an hour, unless it has the build: `scripts/vulkan --install`, once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.full
 BUILD_S, COMMAND_S = 3600, 900
+SLOW_S = 450  # of llama.cpp's own build: half of this on two newer cores
 PROMPT = ("-p", "def main(", "--draft-policy", "fixed", "--draft-max", "3")  # whatever it costs there
 MIB = 2**20
 
@@ -28,6 +30,12 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What lets a process see the software driver as Vulkan0; Mesa keeps its shaders beside the build."""
+    cache = ROOT / ".cache"
+    took_s = min((float(file.read_text()) for file in cache.glob("wheels/*/seconds")), default=0)
+    if took_s > SLOW_S and not any(cache.glob("vulkan/*/lib")):
+        pytest.skip(
+            f"llama.cpp took {took_s:.0f} s to build here, and Vulkan's would take as long: scripts/vulkan --install"
+        )
     made = subprocess.run(
         [sys.executable, ROOT / "scripts" / "vulkan", "--install"],
         capture_output=True,

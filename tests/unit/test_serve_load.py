@@ -121,7 +121,7 @@ def test_many_clients_a_third_of_which_leave(endpoint: Endpoint, alone: dict[str
     assert counts["told"] == 0
     assert min(counts["whole"], counts["streamed"], counts["left"]) > REQUESTS // 5
     for then, now in zip(before, after, strict=True):
-        assert now < 1.05 * then, f"{then:,} bytes became {now:,}"
+        assert now < 1.08 * then, f"{then:,} bytes became {now:,}"
 
 
 @pytest.mark.full
