@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -127,8 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _message(error: typer.TyperException) -> str:
-    """Typer's message, without what pydantic puts before the message of a parser."""
-    return error.format_message().replace(": Value error, ", ": ", 1)
+    """Typer's message, without what pydantic puts before the message of a parser or says about its own ways."""
+    text = error.format_message().replace(": Value error, ", ": ", 1)
+    return re.sub(r": Input (should be [^,]+), unable to parse.*", r": it \1", text)
 
 
 def _usage_hint(error: typer.TyperException) -> str:

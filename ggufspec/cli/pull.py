@@ -75,7 +75,8 @@ def _of_row(repo: str | None, row: int) -> str:
         raise UsageError("--row is of a repository's table", "ggufspec pull -hf USER/REPO --row 3")
     found = last_read(name.repo, name.revision)
     if found is None:
-        raise UsageError(f"no table of {repo} was printed here", f"ggufspec plan -hf {repo}")
+        hint = f"ggufspec plan -hf {repo} prints it where there are several models"
+        raise UsageError(f"no table of {repo} was printed here", hint)
     if not 1 <= row <= len(found.models):
         raise UsageError(f"the table of {repo} has {counted(len(found.models), 'row')}", f"ggufspec plan -hf {repo}")
     return str(replace(name, model=found.models[row - 1].file))
@@ -86,8 +87,8 @@ def _heads(repo: str | None, order: Order) -> tuple[str, ...]:
     if repo is None:
         return ()
     name, named = parse(repo), {item.source.file for item in order.items}
-    there = client.names(name.repo, name.revision)
-    return tuple(sorted(file for file in there if file.endswith(".gguf") and sidecar(file) and file not in named))
+    heads = client.choose(name.repo, name.revision, lambda files: filter(sidecar, files))
+    return tuple(sorted(file for file in heads if file.endswith(".gguf") and file not in named))
 
 
 def _offered(target: Name, file: str) -> str:

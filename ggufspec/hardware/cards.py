@@ -33,6 +33,11 @@ class Card:
         """Whether its memory is the host's."""
         return self.name.startswith(("Apple ", "GB10", "Radeon ", "Arc 140V"))
 
+    @property
+    def usable_bytes(self) -> int:
+        """What its driver gives to programs, on Apple's by default the least of what people report of macOS 26."""
+        return int(0.74 * self.vram_bytes) if self.architecture == "Apple" else self.vram_bytes
+
 
 # name; GiB; GB/s; PCIe generation × lanes; fp16 TFLOP/s. Of what shares the host's memory, the usual amount of it.
 _TABLE = """

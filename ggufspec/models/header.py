@@ -129,8 +129,8 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
     metadata = parts[0].metadata
     for key in ("general.type", "general.architecture"):
         if (kind := metadata.get(key)) in _OTHERS:
-            hint = "choose the model that it is for; a projector goes to --mmproj"
-            raise NoModelError(f"{name} is {_OTHERS[kind]} and no model", hint)
+            way = "; plan and export take a projector as --mmproj" if kind in ("mmproj", "clip") else ""
+            raise NoModelError(f"{name} is {_OTHERS[kind]} and no model", f"name the model that it is for{way}")
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     read = _Reader(name, metadata)
     _check_parts(read, parts, tensors)

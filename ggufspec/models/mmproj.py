@@ -54,7 +54,7 @@ def source(text: str) -> Source:
     if is_url(text) or Path(text).exists() or count not in (1, 2) or text.startswith((".", "/", "~")):
         return text
     name = parse(text)
-    file = name.model or choose(name.repo, client.names(name.repo, name.revision))
+    file = name.model or client.choose(name.repo, name.revision, lambda files: choose(name.repo, files))
     return client.HubFile(name.repo, file, name.revision)
 
 

@@ -65,7 +65,7 @@ def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, dr
     if heads.is_own(target, draft, drafter):
         raise ModelError(
             f"{target.name} cannot draft for itself: {'; '.join(verdict.reasons)}",
-            "where they are in a file of their own: -md mtp-….gguf or -hfd USER/REPO:mtp; or --no-draft",
+            "where they are in a file of their own: -md mtp-….gguf or -hfd USER/REPO:mtp; or --drafter none",
         )
     hint = verdict.runner or "choose a draft of the target's own family (ggufspec profiles list has pairs)"
     if (head := heads.kind_of_draft(target, draft, drafter)) and head.drafter:
@@ -73,7 +73,7 @@ def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, dr
         if staging.missing(head.drafter):
             hint = "`ggufspec doctor` says how to build a llama.cpp that has it"
     raise ModelError(
-        f"{draft.name} cannot draft for {target.name}: {'; '.join(verdict.reasons)}", f"{hint}, or --no-draft"
+        f"{draft.name} cannot draft for {target.name}: {'; '.join(verdict.reasons)}", f"{hint}, or --drafter none"
     )
 
 

@@ -30,9 +30,12 @@ def parse_size(text: str, flag: str) -> int:
         UsageError: it is no size.
     """
     match = _SIZE.fullmatch(text.strip())
-    if not match or float(match[1]) * _UNITS[match[2].lower()] >= 2**50:
+    size = float(match[1]) * _UNITS[match[2].lower()] if match else -1.0
+    if not 0 <= size < 2**50:
         raise UsageError(f"{flag} {text!r} is not a memory size", f"{flag} 24GiB, or 512MiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    if 0 < size < 2**10:
+        raise UsageError(f"{flag} {text!r} has no unit, and would be so many bytes", f"{flag} {text.strip()}GiB")
+    return int(size)
 
 
 def simulated_cards(
@@ -49,11 +52,11 @@ def simulated_cards(
     count = max(len(known), len(vram))
     made = []
     for index in range(count):
-        size = vram[index] if index < len(vram) else known[index].vram_bytes
+        size, free = (vram[index],) * 2 if index < len(vram) else (known[index].vram_bytes, known[index].usable_bytes)
         name = known[index].name if known else "any card"
         backend = usual_backend(known[index].architecture if known else "")
         pool = size if known and known[index].shares_memory else None
-        made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name, backend), pool_bytes=pool))
+        made.append(Card(f"GPU{index}", name, size, free, known_overhead(folder, name, backend), pool_bytes=pool))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
     beside = sum(card.pool_bytes or 0 for card in made) or ENOUGH_BYTES

@@ -371,6 +371,8 @@ def _ollama_notes(_: str, settings: Settings) -> Iterator[str]:
     context, placement = settings.context, settings.placement
     yield "num_gpu counts the output layer, as -ngl does; an Ollama from before it ran llama-server counts it last"
     yield "num_ctx is for one request at a time: OLLAMA_NUM_PARALLEL=1 ollama serve"
+    if settings.target.repo:
+        yield "the file is taken from the hub as it is there today: Ollama names no revision"
     if settings.draft:
         yield "target-only: Ollama drafts with MTP and DFlash heads only, not with a model like the draft"
     if context.cache_type_k != context.cache_type_v:

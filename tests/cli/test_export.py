@@ -233,6 +233,8 @@ def test_hub_names() -> None:
     assert command("lm-studio", IN_HUB)[2] == "user/big/big.gguf"
     assert note("llama-server", IN_HUB, "revision")
     assert not note("llama-server", PAIR, "revision")
+    assert note("ollama", IN_HUB, "revision")
+    assert not note("ollama", PAIR, "revision")
 
 
 def test_a_modelfile() -> None:

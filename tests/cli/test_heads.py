@@ -260,7 +260,7 @@ def test_a_head_of_another_target_is_told_with_what_to_do(
         assert done.code == 1
         assert f"head.gguf cannot draft for {target.name}: " in done.document()["error"]
         assert words in done.document()["error"]
-        assert done.document()["hint"] == "choose a head that was made for this target, or --no-draft"
+        assert done.document()["hint"] == "choose a head that was made for this target, or --drafter none"
 
 
 def test_a_head_that_is_cut_short_is_told_before_anything_is_loaded(cli: Cli, target: Path, tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ def test_more_memory_holds_more_layers(cli: Cli, files) -> None:
         (("--gpu", "RTX 4091"), ("RTX 4091", "RTX 4090")),
         (("--vram", "much"), ("'much' is not a memory size", "--vram 24GiB")),
         (("--vram", "-1GiB"), ("is not a memory size",)),
+        (("--vram", "8"), ("'8' has no unit", "--vram 8GiB")),
         (("--vram", "99999999TiB"), ("is not a memory size",)),
         (("--gpu", "RTX 4090", "--vram", "1G", "--vram", "2G"), ("more --vram than --gpu",)),
         (("--vram", "24G", "--rpc", "127.0.0.1:1"), ("--rpc is a card that is here",)),

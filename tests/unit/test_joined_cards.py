@@ -134,6 +134,8 @@ def test_cards_of_the_catalogue_that_share_memory(tmp_path: Path) -> None:
 
     shared = simulated("GB10")
     assert (shared.cards[0].pool_bytes, shared.memory_bytes) == (128 * GIB, 128 * GIB)
+    apple = simulated("Apple M3 Max").cards[0]
+    assert (apple.total_bytes, apple.free_bytes, apple.pool_bytes) == (48 * GIB, int(0.74 * 48 * GIB), 48 * GIB)
     other = simulated("RTX 4090")
     assert (other.cards[0].pool_bytes, other.memory_bytes) == (None, ENOUGH_BYTES)
     names = {card.name for card in CARDS if card.shares_memory and card.architecture != "Apple"}

@@ -264,7 +264,8 @@ def test_what_was_pulled_is_there_without_a_network(online: Cli, server: Server)
     (file,) = online("pull", "-hf", BIG, "--json", HF_HUB_OFFLINE="1").document()["files"]
     assert (file["verified"], file["commit"], file["downloaded_bytes"]) == (True, COMMIT, 0)
     done = online("pull", "-hf", f"{BIG}:Q8_0", "-y", "--json", HF_HUB_OFFLINE="1")
-    assert "has no model in Q8_0; it has Q4_K_M" in done.document()["error"]
+    assert done.document()["error"] == f"on this machine {BIG} has no model in Q8_0; it has Q4_K_M"
+    assert done.document()["hint"].startswith("unset HF_HUB_OFFLINE")
     done = online("pull", "-hf", SMALL, "-y", "--json", HF_HUB_OFFLINE="1")
     assert done.document()["hint"] == "unset HF_HUB_OFFLINE"
 
@@ -576,7 +577,7 @@ def test_the_quantisation_is_the_folder_s_name_alone(online: Cli, server: Server
 def test_a_repository_that_was_renamed(online: Cli, server: Server) -> None:
     """The hub redirects what is asked of the old name, under which it is found again."""
     for path in (f"/api/models/{BIG}", *(f"/{BIG}/resolve/{at}/{TARGET}" for at in ("main", COMMIT))):
-        moved = f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {path}\r\nContent-Length: 0\r\n\r\n"
+        moved = f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {path}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
         server.raw[path.replace(BIG, "user/old")] = [moved.encode()]
     done = online("pull", "-hf", "user/old", "-y")
     assert done.code == 0, done.stderr

@@ -59,7 +59,7 @@ def hub_file(name: str, *, draft: bool = False) -> HubFile:
     wanted = parse(name)
     repo, file, revision = wanted.repo, wanted.model, wanted.revision
     if not file.endswith(".gguf"):
-        file = choose(repo, client.names(repo, revision), file, draft=draft)[0]
+        file = client.choose(repo, revision, lambda files: choose(repo, files, file, draft=draft))[0]
         client.check_names(repo, file, revision)
     kind = sidecar(file)
     if kind is not None and not draft:
@@ -93,7 +93,7 @@ def _normal(text: str) -> str:
 
 def no_model(repo: str, files: Iterable[str]) -> ModelError:
     """Why a repository has no model. Pure."""
-    others = ", ".join(sorted(file for file in files if file.endswith(".gguf")))
+    others = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf")))
     message = f"{repo} has no GGUF file" + (f" of a model: it has {others}" if others else "")
     page = f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf"
     return _in_pieces(repo, files) or ModelError(message, page)

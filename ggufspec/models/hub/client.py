@@ -205,14 +205,18 @@ def search(words: str, most: int) -> list[str]:
     return _asked(ask, f"a search for {words!r}", "", None)
 
 
-def names(repo: str, revision: str | None = None) -> list[str]:
-    """The files of a repository; those in the cache if the hub is unreachable."""
+def choose(repo: str, revision: str | None, pick: Callable[[Sequence[str]], Answer]) -> Answer:
+    """What ``pick`` makes of the names of a repository's files; of those in the cache if the hub is unreachable."""
     try:
-        return [*contents(repo, revision)[1]]
-    except UnreachableError:
-        if found := _cached_names(repo, revision):
-            return found
-        raise
+        return pick([*contents(repo, revision)[1]])
+    except UnreachableError as unreachable:
+        here = _cached_names(repo, revision)
+        if not here:
+            raise
+        try:
+            return pick(here)
+        except ModelError as error:
+            raise UnreachableError(f"on this machine {error.message}", f"{unreachable.hint}; {error.hint}") from None
 
 
 def from_url(url: str) -> HubFile | None:
@@ -485,6 +489,8 @@ def _offline(shown: str) -> OfflineError:
 
 
 def _unreachable(shown: str, error: Exception) -> UnreachableError:
-    return UnreachableError(
-        f"{shown} cannot be reached: {str(error) or type(error).__name__}", "check the network and try again"
-    )
+    import httpx2
+
+    broke = isinstance(error, httpx2.ReadError | httpx2.RemoteProtocolError)  # a connection that was kept too long, say
+    message = f"{shown} cannot be reached: {str(error) or type(error).__name__}"
+    return (BrokenConnectionError if broke else UnreachableError)(message, "check the network and try again")
