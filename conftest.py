@@ -54,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if chosen(item)]
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name what fails at once: a run that is cut has no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed: {report.longreprtext[-1000:]}", flush=True)  # noqa: T201
+
+
 @pytest.fixture(scope="session")
 def target() -> Path:
     return demo_pair()[0]
