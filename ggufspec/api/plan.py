@@ -60,6 +60,11 @@ class PlanResult:
         found |= {"draft": str(spec.draft) if spec.draft else None, "target_shape": target_shape}
         return found | ({"draft_shape": _shape(self.opened.draft.header)} if self.opened.draft else {})
 
+    @property
+    def has_contexts(self) -> bool:
+        """Whether other contexts may be of interest."""
+        return self.context_from != CONTEXT_GIVEN and len(search.context_sizes(self.plan)) > 1
+
     def document(self, *, sweep: bool = False, contexts: bool = False) -> PlanDocument:
         """The document of ``plan --json``.
 

@@ -60,10 +60,9 @@ def plan(
         return _rank(given, among, search, draft_repo, calibrate=calibrate)
     spec = inputs.pair_spec(given)
     calibrator = inputs.calibrator(given, always=calibrate)
-    document = inputs.make_plan(inputs.open_here(spec, given), calibrate=calibrator).document(
-        sweep=sweep, contexts=True
-    )
-    ui.result(document, lambda: show_plan(document))
+    made = inputs.make_plan(inputs.open_here(spec, given), calibrate=calibrator)
+    document = made.document(sweep=sweep, contexts=ui.flags().json or ui.flags().verbose)  # they take as long again
+    ui.result(document, lambda: show_plan(document, has_contexts=made.has_contexts))
     return 0
 
 
@@ -99,7 +98,7 @@ def _rank(
     return 0
 
 
-def show_plan(document: PlanDocument) -> None:
+def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     """Print a plan, the answer first; what it rests on follows with ``--verbose``."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.why, style="bold green" if document.choice == "speculative" else "bold")
@@ -134,5 +133,5 @@ def show_plan(document: PlanDocument) -> None:
     for note in document.notes:
         out.print(f"Note: {note}.", style="yellow")
     if not everything:
-        more = "draft lengths, " * bool(document.draft_lengths) + "other contexts, " * (len(document.contexts) > 1)
+        more = "draft lengths, " * bool(document.draft_lengths) + "other contexts, " * has_contexts
         out.print(f"-v adds {more}all memory and what figures rest on.", style="dim")

@@ -130,17 +130,21 @@ def _at_layers(subject: _Subject, count: int) -> _Subject:
 CONTEXTS = (4096, 32768, 131072)  # tokens that plans are shown for side by side
 
 
+def context_sizes(plan: Plan) -> list[int]:
+    """``CONTEXTS``, the plan's own context, and the most that the target was trained for."""
+    planned, trained = plan.request.target.context.ctx_size, plan.request.target.header.context_length
+    most = max(planned, trained) if trained else max(planned, *CONTEXTS)
+    return sorted({planned, most, *(size for size in CONTEXTS if size <= most)})
+
+
 def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
-    """The plan at ``CONTEXTS``, at its own context, and at the most that the target was trained for.
+    """The plan at :func:`context_sizes`.
 
     Each row is a plan of its own, of the option that is faster with half of that context filled.
     """
     request, blocks = plan.request, plan.request.target.header.blocks
-    planned, trained = request.target.context.ctx_size, request.target.header.context_length
-    most = max(planned, trained) if trained else max(planned, *CONTEXTS)
-    sizes = sorted({planned, most, *(size for size in CONTEXTS if size <= most)})
-    rows = []
-    for size in sizes:
+    planned, rows = request.target.context.ctx_size, list[ContextRow]()
+    for size in context_sizes(plan):
         for asked in _as_asked_and_smaller(_with_contexts(request, ctx_size=size), plan.machine):
             search = _Search(asked, plan.machine, dry_run)
             if option := plan.chosen if size == planned else search.fastest():
@@ -234,25 +238,30 @@ class _Search:
     def __init__(self, request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: bool = True) -> None:
         self.request, self.machine, self.confirms = request, machine, confirms
         self._memory = Memory(machine.card_names, dry_run)
-        self._passes: dict[object, float] = {}
+        self._passes: dict[object, dict[int, float]] = {}
 
     # ---- what is known of a placement
 
     def pass_s(
-        self, subject: ModelRequest, placement: Placement, tokens: int, depth: int | None = None, taken: int = 0
-    ) -> float:
-        """Predicted seconds of a batch, with so many bytes of the host's memory taken by others; ``depth`` as of
-        :meth:`ModelRequest.pass_s`.
+        self, subject: ModelRequest, placement: Placement, depth: int | None = None, taken: int = 0
+    ) -> Callable[[int], float]:
+        """Predicted seconds of a batch by its tokens, with so many bytes of the host's memory taken by others;
+        ``depth`` as of :meth:`ModelRequest.pass_s`.
         """
         context = subject.context
         streams_from = context.op_offload and context.op_offload_min_batch
-        key = (id(subject.as_read or subject.header), placement, _kv_types(subject), streams_from, tokens, depth, taken)
-        if key not in self._passes:
-            machine, speed = self.machine, self.machine.speed
-            if taken and speed.memory_bytes is not None:
-                machine = replace(machine, speed=replace(speed, memory_bytes=speed.memory_bytes - taken))
-            self._passes[key] = subject.pass_s(machine, placement, tokens, depth)
-        return self._passes[key]
+        key = (id(subject.as_read or subject.header), placement, _kv_types(subject), streams_from, depth, taken)
+        known = self._passes.setdefault(key, {})
+
+        def seconds(tokens: int) -> float:
+            if tokens not in known:
+                machine, speed = self.machine, self.machine.speed
+                if taken and speed.memory_bytes is not None:
+                    machine = replace(machine, speed=replace(speed, memory_bytes=speed.memory_bytes - taken))
+                known[tokens] = subject.pass_s(machine, placement, tokens, depth)
+            return known[tokens]
+
+        return seconds
 
     def choice(
         self,
@@ -264,12 +273,12 @@ class _Search:
     ) -> Choice:
         """The best draft length there and what it yields; for target-only, length 0."""
         if draft is None or draft_at is None:
-            return Choice(0, 1 / self.pass_s(target, at, 1, depth))
+            return Choice(0, 1 / self.pass_s(target, at, depth)(1))
         others, whole = self._on_host(draft, draft_at), self.machine.memory_bytes
         taken = others if others + self._on_host(target, at) > whole else 0
         return best_length(
-            lambda tokens: self.pass_s(target, at, tokens, depth, taken),
-            self.pass_s(draft, at if draft.in_target else draft_at, 1, depth),
+            self.pass_s(target, at, depth, taken),
+            self.pass_s(draft, at if draft.in_target else draft_at, depth)(1),
             self.request.acceptance,
             most=self.request.longest(target),
             least=1,
@@ -547,18 +556,15 @@ class _Search:
 
 def _finished(search: _Search, target_only: PlannedRun, pair: PlannedRun | None, notes: list[str]) -> Plan:
     """Compare the two options."""
-    request, machine, pass_s = search.request, search.machine, search.pass_s
+    request, machine = search.request, search.machine
     target, draft = request.target, request.draft
     at_pair, even, costs = target_only.tokens_per_s, None, 0
     lengths: tuple[DraftLengthRow, ...] = ()
     if pair is not None and draft is not None and pair.draft is not None:
         placed = replace(target, context=pair.context)
-        draft_s = pass_s(draft, pair.target if draft.in_target else pair.draft, 1)
-        at_pair = 1 / pass_s(placed, pair.target, 1)
-
-        def target_s(tokens: int) -> float:
-            return pass_s(placed, pair.target, tokens)
-
+        draft_s = search.pass_s(draft, pair.target if draft.in_target else pair.draft)(1)
+        target_s = search.pass_s(placed, pair.target)
+        at_pair = 1 / target_s(1)
         even = break_even_acceptance(target_s, draft_s, target_only.tokens_per_s, most=pair.draft_max)
         lengths = tuple(
             _at_length(length, target_s, draft_s, request.acceptance, target_only.tokens_per_s)

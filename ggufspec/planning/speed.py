@@ -248,11 +248,13 @@ class _Cache:
 class _Placed:
     """One placement of a model, whatever the batch.
 
-    ``blocks`` counts alike blocks by device; ``table_bytes`` are tables on the host, of which a token reads
-    ``row_bytes``; ``crossings`` is how often the residual stream changes devices, the logits' way home included.
+    ``host_bytes`` are those of the weights on the host. ``blocks`` counts alike blocks by device; ``table_bytes`` are
+    tables on the host, of which a token reads ``row_bytes``; ``crossings`` is how often the residual stream changes
+    devices, the logits' way home included.
     """
 
     weights: tuple[_Weights, ...]
+    host_bytes: int
     blocks: tuple[tuple[str, _Cache, int], ...]
     table_bytes: int
     row_bytes: float
@@ -308,6 +310,7 @@ def _placed(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> _
     caches, tables = _caches(same), _tables(same)
     return _Placed(
         weights=tuple(_Weights(*key, size, numbers[key]) for key, size in size_bytes.items()),
+        host_bytes=sum(size for (name, *_), size in size_bytes.items() if name == HOST),
         blocks=tuple(
             (names[device], cache, count)
             for (device, cache), count in Counter(zip(devices[: len(caches)], caches, strict=True)).items()
@@ -371,13 +374,12 @@ def cost(
     streams = machine.streams and tokens >= streams_from and bool(cards)
     copied_bytes_per_s = machine.copied_bytes_per_s(mapped=placement.is_mapped)
     seconds = dict.fromkeys((HOST, *cards), 0.0)
-    host_bytes, host_read_bytes = placed.table_bytes, 0.0
+    host_bytes, host_read_bytes = placed.table_bytes + placed.host_bytes, 0.0
     for weights in placed.weights:
         read, share = (touched, used) if weights.experts else (1.0, 1.0)
         read_bytes, flops = weights.size_bytes * read, 2.0 * weights.numbers * tokens * share
         device = weights.device
         if device == HOST:
-            host_bytes += weights.size_bytes
             host_read_bytes += read_bytes
             if streams:
                 device = cards[0]
@@ -428,8 +430,7 @@ def weight_bytes(header: ModelHeader) -> dict[str, int]:
 
 def host_bytes(header: ModelHeader, placement: Placement, cards: Sequence[str] = ()) -> int:
     """Bytes of the weights on the host that a pass may read."""
-    placed = _placed(SameHeader(header), placement, tuple(cards))
-    return sum(weights.size_bytes for weights in placed.weights if weights.device == HOST)
+    return _placed(SameHeader(header), placement, tuple(cards)).host_bytes
 
 
 def pass_s(
@@ -510,8 +511,9 @@ def best_length(
     """
     tokens = [*itertools.accumulate(acceptance**i for i in range(most + 1))]
     fine = (n for n in range(least, most + 1) if n < _FINE or (n + 1) % _STEP == 0 or n == most)
-    choices = [Choice(n, tokens[n] / (n * draft_token_s + target_pass_s(n + 1))) for n in fine]
-    return max(choices, key=lambda choice: choice.tokens_per_s)
+    rates = {n: tokens[n] / (n * draft_token_s + target_pass_s(n + 1)) for n in fine}
+    length = max(rates, key=rates.__getitem__)
+    return Choice(length, rates[length])
 
 
 _FINE, _STEP = 16, 8  # tokens of batches that are run: each up to the first, and then every so many

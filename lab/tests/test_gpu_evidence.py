@@ -233,7 +233,7 @@ def test_a_damaged_model_costs_its_own_rows(place: Path) -> None:
         pytest.param(("--minutes", "0", *RPC), 2, "no time to spend", "--minutes 9", marks=pytest.mark.full),
         pytest.param(("--minutes", "nan", *RPC), 2, "no time to spend", "--minutes 9", marks=pytest.mark.full),
         pytest.param(("--vram", "much", *RPC), 2, "is not a memory size", "24GiB", marks=pytest.mark.full),
-        pytest.param(("--vram", "1", *RPC), 2, "less than anything takes", "24GiB", marks=pytest.mark.full),
+        pytest.param(("--vram", "1000K", *RPC), 2, "less than anything takes", "24GiB", marks=pytest.mark.full),
         pytest.param(("--vram", "900TiB", *RPC), 2, "fewer than --vram", "leave --vram out", marks=pytest.mark.full),
         pytest.param(("--threads", "-1", "--device", "rpc"), 2, "cannot run", "leave -t out", marks=pytest.mark.full),
         (("--folder", "/dev/null/x", *RPC), 1, "cannot be made", "--folder"),
