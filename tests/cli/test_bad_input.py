@@ -96,7 +96,7 @@ def test_missing_file_and_folder(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_draft_with_one_other_token(cli: Cli, target: Path, other_token: tuple[Path, int, str, str]) -> None:
     file, token, before, now = other_token
-    words = (f"token {token} is {before!r} to the target and {now!r} to the draft", "--no-draft")
+    words = (f"token {token} is {before!r} to the target and {now!r} to the draft", "--drafter none")
     refused(cli("run", "-m", target, "-md", file, *PROMPT, "--json"), 1, *words)
     refused(cli("bench", "-m", target, "-md", file, *PROMPT, "--json"), 1, *words[:1])
 

@@ -486,7 +486,7 @@ def test_texts_are_read_from_the_kept_headers(alike, tmp_path: Path) -> None:
     assert verdict.reasons == ("token 9 is 'text 9' to the target and 'ü' to the draft; 2 tokens differ",)
     with pytest.raises(ModelError, match=r"other\.gguf cannot draft for target\.gguf: token 9") as refused:
         vocabulary.check_pair(target, other)
-    assert "--no-draft" in refused.value.hint
+    assert "--drafter none" in refused.value.hint
     assert vocabulary.check_pair(target, same) == ("the draft is no smaller than the target",)
 
 
