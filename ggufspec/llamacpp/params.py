@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -129,6 +130,9 @@ _LOAD_MODE = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "di
 _FLASH_ATTENTION = {"auto": -1, "on": 1, "off": 0}  # enum llama_flash_attn_type, include/llama.h
 
 
+_LOADING = threading.Lock()  # two threads that load their first models at once may crash in llama.cpp
+
+
 def load_model(lib: Any, path: Path, params: Any) -> Any:
     """llama.cpp's handle of a model, or null, which :func:`ggufspec.llamacpp.library.complaints` explains.
 
@@ -136,11 +140,13 @@ def load_model(lib: Any, path: Path, params: Any) -> Any:
     multiplies them with what is not contiguous (``supports_op``, ggml/src/ggml-cpu/amx/amx.cpp).
     """
     name = os.fsencode(path)
-    handle = lib.llama_model_load_from_file(name, params)
-    if handle and params.use_extra_bufts and not params.vocab_only and b"AMX_INT8 = 1" in lib.llama_print_system_info():
-        rank = f"{architecture_of(lib, handle)}.attention.kv_lora_rank".encode()
-        if lib.llama_model_meta_val_str(handle, rank, ctypes.create_string_buffer(16), 16) >= 0:
-            lib.llama_model_free(handle)
-            params.use_extra_bufts = False
-            handle = lib.llama_model_load_from_file(name, params)
-    return handle
+    with _LOADING:
+        handle = lib.llama_model_load_from_file(name, params)
+        has_amx = params.use_extra_bufts and b"AMX_INT8 = 1" in lib.llama_print_system_info()
+        if handle and has_amx and not params.vocab_only:
+            rank = f"{architecture_of(lib, handle)}.attention.kv_lora_rank".encode()
+            if lib.llama_model_meta_val_str(handle, rank, ctypes.create_string_buffer(16), 16) >= 0:
+                lib.llama_model_free(handle)
+                params.use_extra_bufts = False
+                handle = lib.llama_model_load_from_file(name, params)
+        return handle
