@@ -110,7 +110,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def test_many_clients_a_third_of_which_leave(endpoint: Endpoint, alone: dict[str, str]) -> None:
     with endpoint.client() as client:
         check([ask(client, prompt, random.Random(3)) for prompt in PROMPTS[:WARM]], alone)
-        check(load(endpoint, CLIENTS), alone)  # connections and threads of all clients
+        check(load(endpoint, 3 * CLIENTS), alone)  # connections and threads of all clients, and what they keep
         before = resident_bytes(endpoint)
         found = load(endpoint, REQUESTS)
         until(lambda: idle(client), "an answer goes on for nobody")
@@ -121,7 +121,7 @@ def test_many_clients_a_third_of_which_leave(endpoint: Endpoint, alone: dict[str
     assert counts["told"] == 0
     assert min(counts["whole"], counts["streamed"], counts["left"]) > REQUESTS // 5
     for then, now in zip(before, after, strict=True):
-        assert now < 1.08 * then, f"{then:,} bytes became {now:,}"
+        assert now < 1.05 * then, f"{then:,} bytes became {now:,}"
 
 
 @pytest.mark.full
