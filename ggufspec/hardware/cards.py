@@ -35,7 +35,7 @@ class Card:
 
     @property
     def usable_bytes(self) -> int:
-        """What its driver gives to programs, on Apple's by default the least of what people report of macOS 26."""
+        """What its driver gives to programs; Apple's 11.84 of 16 GiB: github.com/AlexsJones/llmfit/pull/754."""
         return int(0.74 * self.vram_bytes) if self.architecture == "Apple" else self.vram_bytes
 
 

@@ -59,7 +59,7 @@ def _devices(plan: Plan) -> list[PlannedDevice]:
     rows = [
         PlannedDevice(
             name=card.name,
-            description=card.description + (", memory shared with the host" if card.pool_bytes is not None else ""),
+            description=card.description + (", the host's memory" if card.pool_bytes is not None else ""),
             total_bytes=card.total_bytes,
             free_bytes=card.free_bytes,
             budget_bytes=machine.budget_bytes(card),
