@@ -153,15 +153,14 @@ def rounds(
     rule.begin(prompt)
     batch_width, learning_s = 0, 0.0
     while len(tokens) < last:
-        catch_up_s, readings, began = 0.0, tuple[Reading, ...](), clock()
+        reading_s, readings, began = 0.0, tuple[Reading, ...](), clock()
         verify_began = verify_ended = began
         if len(tokens) > len(prompt):  # the first token needs no batch: the prompt's has its row
             limit, chain = min(draft_max, last - len(tokens) - 1), []
             if drafters and not policy.is_backing_off():
                 policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
-                reported_s, readings = catch_up(tokens, drafters, policy, rule, clock)
-                catch_up_s = clock() - began
-                learning_s, began = learning_s + catch_up_s - reported_s, began + catch_up_s
+                reading_s, readings = catch_up(tokens, drafters, policy, rule, clock)
+                began += reading_s
                 chain = draft(tokens, limit, drafters, policy, rule, is_end, clock)
             batch_width = width(1 + len(chain))
             unverified = (tokens[-1], *(token.token for _, token in chain))
@@ -191,9 +190,9 @@ def rounds(
             result.accepted,
             emitted,
             batch_width,
-            catch_up_s + verify_began - began + clock() - ended,
+            reading_s + verify_began - began + clock() - ended,
             verify_ended - verify_began,
-            catch_up_s + clock() - began,
+            reading_s + clock() - began,
             result.token is None,
             readings,
         )
@@ -252,18 +251,18 @@ def catch_up(
     """Let drafters read what they did not draft, if that is worth it, and evaluate what they would have drafted there.
 
     Returns:
-        the seconds reported to the policy, and who read how much.
+        the seconds of reading, which are reported to the policy, and who read how much.
     """
-    reported_s, readings = 0.0, list[Reading]()
+    reading_s, readings = 0.0, list[Reading]()
     for drafter in drafters:
         pending = drafter.pending(len(tokens))
         count = policy.catch_up_count(drafter.name, pending) if pending else 0
         if count or not pending:
             began = clock()
             seen = drafter.catch_up(tokens, rule, count)
-            spent = clock() - began
+            spent = clock() - began if count else 0.0
             policy.shadow_evaluated(drafter.name, seen, spent)
-            reported_s += spent
             if count:
+                reading_s += spent
                 readings.append(Reading(drafter.name, count, spent, policy.hoped.get(drafter.name, 0.0)))
-    return reported_s, tuple(readings)
+    return reading_s, tuple(readings)

@@ -1,16 +1,20 @@
 """Time per round outside llama.cpp's decode and the wait for logits.
 
-    .venv/bin/python tests/evidence/round_overhead.py        # a minute
+    .venv/bin/python tests/evidence/round_overhead.py        # two minutes
 
 A round here drafts four tokens and verifies five. The vocabulary of 128,256 tokens is the demo pair's padded by
 scripts/grow_pair.py. Every call of llama_decode and llama_get_logits is timed and taken off the round's time; what is
 left is this project's own Python: drafting, acceptance, sampling, bookkeeping, detokenising.
+
+Then rounds in which nothing is drafted, of text that no drafter foresees (temperature 1.6): what they take outside the
+target, by drafters, against target-only, answer by answer in turn.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from common import expanded, save
@@ -28,6 +32,8 @@ SAMPLINGS = {
 }
 FIXED = DecoderOptions(ctx_size=1024, drafters=("draft",), draft_policy="fixed", draft_max=4, threads=1)
 GOALS_S = {4096: 200e-6, 128256: 1e-3}
+UNDRAFTED = {"target-only": (), "lookup": ("lookup",), "draft": ("draft",), "both": ("draft", "lookup")}
+UNDRAFTED_GOAL_S = 20e-6
 
 
 class TimedLibrary:
@@ -89,8 +95,49 @@ def decoder_rounds(answer: Any, library: TimedLibrary, before: float) -> int | N
     return None
 
 
+def undrafted() -> list[dict[str, Any]]:
+    """Seconds outside the target of rounds without a draft, by drafters."""
+    samples: dict[str, list[float]] = {way: [] for way in UNDRAFTED}
+    tokens_s: dict[str, list[float]] = {way: [] for way in UNDRAFTED}
+    target, draft = demo_pair()
+    with ExitStack() as stack:
+        decoders = {
+            way: stack.enter_context(
+                SpeculativeDecoder(
+                    target, draft if drafters else None, DecoderOptions(ctx_size=1024, threads=1, drafters=drafters)
+                )
+            )
+            for way, drafters in UNDRAFTED.items()
+        }
+        for number in range(4 * len(PROMPTS)):
+            prompt = PROMPTS[number % len(PROMPTS)].text
+            ways = list(UNDRAFTED)
+            for way in ways[number % 4 :] + ways[: number % 4]:
+                decoder = decoders[way]
+                for _ in decoder.generate(prompt, max_tokens=96, sampling=Sampling(temperature=1.6, seed=number)):
+                    pass
+                done = [one for one in decoder.rounds if one.width]
+                if number and done:
+                    samples[way] += [one.total_s - one.verify_s for one in done if not one.drafted]
+                    tokens_s[way].append(sum(one.total_s for one in done) / sum(len(one.emitted) for one in done))
+    usual_s = statistics.mean(samples["target-only"])
+    return [
+        {
+            "drafters": way,
+            "rounds": len(taken),
+            "mean_s": statistics.mean(taken),
+            "median_s": statistics.median(taken),
+            "more_s": statistics.mean(taken) - usual_s,
+            "goal_s": UNDRAFTED_GOAL_S,
+            "token_s": statistics.mean(tokens_s[way]),
+            "samples_s": [round(value, 7) for value in taken],
+        }
+        for way, taken in samples.items()
+    ]
+
+
 def main() -> None:
-    """Measure both vocabularies, print, save."""
+    """Measure both vocabularies, then rounds without a draft; print, save."""
     target, draft = demo_pair()
     pairs = {
         4096: (target, draft),
@@ -109,7 +156,13 @@ def main() -> None:
                 f"(95th percentile {figures['p95_s'] * 1e6:.0f}; goal {GOALS_S[vocabulary] * 1e6:.0f})",
                 flush=True,
             )
-    save("round-overhead", {"draft_max": 4, "results": results})
+    without = undrafted()
+    for one in without:
+        print(
+            f"without a draft, {one['drafters']:12} {one['mean_s'] * 1e6:5.0f} µs a round (median "
+            f"{one['median_s'] * 1e6:.0f}), {one['more_s'] * 1e6:+.0f} µs; a token {one['token_s'] * 1e3:.3f} ms"
+        )
+    save("round-overhead", {"draft_max": 4, "results": results, "undrafted": without})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class BackOff:
     learning_s: float = 0.0  # of updating the policy after a round
     active: int = 0  # rounds since the last cooldown
     gain: float = 0.0  # tokens that these brought more than target-only would have in their time; decayed
-    deciding_s: float = 0.0  # that these took for deciding
+    deciding_s: float = 0.0  # of one of them, for deciding
     trial: int = CONSTANTS.trial_rounds  # rounds that drafts have to show a gain
 
     def begin_answer(self) -> None:
@@ -51,11 +51,15 @@ class BackOff:
         target_only_s += self.overhead_s
         deciding_s = outcome.total_s - outcome.verify_s - drafting_s - self.overhead_s + self.learning_s
         if not self.active:
-            self.gain = self.deciding_s = 0.0
+            self.gain = 0.0
         self.active += 1
-        brought = outcome.emitted - (outcome.total_s + self.learning_s) / target_only_s
+        if drafted:
+            brought = outcome.emitted - (outcome.total_s + self.learning_s) / target_only_s
+        else:  # its one batch was target-only's, whatever the clock says of it
+            brought = -(max(0.0, deciding_s) + drafting_s) / target_only_s
         self.gain = CONSTANTS.rate_decay * self.gain + brought
-        self.deciding_s += max(0.0, deciding_s)
+        self.deciding_s += (deciding_s - self.deciding_s) * (CONSTANTS.overhead_step if self.deciding_s else 1.0)
         if self.gain < 0 and (not drafted or self.active >= self.trial):
             self.trial = CONSTANTS.trial_rounds
-            self.cooldown = max(0, int(self.deciding_s / (CONSTANTS.back_off_share * target_only_s)) - self.active)
+            for_one = max(0.0, self.deciding_s / (CONSTANTS.back_off_share * target_only_s) - 1)
+            self.cooldown = int(min(self.active * for_one, max(for_one, CONSTANTS.most_cooldown)))

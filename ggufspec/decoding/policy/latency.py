@@ -16,7 +16,7 @@ from ggufspec.llamacpp.options import SLACK
 
 _CLEARLY = 0.97  # another width is taken if it needs less than this share; smaller gains are within the noise
 _FINE, _STEP = 16, 8  # wider batches have a multiple's width: fewer graphs, and fewer widths to learn
-_MOVED = 0.005  # nats that a width must have moved before the best widths are looked for again
+_MOVED = 0.02  # nats that a width must have moved before the best widths are looked for again
 
 # Of the filter in `observe`: standard deviations in nats
 _NOISE = 0.1  # of one batch's time
