@@ -25,12 +25,14 @@ class BackOff:
     active: int = 0  # rounds since the last cooldown
     gain: float = 0.0  # tokens that these brought more than target-only would have in their time; decayed
     deciding_s: float = 0.0  # of one of them, for deciding
+    patience: float = CONSTANTS.least_patience  # of the cooldown to come: doubled by each that ends without a gain
     trial: int = CONSTANTS.trial_rounds  # rounds that drafts have to show a gain
 
     def begin_answer(self) -> None:
         """An answer begins without a cooldown; after one without a gain it has to show one sooner."""
         self.trial = CONSTANTS.trial_rounds // 4 if self.gain < 0 else CONSTANTS.trial_rounds
         self.cooldown = self.active = 0
+        self.patience = CONSTANTS.least_patience
 
     def begin_round(self) -> bool:
         """Whether nothing is decided in the round that begins."""
@@ -59,7 +61,10 @@ class BackOff:
             brought = -(max(0.0, deciding_s) + drafting_s) / target_only_s
         self.gain = CONSTANTS.rate_decay * self.gain + brought
         self.deciding_s += (deciding_s - self.deciding_s) * (CONSTANTS.overhead_step if self.deciding_s else 1.0)
+        if drafted and self.active >= self.trial and self.gain > 0:
+            self.patience = CONSTANTS.least_patience
         if self.gain < 0 and (not drafted or self.active >= self.trial):
             self.trial = CONSTANTS.trial_rounds
             for_one = max(0.0, self.deciding_s / (CONSTANTS.back_off_share * target_only_s) - 1)
-            self.cooldown = int(min(self.active * for_one, max(for_one, CONSTANTS.most_cooldown)))
+            self.cooldown = int(for_one * self.patience)
+            self.patience = min(2 * self.patience, CONSTANTS.most_patience)

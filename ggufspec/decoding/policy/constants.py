@@ -31,7 +31,8 @@ class Constants:
 
     # ---- back-off
     back_off_share: float = 0.01  # for deciding without a gain: 011, 0.005 misses where the text begins to repeat
-    most_cooldown: int = 24  # rounds, if one decision does not cost more
+    least_patience: float = 0.25  # of the cooldown that this makes, the first one,
+    most_patience: float = 2.0  # and the longest
     trial_rounds: int = 16  # in which drafts may show a gain; a quarter, if the last answer ended without one
     overhead_step: float = 1 / 8  # of the mean of a round's seconds outside the target while backing off
     joint_batches: int = 4  # without a draft that the latency model observes as one: 011, "Small numbers are lists"
