@@ -157,12 +157,12 @@ def plan_and_reason(read: Read) -> Lines:
 def links(read: Read) -> Lines:
     """Of each machine the pair's tokens/s by link, and how many times that is target-only's."""
     body = []
-    for (card, memory), some in groupby(read("links")["rows"], key=itemgetter("card", "memory")):
+    for (card, host), some in groupby(read("links")["rows"], key=itemgetter("card", "host")):
         own = list(some)
         pairs = [f"{row['pair']:.1f} ({row['pair'] / row['target_only']:.1f}×)" for row in own]
-        body.append((card, memory, f"{own[0]['target_only']:.1f}", f"{own[0]['as_usual']:.1f}", *pairs))
+        body.append((card, host, f"{own[0]['target_only']:.1f}", f"{own[0]['as_usual']:.1f}", *pairs))
     names = [f"{link[4]}.0 {link[5:]}" for link in dict.fromkeys(row["link"] for row in read("links")["rows"])]
-    return rows(("card", "memory", "target-only", "pair as usual", *names), body, numbers="--::::::::")
+    return rows(("card", "host", "target-only", "pair as usual", *names), body, numbers="--::::::::")
 
 
 @shown("plan-of-pair")

@@ -104,9 +104,13 @@ def machine(wanted: Settings, threads: int) -> Machine:
     if wanted.ram:
         found = machines.with_memory(found, machines.parse_size(wanted.ram, "--ram"))
     speed = found.speed
-    if wanted.ram_bandwidth:
-        here = catalogue.guessed_host(1e9 * wanted.ram_bandwidth)
-        origin = f"{speed.origin}; memory of {wanted.ram_bandwidth:g} GB/s is supposed"
+    if wanted.ram_bandwidth or wanted.cpu:
+        count, _, vectors = (wanted.cpu or "").partition("x")
+        cores = catalogue.Cores() if found.simulated else catalogue.cores_here(threads)
+        cores = catalogue.Cores(int(count), vectors) if wanted.cpu else cores
+        memory = 1e9 * wanted.ram_bandwidth if wanted.ram_bandwidth else catalogue.DESKTOP_BYTES_PER_S
+        here = catalogue.guessed_host(memory, cores, repacked=not found.cards)
+        origin = f"{speed.origin}; {cores} and memory of {memory / 1e9:g} GB/s are supposed"
         speed = replace(speed, devices=speed.devices | {HOST: here}, origin=origin)
     if wanted.link:
         generation, lanes = map(int, wanted.link.removeprefix("pcie").split("x"))

@@ -38,6 +38,7 @@ def plan_pair(
     vram: int | str | Sequence[int | str] = (),
     ram: int | str | None = None,
     ram_bandwidth: float | None = None,
+    cpu: str | None = None,
     link: str | None = None,
     acceptance: float | None = None,
     allow_kv: Sequence[str] = (),
@@ -67,6 +68,7 @@ def plan_pair(
         vram: memory of cards that are not here: bytes, or ``24GiB``.
         ram: free memory next to the cards; next to those that are not here there is enough without it.
         ram_bandwidth: of that memory by its data sheet, in GB/s.
+        cpu: its cores and their vector instructions: ``8xavx2``, or ``8xavx512`` with VNNI.
         link: to the cards: ``pcie4x16``.
         acceptance: the acceptance rate to expect, 0 to 1; otherwise what was measured before, or the profile's.
         allow_kv: types of the target's cache that the plan may choose besides the ones given.
@@ -88,6 +90,7 @@ def plan_pair(
         "vram": vram or None,
         "ram": ram,
         "ram_bandwidth": ram_bandwidth,
+        "cpu": cpu,
         "link": link,
         "acceptance": acceptance,
         "allow_kv": tuple(allow_kv) or None,

@@ -101,7 +101,7 @@ def calibrator(given: Settings, *, always: bool = False) -> Calibrate | None:
 
     ``always`` measures what is known, too.
     """
-    if (given.no_calibrate or given.ram_bandwidth) and not always:
+    if (given.no_calibrate or given.ram_bandwidth or given.cpu) and not always:
         return None
     return functools.partial(_calibrate, rpc=given.rpc or (), always=always)
 

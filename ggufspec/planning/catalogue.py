@@ -8,11 +8,12 @@ errors, each predicted from the others, is docs/predictions.md (``tests/evidence
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ggufspec.hardware import host
 from ggufspec.hardware.cards import Card
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import DeviceProfile, MachineProfile
+from ggufspec.planning.speed import BITS, Attention, DeviceProfile, MachineProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,14 @@ class Reach:
         efficiency: share of the data sheet's bandwidth that Q4_K weights are read at.
         layer_s: fixed cost of a dense block per pass.
         batch_latency: T(n) / T(1) of weights.
+        attended: numbers of keys and values that attention gets through for each byte that the data sheet's bandwidth
+            reads, by type of the cache.
     """
 
     efficiency: float
     layer_s: float
     batch_latency: Mapping[int, float]
+    attended: Mapping[str, float]
 
 
 # T(n) / T(1) of 8B Q4_0 on an RTX 3090: llama.cpp pull request 15802
@@ -38,21 +42,28 @@ _HIP = {1: 1.0, 2: 1.25, 4: 1.75, 7: 2.5, 8: 2.8}
 # 27B Q3_K on an Apple M4, whose batch of 8 saves a sixth: github.com/sudoingX/qwen38-mtp; 2 and 4 are interpolated
 _METAL = {1: 1.0, 2: 1.6, 4: 3.1, 8: 6.7}
 
+# 35B-A3B on an RTX 3090: 125 tokens a second, 86 at 64k; 27B with a q4_0 cache on an RX 7900 XT: 14 at 75k, where
+# reading the cache would leave 32. Of an f16 cache on AMD and of Apple nothing was published: a guess
+_NVIDIA, _AMD = {"f16": 1.6}, {"f16": 1.6, "q8_0": 0.9, "q4_0": 0.46}
+# CUDA multiplies experts by other kernels from two tokens on, which sort the tokens first: times what the bytes take.
+# GLM-4.5-Air wholly on cards: T(2) = 3.0, T(4) = 3.9, T(8) = 5.1
+_CUDA_EXPERTS = {1: 1.0, 2: 2.6, 4: 2.0, 8: 1.6, 32: 1.0}
+
 REACHES = {
-    "Pascal": Reach(0.50, 41e-6, _CUDA),
-    "Volta": Reach(0.79, 101e-6, _CUDA),
-    "Turing": Reach(0.86, 64e-6, _CUDA),
-    "Ampere": Reach(0.82, 54e-6, _CUDA),
-    "GA100": Reach(0.55, 73e-6, _CUDA),
-    "Ada": Reach(0.86, 36e-6, _CUDA),
-    "Hopper": Reach(0.57, 54e-6, _CUDA),
-    "Blackwell": Reach(0.88, 48e-6, _CUDA),
-    "RDNA2": Reach(0.75, 35e-6, _HIP),
-    "RDNA3": Reach(0.82, 66e-6, _HIP),
-    "RDNA4": Reach(0.87, 34e-6, _HIP),
-    "Arc": Reach(0.38, 36e-6, _HIP),
-    "Apple": Reach(0.76, 67e-6, _METAL),
-    "": Reach(0.75, 50e-6, _CUDA),
+    "Pascal": Reach(0.50, 41e-6, _CUDA, _NVIDIA),
+    "Volta": Reach(0.79, 101e-6, _CUDA, _NVIDIA),
+    "Turing": Reach(0.86, 64e-6, _CUDA, _NVIDIA),
+    "Ampere": Reach(0.82, 54e-6, _CUDA, _NVIDIA),
+    "GA100": Reach(0.55, 73e-6, _CUDA, _NVIDIA),
+    "Ada": Reach(0.86, 36e-6, _CUDA, _NVIDIA),
+    "Hopper": Reach(0.57, 54e-6, _CUDA, _NVIDIA),
+    "Blackwell": Reach(0.88, 48e-6, _CUDA, _NVIDIA),
+    "RDNA2": Reach(0.75, 35e-6, _HIP, _AMD),
+    "RDNA3": Reach(0.82, 66e-6, _HIP, _AMD),
+    "RDNA4": Reach(0.87, 34e-6, _HIP, _AMD),
+    "Arc": Reach(0.38, 36e-6, _HIP, _AMD),
+    "Apple": Reach(0.76, 67e-6, _METAL, _AMD),
+    "": Reach(0.75, 50e-6, _CUDA, _NVIDIA),
 }
 """By the architectures of ``hardware.cards``; the last is of a card that is not in the catalogue."""
 
@@ -67,58 +78,120 @@ _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6:
 DESKTOP_BYTES_PER_S = 89.6e9
 """Of two channels of DDR5-5600. DDR4-3200 has 51.2e9, which few look up before they ask what fits."""
 # A CPU reads weights at 0.57 to 0.68 of that (Q4_K of 1.5B to 14B on two channels of DDR4-2400:
-# github.com/InventiveHQ/speculative-decoding-consumer-gpus). Q3_K is slow to unpack: 0.58 of Q4_0 is what Llama-3-70B
-# Q3_K_S at 45 of 80 layers with a 4090 implies at 2.01 t/s.
-_HOST_EFFICIENCY, _HOST_FLOPS, _HOST_LAYER_S = 0.6, 0.5e12, 3e-5
-_HOST_SHARES = {
-    "f16": 1.0,
-    "q8_0": 1.0,
-    "q4_0": 1.0,
-    "q4_K": 1.0,
-    "q6_K": 0.9,
-    "q3_K": 0.54,
-    "iq4_xs": 0.8,
-    "iq3_s": 0.5,
-}
+# github.com/InventiveHQ/speculative-decoding-consumer-gpus), unless its cores take longer to unpack them
+_HOST_EFFICIENCY, _HOST_LAYER_S = 0.6, 3e-5
 # Flash attention of six cores like the one measured: 6.1, 2.7 and 2.0 thousand million numbers a second
-_HOST_ATTENTION = {"f16": {64: {1: 36e9}}, "q8_0": {64: {1: 16e9}}, "q4_0": {64: {1: 12e9}}}
-# Measured on two cores with AVX-512, models of a billion parameters
-_HOST_LATENCY = {
-    "f16": {1: 1.0, 2: 1.27, 3: 1.38, 4: 1.42, 8: 1.92, 16: 2.94, 32: 4.6},
-    "q8_0": {1: 1.0, 2: 1.83, 3: 2.17, 4: 2.53, 8: 3.19, 16: 4.69, 32: 8.06},
-    "q4_0": {1: 1.0, 2: 1.74, 3: 2.1, 4: 1.44, 5: 2.26, 8: 1.74, 16: 2.7, 32: 5.33},
-    "q4_K": {1: 1.0, 2: 1.8, 4: 2.5, 8: 3.2, 16: 4.7, 32: 8.1},
+_CORE_ATTENTION = {"f16": {64: {1: 6e9}}, "q8_0": {64: {1: 2.7e9}}, "q4_0": {64: {1: 2e9}}}
+
+# Milliseconds of one core for batches of so many tokens and 10^9 bytes of weights, as a file has them, which is how
+# they are beside a card (make_cpu_buft_list, src/llama-model.cpp). avx2: docs/evidence/host-batches.json, two cores of
+# a Zen 3 server. avx512: with VNNI, one core of a Xeon, where it differs.
+_CORE_WIDTHS = (1, 2, 4, 7, 8, 16, 17, 32, 33, 64)
+_CORE_MS: dict[str, dict[str, tuple[int, ...]]] = {
+    "avx2": {
+        "q4_K": (104, 182, 332, 558, 939, 971, 1619, 1648, 2211, 3049),
+        "q3_K": (145, 269, 526, 918, 1408, 1549, 2662, 2662, 3481, 4458),
+        "q6_K": (147, 218, 374, 477, 971, 1031, 1407, 1788, 2409, 2409),
+        "q8_0": (105, 216, 290, 477, 477, 610, 724, 1154, 1218, 2139),
+        "q4_0": (143, 304, 408, 710, 710, 1278, 1472, 2398, 2702, 4594),
+        "f16": (96, 113, 145, 178, 192, 319, 344, 532, 541, 1050),
+        "q5_K": (152, 265, 516, 664, 841, 875, 1434, 1625, 2314, 3463),
+        "q2_K": (215, 273, 499, 880, 1627, 2029, 2638, 3516, 4150, 5735),
+        "iq4_xs": (150, 261, 485, 827, 1186, 1206, 2137, 2870, 3483, 3737),
+        "iq3_s": (377, 736, 1501, 1647, 1647, 1954, 2782, 2836, 3460, 5702),
+        "iq2_s": (279, 547, 1104, 1905, 2797, 3044, 4371, 4930, 5381, 7780),
+        "mxfp4": (175, 336, 672, 1145, 1348, 2697, 2789, 5365, 5365, 11727),
+    },
 }
+_CORE_MS["avx512"] = _CORE_MS["avx2"] | {
+    "q4_K": (134, 193, 316, 511, 496, 511, 720, 770, 950, 1166),
+    "q3_K": (168, 270, 479, 803, 848, 884, 1190, 1240, 1500, 1865),
+    "q6_K": (134, 180, 272, 403, 488, 503, 735, 750, 880, 1072),
+}
+# Repacked, as without a card; types that are not among them stay as they are
+_REPACKED_MS: dict[str, tuple[int, ...]] = {
+    "q4_K": (111, 202, 243, 467, 475, 722, 832, 1527, 1666, 2905),
+    "q4_0": (118, 209, 242, 483, 483, 829, 1152, 1610, 1742, 3342),
+    "q8_0": (116, 185, 231, 369, 369, 633, 758, 1154, 1356, 2232),
+    "mxfp4": (250, 477, 477, 1026, 1026, 1523, 1796, 3164, 3164, 6142),
+}
+_DESKTOP_CORE = 0.8  # of a server's core's time: it runs at a higher clock
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Those of a CPU that llama.cpp runs on, and their vector instructions: ``avx2``, or ``avx512`` with VNNI."""
+
+    count: int = 8
+    vectors: str = "avx2"
+
+    def __str__(self) -> str:
+        return f"{self.count} cores with {self.vectors.upper().replace('AVX512', 'AVX-512')}"
 
 
 UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)
 """A modest card of some years ago."""
 
 
-def guessed_host(memory_bytes_per_s: float = DESKTOP_BYTES_PER_S) -> DeviceProfile:
-    """A CPU whose memory has this bandwidth by its data sheet: channels × transfers a second × 8 bytes."""
-    reached = memory_bytes_per_s * _HOST_EFFICIENCY
-    by_type = {kind: reached * share for kind, share in _HOST_SHARES.items()}
-    batch_latencies = {kind: dict(batch_latency) for kind, batch_latency in _HOST_LATENCY.items()}
-    return DeviceProfile(reached, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, batch_latencies, _HOST_ATTENTION)
+def cores_here(threads: int) -> Cores:
+    """This machine's, as many as llama.cpp has threads."""
+    return Cores(threads, "avx512" if "avx512_vnni" in host.cpu_flags() else "avx2")
+
+
+def guessed_host(
+    memory_bytes_per_s: float = DESKTOP_BYTES_PER_S, cores: Cores | None = None, *, repacked: bool = False
+) -> DeviceProfile:
+    """A CPU by its cores and the bandwidth of its memory by the data sheet: channels × transfers a second × 8 bytes.
+
+    ``repacked``: there is no card, and weights are stored as its instructions like them.
+    """
+    cores, reached = cores or Cores(), memory_bytes_per_s * _HOST_EFFICIENCY
+    table = _CORE_MS[cores.vectors] | (_REPACKED_MS if repacked else {})
+    core_s = _DESKTOP_CORE * 1e-12 / cores.count
+    seconds = {kind: [max(1 / reached, core_s * ms) for ms in row] for kind, row in table.items()}
+    widest, flops = _CORE_WIDTHS[-1], 2 * 8 / BITS["q4_K"]  # of a byte and a token
+    return DeviceProfile(
+        bandwidth_bytes_per_s=reached,
+        flops_per_s=widest * flops / seconds["q4_K"][-1],
+        layer_s=_HOST_LAYER_S,
+        source="guess",
+        by_type={kind: 1 / row[0] for kind, row in seconds.items()},
+        batch_latencies={
+            kind: {width: one / row[0] for width, one in zip(_CORE_WIDTHS, row, strict=True)}
+            for kind, row in seconds.items()
+        },
+        attention={
+            kind: {head: {n: cores.count * rate for n, rate in rates.items()} for head, rates in by_head.items()}
+            for kind, by_head in _CORE_ATTENTION.items()
+        },
+    )
 
 
 def card_profile(card: Card) -> DeviceProfile:
     """What a card reaches."""
-    reach = REACHES[card.architecture]
+    reach, flops_per_s = REACHES[card.architecture], card.fp16_flops * _CARD_FLOPS
     reached = card.bandwidth_bytes_per_s * reach.efficiency
+    attention: Attention = {}
+    for kind, attended in reach.attended.items():
+        rate = attended * card.bandwidth_bytes_per_s
+        attention[kind] = {128: {1: rate, 16: max(rate, flops_per_s / 2)}}  # a number is multiplied and added
     return DeviceProfile(
         bandwidth_bytes_per_s=reached,
-        flops_per_s=card.fp16_flops * _CARD_FLOPS,
+        flops_per_s=flops_per_s,
         layer_s=reach.layer_s,
         source="unknown" if card is UNKNOWN else "catalogue",
         by_type={kind: reached * share for kind, share in SHARES.items()},
         batch_latencies={"q4_K": dict(reach.batch_latency)},
+        attention=attention,
+        experts=_CUDA_EXPERTS if reach.batch_latency is _CUDA else {},
     )
 
 
 def from_catalogue(
-    cards: Sequence[Card], names: Sequence[str] = (), here: MachineProfile | None = None
+    cards: Sequence[Card],
+    names: Sequence[str] = (),
+    here: MachineProfile | None = None,
+    cores: Cores | None = None,
 ) -> MachineProfile:
     """The speeds of cards that are not here, by their data sheets.
 
@@ -126,8 +199,12 @@ def from_catalogue(
         cards: the cards, in llama.cpp's order.
         names: what the devices are called in placements; the cards' own names without them.
         here: the profile of the machine that they would be put into; a usual desktop without it.
+        cores: that machine's.
     """
-    speeds = {HOST: here.device(HOST) if here else guessed_host()}
+    speeds = {HOST: here.device(HOST) if here else guessed_host(cores=cores, repacked=not cards)}
+    if here and cards and len(here.devices) == 1:  # what was measured without a card was repacked
+        as_files = guessed_host(speeds[HOST].bandwidth_bytes_per_s / _HOST_EFFICIENCY, cores)
+        speeds[HOST] = replace(speeds[HOST], batch_latencies=as_files.batch_latencies)
     speeds |= {name: card_profile(card) for name, card in zip(names or [c.name for c in cards], cards, strict=True)}
     links = [link_bytes_per_s(card.pcie_generation, card.pcie_width) for card in cards]
     host_words = f"the host {here.origin}" if here else "this machine's speed is not measured (plan --calibrate does)"

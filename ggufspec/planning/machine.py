@@ -58,7 +58,7 @@ def simulated_cards(
         pool = size if known and known[index].shares_memory else None
         made.append(Card(f"GPU{index}", name, size, free, known_overhead(folder, name, backend), pool_bytes=pool))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
-    speed = machine_profile.expected(named, folder=folder, threads=threads)
+    speed = machine_profile.expected(named, folder=folder, threads=threads, is_here=False)
     beside = sum(card.pool_bytes or 0 for card in made) or ENOUGH_BYTES
     return with_memory(Machine(tuple(made), 0, headroom_bytes, speed, simulated=True), beside)
 

@@ -34,7 +34,7 @@ from ggufspec.hardware.cards import Card, find_card
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
 from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement, is_remote
-from ggufspec.planning.catalogue import CROSSING_S, UNKNOWN, from_catalogue, link_bytes_per_s
+from ggufspec.planning.catalogue import CROSSING_S, UNKNOWN, cores_here, from_catalogue, link_bytes_per_s
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import BITS, Attention, DeviceProfile, MachineProfile, nearest_head, weight_bytes
 
@@ -467,15 +467,17 @@ def _kept(folder: Path, threads: int) -> _Kept | None:
     return _table(folder).get(_key(identity(threads)))
 
 
-def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) -> MachineProfile:
+def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int, is_here: bool = True) -> MachineProfile:
     """The best that is known: what was measured here, the catalogue for the rest.
 
-    ``cards`` are device names as placements use them, with the card that each is; None: unknown.
+    ``cards`` are device names as placements use them, with the card that each is; None: unknown. Without a measurement
+    the host of cards that are not here is a usual desktop.
     """
     kept = _kept(folder, threads)
     here = kept.speed if kept else None
     wanted = {name: card or UNKNOWN for name, card in cards.items()}
-    speed = from_catalogue(list(wanted.values()), list(wanted), here)
+    cores = cores_here(threads) if here or is_here else None
+    speed = from_catalogue(list(wanted.values()), list(wanted), here, cores)
     if kept and here:
         measured = [
             name for name, card in cards.items() if name in here.devices and _is_here(name, card, kept.identity)

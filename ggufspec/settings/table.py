@@ -120,6 +120,14 @@ def _link(text: str) -> str:
     return wanted
 
 
+def _cpu(text: str) -> str:
+    """A CPU by its cores and their vector instructions."""
+    wanted = text.strip().lower()
+    if not re.fullmatch(r"[1-9]\d{0,2}x(avx2|avx512)", wanted):
+        raise ValueError("is not a number of cores with avx2, or with avx512 (which has VNNI): 8xavx2")
+    return wanted
+
+
 def _shares(text: str) -> tuple[float, ...]:
     """Numbers, one for each card."""
     if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
@@ -329,6 +337,14 @@ class Settings:
         least=1,
         most=10_000,
         usual="--ram-bandwidth 89.6",
+    )
+    cpu: str | None = option(
+        "--cpu",
+        "Plan for a CPU of so many cores with these vector instructions: avx2, or avx512 with VNNI.",
+        "simulated",
+        metavar="NxSET",
+        reader=_cpu,
+        usual="--cpu 8xavx2",
     )
     link: str | None = option(
         "--link",

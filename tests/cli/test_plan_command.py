@@ -219,7 +219,10 @@ def test_a_machine_that_is_not_here(cli: Cli, files) -> None:
     streamed = [plan["options"]["speculative"]["target"]["op_offload_min_batch"] for plan in found.values()]
     assert streamed == [2, 2, 32]
     fast, slow = found["pcie4x16"], cli(*pair, "--ram-bandwidth", "51.2").document()
-    assert fast["speed"].endswith("memory of 89.6 GB/s is supposed; pcie4x16 is supposed")
+    assert fast["speed"].endswith("8 cores with AVX2 and memory of 89.6 GB/s are supposed; pcie4x16 is supposed")
+    two_cores = cli(*pair, "--cpu", "2xAVX512").document()
+    assert "2 cores with AVX-512 and memory of 89.6 GB/s" in two_cores["speed"]
+    assert two_cores["predicted"]["target_only_tokens_per_s"] < fast["predicted"]["target_only_tokens_per_s"]
     rates = [plan["predicted"]["target_only_tokens_per_s"] for plan in (fast, slow)]
     assert rates[0] > 1.1 * rates[1]  # the slower memory's card computes target-only, too
     assert slow["target"]["load_mode"] == "none"
@@ -236,6 +239,9 @@ def test_a_machine_that_is_not_here(cli: Cli, files) -> None:
     [
         (("--link", "usb"), "is not a link of PCIe"),
         (("--link", "pcie4x3"), "is not a link of PCIe"),
+        (("--cpu", "fast"), "is not a number of cores with avx2"),
+        (("--cpu", "0xavx2"), "is not a number of cores with avx2"),
+        (("--cpu", "8xmmx"), "is not a number of cores with avx2"),
         (("--ram", "lots"), "--ram 'lots' is not a memory size"),
         (("--ram-bandwidth", "0"), "--ram-bandwidth 0 is out of range"),
         (("--ram-bandwidth", "fast"), "--ram-bandwidth 'fast' is not a number"),

@@ -28,13 +28,18 @@ from ggufspec.settings.table import Settings
 
 CARDS = ("RTX 4090", "RTX 3090", "RTX 4070 Ti")
 LINKS = ("pcie3x8", "pcie3x16", "pcie4x8", "pcie4x16", "pcie5x8", "pcie5x16")
-MEMORY = {"DDR4-3200": 51.2, "DDR5-5600": 89.6}  # GB/s of two channels
+# GB/s of two channels, and cores
+HOSTS = {
+    "DDR4-3200, 8 cores with AVX2": (51.2, "8xavx2"),
+    "DDR5-5600, 16 cores with AVX-512": (89.6, "16xavx512"),
+}
 ACCEPTANCE = 0.8
 
 
-def row(spec: PairSpec, card: str, link: str, memory: str) -> dict[str, Any]:
+def row(spec: PairSpec, card: str, link: str, host: str) -> dict[str, Any]:
     """Tokens/s of the ways to run the pair on one machine."""
-    there = Settings(gpu=(card,), link=link, ram_bandwidth=MEMORY[memory], acceptance=ACCEPTANCE)
+    memory, cpu = HOSTS[host]
+    there = Settings(gpu=(card,), link=link, ram_bandwidth=memory, cpu=cpu, acceptance=ACCEPTANCE)
     as_usual = Settings(op_offload_min_batch=STREAM_WIDTH, load_mode="mmap").over(there)
     best, usual = (make_plan(open_pair(spec, given)).plan for given in (there, as_usual))
     assert best.pair
@@ -42,11 +47,13 @@ def row(spec: PairSpec, card: str, link: str, memory: str) -> dict[str, Any]:
     return {
         "card": card,
         "link": link,
-        "memory": memory,
+        "host": host,
         "target_only": best.target_only.tokens_per_s,
         "as_usual": usual.pair.tokens_per_s,
         "pair": best.pair.tokens_per_s,
         "draft_length": best.pair.draft_length,
+        "gpu_layers": best.pair.target.gpu_layers,
+        "n_cpu_ffn": best.pair.target.n_cpu_ffn,
         "streams_from": best.pair.context.op_offload_min_batch,
         "target_only_streams_from": best.target_only.context.op_offload_min_batch,
         "break_even_acceptance": best.break_even_acceptance,
@@ -61,8 +68,8 @@ def main() -> None:
             shapes.write(path, shapes.SHAPES[shape], tokenizer=True)
         pair = PairSpec("llama3-70b", target, draft)
         rows = []
-        for card, memory, link in product(CARDS, MEMORY, LINKS):
-            rows.append(row(pair, card, link, memory))
+        for card, host, link in product(CARDS, HOSTS, LINKS):
+            rows.append(row(pair, card, link, host))
             print(rows[-1], flush=True)
     save("links", {"acceptance": ACCEPTANCE, "rows": rows})
 
