@@ -17,12 +17,15 @@ from ggufspec.llamacpp.library import streams_from
 from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.models import heads, mmproj
 from ggufspec.models.header import ModelHeader
+from ggufspec.models.hub.choice import quant_of
+from ggufspec.models.hub.client import HubFile
 from ggufspec.planning import rehearsed, search
 from ggufspec.planning.describe import document
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import expected_acceptance
 from ggufspec.planning.memory import check_overrides, check_part, has_snapshots
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlanRequest
+from ggufspec.planning.quantisations import TWIN_ORIGIN, twin_acceptance
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.text import counted, of_file
 from ggufspec.settings.table import DRAFT_MAX, Settings
@@ -142,10 +145,12 @@ def _acceptance(opened: OpenedPair) -> tuple[float, str]:
     given, draft = opened.given.acceptance, opened.draft
     if given is not None:
         return given, f"{given:.0%} a token, given with --acceptance"
-    drafted = draft.header.fingerprint if draft else ""
-    return expected_acceptance(
-        cache_folder(), opened.target.header.fingerprint, drafted, opened.spec.settings.acceptance
-    )
+    known = cache_folder(), opened.target.header.fingerprint, draft.header.fingerprint if draft else ""
+    profile, origin = opened.spec.settings.acceptance, "the profile's"
+    match opened.spec.target, opened.spec.draft:
+        case HubFile(repo=repo), HubFile(repo=same, file=file) if repo == same and draft and profile is None:
+            profile, origin = twin_acceptance(opened.target.header, draft.header, quant_of(file)), TWIN_ORIGIN
+    return expected_acceptance(*known, profile, origin)
 
 
 def with_mmproj(wanted: Settings, where: Machine, target: ModelHeader, *, verbose: bool = False) -> Machine:

@@ -29,7 +29,16 @@ from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import expected_acceptance
 from ggufspec.planning.memory import DryRun
 from ggufspec.planning.plan import Machine, Plan
-from ggufspec.planning.quantisations import DIVERGENCE, DIVERGENCE_SOURCE, bits_per_weight, fits, pareto, sharing
+from ggufspec.planning.quantisations import (
+    DIVERGENCE,
+    DIVERGENCE_SOURCE,
+    TWIN_ORIGIN,
+    bits_per_weight,
+    fits,
+    pareto,
+    sharing,
+    twin_acceptance,
+)
 from ggufspec.planning.search import estimate, largest_context
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankedRepository, RankingDocument
 from ggufspec.settings.table import Settings
@@ -344,7 +353,10 @@ class _Ranking:
             options, beside = options.with_head("mtp"), target
         acceptance, origin = self.given.acceptance or 0.0, "given with --acceptance"
         if beside and self.given.acceptance is None:
-            acceptance, origin = expected_acceptance(cache_folder(), target[0].fingerprint, beside[0].fingerprint, None)
+            is_twin = draft is not None and draft.repo == subject.repo
+            least = twin_acceptance(target[0], beside[0], quant_of(draft.file)) if draft and is_twin else None
+            known = cache_folder(), target[0].fingerprint, beside[0].fingerprint
+            acceptance, origin = expected_acceptance(*known, least, TWIN_ORIGIN)
         if beside:
             self.acceptances.setdefault(acceptance, origin)
         request = plan_request(target, beside, options, acceptance, self.given)
@@ -367,6 +379,10 @@ class _Ranking:
             words += ["-hfd" if draft.repo else "-md", draft.name]
         for flag, values in (("--gpu", self.given.gpu), ("--vram", self.given.vram)):
             words += [word for value in values or () for word in (flag, value)]
+        for flag, value in (("--cpu", self.given.cpu), ("--ram", self.given.ram), ("--link", self.given.link)):
+            words += [flag, value] if value else []
+        if self.given.ram_bandwidth:
+            words += ["--ram-bandwidth", f"{self.given.ram_bandwidth:g}"]
         return shlex.join(words)
 
 

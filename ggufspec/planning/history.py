@@ -89,7 +89,9 @@ def add_experience(folder: Path, target: str, drafter: str, newer: Experience) -
         _experience(folder).update(_key(target, drafter), lambda known: (known or Experience()).joined(newer))
 
 
-def expected_acceptance(folder: Path, target: str, drafter: str, profile: float | None) -> tuple[float, str]:
+def expected_acceptance(
+    folder: Path, target: str, drafter: str, profile: float | None, origin: str = "the profile's"
+) -> tuple[float, str]:
     """(chance that a drafted token is kept, where it comes from): measured before, the profile's, or a prior.
 
     A measurement of few tokens moves the profile's or the prior by little.
@@ -101,7 +103,7 @@ def expected_acceptance(folder: Path, target: str, drafter: str, profile: float 
         few = f", so few that {prior:.0%} was weighed in" if reached < _SURE_TOKENS else ""
         return rate, f"{rate:.0%}, measured here before on {reached:,.0f} drafted tokens{few}"
     if profile is not None:
-        return profile, f"{profile:.0%}, the profile's"
+        return profile, f"{profile:.0%}, {origin}"
     return PRIOR_ACCEPTANCE, f"{PRIOR_ACCEPTANCE:.0%}, a prior: nothing is known of this pair (--acceptance sets it)"
 
 

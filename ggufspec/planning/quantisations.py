@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
+from math import prod, sqrt
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +36,21 @@ DIVERGENCE |= {"Q3_K_L": 0.0872, "Q3_K_M": 0.1019, "Q3_K_S": 0.2282, "IQ3_M": 0.
 DIVERGENCE |= {"IQ3_XS": 0.1387, "IQ3_XXS": 0.1836, "Q2_K": 0.4451, "Q2_K_S": 0.4034, "IQ2_M": 0.3260}
 DIVERGENCE |= {"IQ2_S": 0.4392, "IQ2_XS": 0.5463, "IQ2_XXS": 0.8120, "IQ1_M": 1.3931, "IQ1_S": 2.2546}
 DIVERGENCE_SOURCE = "mean KL divergence from F16 of Llama 3 8B, in nats: llama.cpp, tools/perplexity/README.md"
+
+
+def twin_acceptance(target: ModelHeader, draft: ModelHeader, quant: str) -> float | None:
+    """The least acceptance of drafts by a smaller quantisation of the target itself; None if it is no such.
+
+    Of sampling at temperature 1, where it is 1 - E[TV] ≥ 1 - √(E[KL] / 2). That both are of one model is the caller's
+    to know. Source: Leviathan et al. 2023, corollary 3.6 (arXiv:2211.17192), and Pinsker's inequality.
+    """
+    shapes = {(one.architecture, one.blocks, one.embedding, one.vocabulary, one.heads) for one in (target, draft)}
+    if len(shapes) > 1 or quant not in DIVERGENCE or draft.size_bytes >= target.size_bytes:
+        return None
+    return max(0.0, 1 - sqrt(DIVERGENCE[quant] / 2))
+
+
+TWIN_ORIGIN = "the least that the divergence published of its type allows"
 
 
 def bits_per_weight(header: ModelHeader) -> float:

@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
-from ggufspec.llamacpp.options import STREAM_WIDTH, Placement, beyond_training, context_hint, load_hint, offloaded
+from ggufspec.llamacpp.options import (
+    STREAM_WIDTH,
+    Placement,
+    beyond_training,
+    context_hint,
+    is_remote,
+    load_hint,
+    offloaded,
+)
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, SameHeader, parts, streaming_card
 from ggufspec.planning.plan import ENOUGH_BYTES, Machine, ModelRequest, Plan, PlannedRun, PlanRequest
@@ -75,6 +83,11 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
         notes.append(
             f"{card} has no room to read prompts with the CPU's weights: the CPU does that, which is slower "
             "(--no-op-offload)"
+        )
+    if sum(not is_remote(name) for name in machine.card_names) > 1:
+        notes.append(
+            "layers are split over the cards; llama.cpp's -sm row, which splits each matrix and may be faster over a "
+            "fast link, is not considered"
         )
     pair, request = None, asked
     if request.draft is not None:

@@ -316,6 +316,18 @@ def test_the_drafts_of_a_repository(online: Callable[..., Finished], drafts: str
     assert f"next: {document['next']}" in " ".join(shown.stdout.split())
 
 
+def test_a_target_s_own_quantisations_as_its_drafts(online: Callable[..., Finished]) -> None:
+    """Accepted as often as the divergence published of their type promises; a plan of one of them says the same."""
+    done = online("plan", "-hf", f"{REPO}:Q8_0", "--draft-repo", REPO, *CARD, "--json").document()
+    rates = {row["quant"]: row["tokens_per_s"] for row in done["drafts"]}
+    assert rates["Q2_K"] < rates["Q4_K_M"]  # nearly as fast, and accepted far less often
+    plan = online("plan", "-hf", f"{REPO}:Q8_0", "-hfd", f"{REPO}:Q4_K_M", *CARD, "--json").document()
+    assert plan["predicted"]["acceptance"] == pytest.approx(1 - (DIVERGENCE["Q4_K_M"] / 2) ** 0.5)
+    assert plan["predicted"]["speculative_tokens_per_s"] == pytest.approx(rates["Q4_K_M"], rel=1e-3)
+    larger = online("plan", "-hf", f"{REPO}:Q4_K_M", "-hfd", f"{REPO}:Q8_0", *CARD, "--json").document()
+    assert larger["predicted"]["acceptance"] == pytest.approx(0.7)  # a prior: nobody drafts with that
+
+
 def test_the_drafts_beside_a_profile_s_target(online: Callable[..., Finished], drafts: str) -> None:
     document = online("plan", "demo", "--draft-repo", drafts, *CARD, "--json").document()
     assert document["target"].endswith("demo-target-F16.gguf")

@@ -239,3 +239,18 @@ def test_the_demo_pair():
             measured = measure(context, lambda: next(ticks) / 1e3, limit=16, outputs=rows)
             assert context.length == 3
             assert set(measured.points) >= {1, 2, 4, 8}
+
+
+def test_the_width_from_which_a_card_computes_is_timed_whatever_it_takes():
+    """70B beside eight cores: a batch of 8 takes 1.5 s, one of 16 too, and 12 are the first that a card computes."""
+
+    def cost(width):
+        return 0.25 if width >= 12 else float(np.interp(width, [1, 2, 4, 8], [0.27, 0.48, 0.9, 1.54]))
+
+    model = TimedModel(cost)
+    assert 12 not in found(model).points
+    streamed = found(TimedModel(cost), streams_from=12)
+    assert streamed.points[12] == pytest.approx(0.25)
+    latency = LatencyModel(streamed.points, limit=16)
+    assert [latency.width(count) for count in (1, 4, 9)] == [1, 12, 12]
+    assert 12 not in found(TimedModel(cost), limit=8, streams_from=12).points

@@ -128,7 +128,16 @@ def load_or_measure(
             return latency, []
         notes.append(f"cached timings of {key.name} are of a busier machine: measured again")
     widths = strict_widths(model, key.limit) if key.strict and not isinstance(model, Head) else None
-    measured = measure(model, clock, limit=key.limit, budget_s=budget_s, allowed=widths, outputs=key.outputs)
+    streams = key.op_offload and any(not one.is_remote for one in devices.offloading(devices.devices()))
+    measured = measure(
+        model,
+        clock,
+        limit=key.limit,
+        budget_s=budget_s,
+        allowed=widths,
+        outputs=key.outputs,
+        streams_from=key.op_offload_min_batch if streams else 0,
+    )
     found = SavedLatency(measured.points, measured.switch_s, widths)
     latency = found.model(key.limit, can_pad=model.can_pad, trusted=measured.trusted)
     if folder:

@@ -37,6 +37,7 @@ def measure(
     budget_s: float = 0.5,
     allowed: Collection[int] | None = None,
     outputs: int | None = None,
+    streams_from: int = 0,
 ) -> Measured:
     """Time batches of some widths after the text in the cache, which is afterwards as it was.
 
@@ -46,8 +47,9 @@ def measure(
     add to them, so that the shortest counts.
 
     Of the ``allowed`` widths up to ``limit`` (None: all) 1, 2, 4 and 8 are timed even if they take more than
-    ``budget_s``, and 16 within three times as much. A batch has ``outputs`` rows of logits at most; None: all, as a
-    verification has.
+    ``budget_s``, and 16 within three times as much. From ``streams_from`` tokens on a card computes with the host's
+    weights, so that nothing narrower tells what this width takes: it is timed, too. A batch has ``outputs`` rows of
+    logits at most; None: all, as a verification has.
 
     Raises:
         ValueError: no width may be used.
@@ -74,6 +76,9 @@ def measure(
             guess_s = timer.widest_s * _WIDE / max(timer.timings)  # if it is no better
             if timer.spent_s + guess_s <= _WIDE_PATIENCE * budget_s:
                 timer.again(_WIDE)
+    if streams_from in others and streams_from not in timer.timings:
+        timer.once(streams_from)  # the first has the card's buffers to make
+        timer.again(streams_from)
     return timer.result()
 
 
