@@ -92,9 +92,9 @@ class DecoderOptions:
         check_rule(self.accept)
         if self.strict and self.op_offload_min_batch < STREAM_WIDTH:
             raise UsageError(
-                f"strict mode and --op-offload-min-batch {self.op_offload_min_batch} exclude each other: a token alone "
-                "is computed on the CPU and a batch on the GPU, which round differently",
-                f"--op-offload-min-batch {STREAM_WIDTH}, or no strict mode",
+                f"strict mode, which verify needs, and --op-offload-min-batch {self.op_offload_min_batch} exclude each "
+                "other: a token alone is computed on the CPU and a batch on the GPU, which round differently",
+                f"--op-offload-min-batch {STREAM_WIDTH}, or run without --strict",
             )
 
     def flat(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
+from ggufspec.llamacpp.library import streams_from
 from ggufspec.llamacpp.options import (
     DENSE_FFN,
     EXPERTS,
@@ -104,9 +105,10 @@ def _command(program: str, options: Options, settings: Settings) -> list[str]:
 
 
 def _variable(settings: Settings) -> str:
-    """What llama.cpp has no option for, ``NAME=VALUE``; empty if it is the default."""
-    context = settings.context
-    return "" if context.op_offload_min_batch == STREAM_WIDTH else "=".join(*context.environment.items())
+    """What llama.cpp has no option for, ``NAME=VALUE``; empty if it is the default, and this shell has no other."""
+    context, usual = settings.context, (None, STREAM_WIDTH)
+    is_usual = context.op_offload_min_batch == STREAM_WIDTH and streams_from() in usual
+    return "" if is_usual else "=".join(*context.environment.items())
 
 
 def _llama(program: str, settings: Settings) -> list[str]:

@@ -75,7 +75,7 @@ def test_how_weights_come_into_memory() -> None:
     assert flag(command("llama-bench", replace(read, draft=None)), "-lm") == "none"
 
 
-def test_what_llama_cpp_has_no_option_for_is_in_the_environment() -> None:
+def test_what_llama_cpp_has_no_option_for_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     streamed = changed(PAIR, op_offload_min_batch=2)
     for program in ("llama-server", "llama-speculative-simple", "llama-bench"):
         assert command(program, streamed)[:3] == ["env", "GGML_OP_OFFLOAD_MIN_BATCH=2", program]
@@ -84,6 +84,8 @@ def test_what_llama_cpp_has_no_option_for_is_in_the_environment() -> None:
     for program in ("models-preset", "ollama", "lm-studio"):
         assert note(program, streamed, "GGML_OP_OFFLOAD_MIN_BATCH=2")
         assert not note(program, PAIR, "GGML_OP_OFFLOAD_MIN_BATCH")
+    monkeypatch.setenv("GGML_OP_OFFLOAD_MIN_BATCH", "2")
+    assert command("llama-server", PAIR)[1] == "GGML_OP_OFFLOAD_MIN_BATCH=32"  # this shell's would hold
 
 
 def test_the_server() -> None:
