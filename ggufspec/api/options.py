@@ -110,8 +110,9 @@ def machine(wanted: Settings, threads: int) -> Machine:
         cores = catalogue.Cores(int(count), vectors) if wanted.cpu else cores
         memory = 1e9 * wanted.ram_bandwidth if wanted.ram_bandwidth else catalogue.DESKTOP_BYTES_PER_S
         here = catalogue.guessed_host(memory, cores, repacked=not found.cards)
-        origin = f"{speed.origin}; {cores} and memory of {memory / 1e9:g} GB/s are supposed"
-        speed = replace(speed, devices=speed.devices | {HOST: here}, origin=origin)
+        cards = speed.origin if found.cards and not found.simulated else "from the catalogue"
+        origin = f"{cards}; {cores} and memory of {memory / 1e9:g} GB/s are supposed"
+        speed = replace(speed, devices=speed.devices | {HOST: here}, origin=origin, disturbed="")
     if wanted.link:
         generation, lanes = map(int, wanted.link.removeprefix("pcie").split("x"))
         link_bytes_per_s = catalogue.link_bytes_per_s(generation, lanes)

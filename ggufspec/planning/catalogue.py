@@ -14,6 +14,7 @@ from ggufspec.hardware import host
 from ggufspec.hardware.cards import Card
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import BITS, Attention, DeviceProfile, MachineProfile
+from ggufspec.schema.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Cores:
     vectors: str = "avx2"
 
     def __str__(self) -> str:
-        return f"{self.count} cores with {self.vectors.upper().replace('AVX512', 'AVX-512')}"
+        return f"{counted(self.count, 'core')} with {self.vectors.upper().replace('AVX512', 'AVX-512')}"
 
 
 UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)
