@@ -482,11 +482,17 @@ def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int, is
         measured = [
             name for name, card in cards.items() if name in here.devices and _is_here(name, card, kept.identity)
         ]
-        if measured and len(measured) == len(cards):
-            speed = here
-        else:
-            speed = replace(speed, devices=speed.devices | {name: here.devices[name] for name in measured})
+        # Attention at depth and a batch's experts are not measured on a card
+        devices = {name: here.devices[name] for name in measured}
+        cards_here = (name for name in measured if not is_remote(name))
+        devices |= {name: _completed(devices[name], speed.devices[name]) for name in cards_here}
+        base = here if measured and len(measured) == len(cards) else speed
+        speed = replace(base, devices=base.devices | devices)
     return replace(speed, memory_bytes=host.free_memory_bytes())
+
+
+def _completed(measured: DeviceProfile, guess: DeviceProfile) -> DeviceProfile:
+    return replace(measured, attention=measured.attention or guess.attention, experts=measured.experts or guess.experts)
 
 
 def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
