@@ -105,9 +105,10 @@ def machine(wanted: Settings, threads: int) -> Machine:
         found = machines.with_memory(found, machines.parse_size(wanted.ram, "--ram"))
     speed = found.speed
     if wanted.ram_bandwidth or wanted.cpu:
-        count, _, vectors = (wanted.cpu or "").partition("x")
         cores = catalogue.Cores() if found.simulated else catalogue.cores_here(threads)
-        cores = catalogue.Cores(int(count), vectors) if wanted.cpu else cores
+        if wanted.cpu:
+            count, _, vectors = wanted.cpu.partition("x")
+            cores = catalogue.Cores(int(count), vectors)
         memory = 1e9 * wanted.ram_bandwidth if wanted.ram_bandwidth else catalogue.DESKTOP_BYTES_PER_S
         here = catalogue.guessed_host(memory, cores, repacked=not found.cards)
         cards = speed.origin if found.cards and not found.simulated else "from the catalogue"

@@ -85,6 +85,11 @@ class DummyModel:
         """Weights that a token reads: the blocks and the output."""
         return self.blocks * self.block_numbers + self.width * self.vocabulary
 
+    @property
+    def read_share(self) -> float:
+        """Of a file's weights, those that a token reads: of the table of tokens it looks up a row."""
+        return self.numbers / (self.numbers + self.width * self.vocabulary)
+
     def write(self, path: Path) -> None:
         """Write it as a sparse file."""
         metadata: dict[str, str | int | float] = {
@@ -240,8 +245,9 @@ def _time(
             options = ContextOptions(ctx_size=max(widths) + 1, width=max(widths), threads=spec.left or spec.threads)
             context = stack.enter_context(closing(Context(model, options)))
             _batch(context, max(widths))  # pages in, and the buffers at their largest
-            share = dummy.numbers / (dummy.numbers + dummy.width * dummy.vocabulary)  # tokens are only looked up
-            loaded.append((dummy, int(model.size_bytes * share), load_s, context, {width: [] for width in widths}))
+            loaded.append(
+                (dummy, int(model.size_bytes * dummy.read_share), load_s, context, {width: [] for width in widths})
+            )
         until = time.perf_counter() + spec.model_s * len(loaded)
         for done, width in ((done, width) for done in range(spec.rounds) for width in widths):
             if done >= _ROUNDS and time.perf_counter() > until:

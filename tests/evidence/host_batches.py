@@ -52,8 +52,8 @@ def measure(kind: str, *, repacked: bool) -> dict[int, float]:
         with model, closing(Context(model, ContextOptions(max(WIDTHS) + 1, max(WIDTHS), 1))) as context:
             _batch(context, max(WIDTHS))
             seconds = {width: min(_batch(context, width) for _ in range(TRIES)) for width in WIDTHS}
-            share = dummy.numbers / (dummy.numbers + dummy.width * dummy.vocabulary)
-            return {width: 1e3 * one / (model.size_bytes * share / 1e9) for width, one in seconds.items()}
+            read_bytes = model.size_bytes * dummy.read_share
+            return {width: 1e3 * one / (read_bytes / 1e9) for width, one in seconds.items()}
 
 
 def main() -> None:

@@ -146,6 +146,7 @@ def test_a_threshold_of_the_environment_that_is_no_number_is_named(monkeypatch: 
 
 
 def test_strict_mode_refuses_a_threshold_that_divides_its_batches() -> None:
-    with pytest.raises(UsageError, match="which verify needs, and --op-offload-min-batch 2 exclude each other"):
+    said = "strict mode, which verify needs, and --op-offload-min-batch 2 exclude each other"
+    with pytest.raises(UsageError, match=said):
         decoder_options(Settings(strict=True, op_offload_min_batch=2))
     assert decoder_options(Settings(strict=True, op_offload_min_batch=64)).strict

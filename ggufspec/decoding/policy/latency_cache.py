@@ -19,6 +19,7 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.planning.memory import streaming_card
 
 _MOST = 64  # models in the file; the oldest go
 _BUSY = 0.5  # of the cached time: a batch that takes less shows that it was measured while another program ran
@@ -128,7 +129,7 @@ def load_or_measure(
             return latency, []
         notes.append(f"cached timings of {key.name} are of a busier machine: measured again")
     widths = strict_widths(model, key.limit) if key.strict and not isinstance(model, Head) else None
-    streams = key.op_offload and any(not one.is_remote for one in devices.offloading(devices.devices()))
+    streams = key.op_offload and streaming_card([one.name for one in devices.offloading(devices.devices())])
     measured = measure(
         model,
         clock,
