@@ -64,7 +64,7 @@ def test_what_verifies_on_a_card_is_compared_in_strict_mode_all_the_same(cli: Cl
     assert found["settings"]["op_offload_min_batch"] == 2
     refused = cli("run", "demo", *PROMPT, "--strict", *given, **more)
     assert refused.code == 2
-    assert "--op-offload-min-batch 32, or no strict mode" in refused.stderr
+    assert "--op-offload-min-batch 32, or run without --strict" in refused.stderr
 
 
 @pytest.mark.parametrize(("command", "default"), [("bench", "demo-360m"), ("run", "the bundled demo pair")])
