@@ -74,7 +74,7 @@ def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
 
 def placement_of_draft(wanted: Settings) -> tuple[Placement, frozenset[str]]:
     """The same of the draft."""
-    return placement_of(replace(unplaced(wanted), gpu_layers=wanted.gpu_layers_draft))
+    return placement_of(replace(unplaced(wanted), gpu_layers=wanted.gpu_layers_draft, load_mode=wanted.load_mode))
 
 
 def unplaced(wanted: Settings) -> Settings:

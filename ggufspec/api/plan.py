@@ -119,8 +119,7 @@ def make_plan(
     known = [one.header for one in (target, draft) if one]
     if calibrate is not None and calibrate(where, known, options, on_event):
         where = replace(where, speed=machine(wanted, threads).speed)
-    beside = (draft.header, draft.metadata_only) if draft else None
-    request = plan_request((target.header, target.metadata_only), beside, options, acceptance, wanted)
+    request = request_of(opened, acceptance)
     if wanted.mmproj:
         where = with_mmproj(wanted, where, target.header, verbose=verbose)
     if not where.simulated:
@@ -168,6 +167,12 @@ def with_mmproj(wanted: Settings, where: Machine, target: ModelHeader, *, verbos
     used = mmproj.measure(wanted.mmproj, card, simulated=where.simulated, rpc=where.rpc, verbose=verbose)
     mmproj.check(used, target)
     return where.with_mmproj(card, used.card_bytes, used.host_bytes)
+
+
+def request_of(opened: OpenedPair, acceptance: float) -> PlanRequest:
+    """What to plan of an opened pair; a UsageError as of :func:`plan_request`."""
+    target, *draft = ((one.header, one.metadata_only) for one in (opened.target, opened.draft) if one)
+    return plan_request(target, draft[0] if draft else None, opened.options, acceptance, opened.wanted)
 
 
 def plan_request(

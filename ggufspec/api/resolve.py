@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ggufspec.api.options import machine, placement_of, placement_of_draft, unplaced
 from ggufspec.api.pairs import OnEvent, OpenedPair
-from ggufspec.api.plan import Calibrate, make_plan
+from ggufspec.api.plan import Calibrate, make_plan, request_of
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
@@ -57,7 +57,10 @@ def resolve(
     if wanted.override_tensor:
         check_overrides(opened.target.header, wanted.override_tensor, where.card_names)
     if all_given and loads and where.speed.streams:
-        fixed = replace(fixed, target=loaded(opened.target.header, target, where))
+        asked = request_of(opened, acceptance=0.0)
+        both = ((asked.target, target), *([(asked.draft, draft)] if asked.draft else []))
+        target, *beside = loaded(where, *both)
+        fixed = replace(fixed, target=target, draft=beside[0] if beside else draft)
     if not where.cards or (all_given and not rival):
         return Resolved(fixed, fixed)
     to_plan = _of_rival(opened) if all_given else opened

@@ -76,13 +76,6 @@ def tune(
     given = inputs.with_seed(given)
     opened = inputs.open_here(without_tuned(pair, given), given, finds_head=True)
     planned = inputs.make_plan(opened, calibrate=inputs.calibrator(given))
-    streams_from = planned.plan.chosen.context.op_offload_min_batch
-    options = filter(None, (planned.plan.target_only, planned.plan.pair))
-    if {one.context.op_offload_min_batch for one in options} != {opened.options.op_offload_min_batch}:
-        # It is not searched: all settings have what the plan chose
-        held = replace(opened.given, op_offload_min_batch=streams_from)
-        opened = replace(opened, given=held, options=replace(opened.options, op_offload_min_batch=streams_from))
-        planned = inputs.make_plan(opened)
     experiment = tune_experiment(
         pair, given, planned, asked=asked, threshold=threshold / 100, budget_s=budget, verbose=ui.flags().verbose
     )

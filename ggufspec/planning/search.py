@@ -25,7 +25,6 @@ from ggufspec.llamacpp.options import (
     load_hint,
     offloaded,
 )
-from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, SameHeader, parts, streaming_card
 from ggufspec.planning.plan import ENOUGH_BYTES, Machine, ModelRequest, Plan, PlannedRun, PlanRequest
 from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance, host_bytes
@@ -199,17 +198,46 @@ def _with_contexts(request: PlanRequest, **changes: Any) -> PlanRequest:
     return replace(request, target=target, target_only=alone, draft=draft)
 
 
-def loaded(header: ModelHeader, at: Placement, machine: Machine) -> Placement:
-    """With what stays on the host in memory that cards copy from at their link's speed, if there is enough of it."""
-    on_host = host_bytes(header, at, machine.card_names)
-    return replace(at, load_mode="none") if 0 < on_host <= _FILLED * machine.memory_bytes else at
+def can_stream(subject: ModelRequest, machine: Machine) -> bool:
+    """Whether a card computes batches with the host's weights, as far as there are any."""
+    return machine.speed.streams and subject.context.op_offload and bool(streaming_card(machine.card_names))
+
+
+def _on_host(subject: ModelRequest, at: Placement, machine: Machine) -> int:
+    return 0 if subject.in_target else host_bytes(*subject.read_at(at), machine.card_names)
+
+
+def loaded(machine: Machine, *placed: tuple[ModelRequest, Placement]) -> list[Placement]:
+    """The placements of models that are loaded together, as they are fastest: what stays on the host is in memory that
+    cards copy from at their link's speed, if there is enough of it for all.
+    """
+    on_host = [_on_host(subject, at, machine) for subject, at in placed]
+    fits = sum(on_host) <= _FILLED * machine.memory_bytes
+    return [
+        replace(at, load_mode="none")
+        if fits and size and "load_mode" in subject.free and can_stream(subject, machine)
+        else at
+        for size, (subject, at) in zip(on_host, placed, strict=True)
+    ]
+
+
+def may_stream(request: PlanRequest, at: Placement, machine: Machine) -> bool:
+    """Whether narrow batches may be computed on a card with what the target, loaded so, has on the host."""
+    target = request.target
+    streams = request.may_stream and not at.is_mapped and can_stream(target, machine)
+    return streams and bool(_on_host(target, at, machine))
 
 
 def _kv_types(subject: ModelRequest) -> tuple[str, str]:
     return subject.context.cache_type_k, subject.context.cache_type_v
 
 
-def _partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
+def streams_from(*, drafted: bool) -> int:
+    """From how many tokens on a card then does: a verification has two, and alone a token is all there is."""
+    return 2 if drafted else 1
+
+
+def partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
     """Full offload but for the experts of some blocks, or of a dense model their feed-forward weights."""
     header, counts = subject.header, range(1, subject.header.blocks + 1)
     if header.experts:
@@ -287,8 +315,8 @@ class _Search:
         """The best draft length there and what it yields; for target-only, length 0."""
         if draft is None or draft_at is None:
             return Choice(0, 1 / self.pass_s(target, at, depth)(1))
-        others, whole = self._on_host(draft, draft_at), self.machine.memory_bytes
-        taken = others if others + self._on_host(target, at) > whole else 0
+        others, whole = _on_host(draft, draft_at, self.machine), self.machine.memory_bytes
+        taken = others if others + _on_host(target, at, self.machine) > whole else 0
         return best_length(
             self.pass_s(target, at, depth, taken),
             self.pass_s(draft, at if draft.in_target else draft_at, depth)(1),
@@ -317,22 +345,14 @@ class _Search:
         target-only for each token.
         """
         if draft is not None and draft_at is not None:
-            on_host = self._on_host(target, at) + self._on_host(draft, draft_at)
-            if on_host > _FILLED * self.machine.memory_bytes:  # each has room alone
-                at = replace(at, load_mode=target.placement.load_mode)
-                draft_at = replace(draft_at, load_mode=draft.placement.load_mode)
+            at, draft_at = loaded(self.machine, (target, at), (draft, draft_at))
+        else:
+            (at,) = loaded(self.machine, (target, at))
         yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
-        if self.request.may_stream and not at.is_mapped and self._can_stream(target):
-            context = replace(target.context, op_offload_min_batch=2 if draft else 1)
+        if may_stream(self.request, at, self.machine):
+            context = replace(target.context, op_offload_min_batch=streams_from(drafted=draft is not None))
             streamed = replace(target, context=context)
             yield _Candidate(streamed, at, draft, draft_at, self.choice(streamed, at, draft, draft_at))
-
-    def _on_host(self, subject: ModelRequest, at: Placement) -> int:
-        return 0 if subject.in_target else host_bytes(*subject.read_at(at), self.machine.card_names)
-
-    def _can_stream(self, subject: ModelRequest) -> bool:
-        here = self.machine
-        return here.speed.streams and subject.context.op_offload and bool(streaming_card(here.card_names))
 
     def best(self, subjects: Iterable[_Subject]) -> PlannedRun | None:
         """The fastest option that fits, or None.
@@ -457,9 +477,8 @@ class _Search:
                 at = replace(subject.placement, gpu_layers=count, split=split)
                 found.append(at)
                 if count == layers and subject is not self.request.draft:
-                    found += _partly_on_host(subject, at)
-        free = "load_mode" in subject.free and self._can_stream(subject)
-        return [loaded(subject.header, at, self.machine) for at in found] if free else found
+                    found += partly_on_host(subject, at)
+        return found
 
     def longest(self, subject: ModelRequest, split: tuple[float, ...], most: int) -> int:
         """The longest context up to ``most`` with which all layers fit, in whole cells; 0 if none does.

@@ -348,15 +348,16 @@ def _cache(header: ModelHeader, block: int) -> _Cache:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of one pass: of the weights and the KV cache by device, and what is fixed."""
+    """Seconds of one pass: of the weights and the KV cache by device, what is fixed, and of copies to a card."""
 
     devices: dict[str, float]
     fixed_s: float
+    copies_s: float
 
     @property
     def total_s(self) -> float:
         """All of it."""
-        return sum(self.devices.values()) + self.fixed_s
+        return sum(self.devices.values()) + self.fixed_s + self.copies_s
 
 
 def cost(
@@ -377,7 +378,7 @@ def cost(
     streams_from = STREAM_WIDTH if context is None else context.op_offload_min_batch if context.op_offload else math.inf
     streams = machine.streams and tokens >= streams_from and bool(cards)
     copied_bytes_per_s = machine.copied_bytes_per_s(mapped=placement.is_mapped)
-    seconds = dict.fromkeys((HOST, *cards), 0.0)
+    seconds, copies_s = dict.fromkeys((HOST, *cards), 0.0), 0.0
     host_bytes, host_read_bytes = placed.table_bytes + placed.host_bytes, 0.0
     for weights in placed.weights:
         read, share = (touched, used) if weights.experts else (1.0, 1.0)
@@ -387,7 +388,7 @@ def cost(
             host_read_bytes += read_bytes
             if streams:
                 device = cards[0]
-                seconds[device] += read_bytes / copied_bytes_per_s
+                copies_s += read_bytes / copied_bytes_per_s
         width = tokens * share / read  # tokens that each weight meets
         speed = machine.device(device)
         more = interpolate(speed.experts, tokens) if weights.experts and speed.experts else 1.0
@@ -402,7 +403,7 @@ def cost(
         read_bytes, numbers = cache.read_bytes(cells, types), float(tokens * cache.seen(cells) * cache.attended)
         if streams and name == HOST:  # "expand gpu" in ggml_backend_sched_split_graph: attention follows its weights
             name = cards[0]
-            seconds[name] += count * read_bytes / machine.copied_bytes_per_s(mapped=False)
+            copies_s += count * read_bytes / machine.copied_bytes_per_s(mapped=False)
         speed = machine.device(name)
         seconds[name] += count * speed.cache_s(read_bytes, numbers, types, cache.head, tokens)
         launches = 1.0 + ROUTING * bool(header.experts) + RECURRENCE * bool(cache.state)
@@ -410,7 +411,7 @@ def cost(
     if placed.crossings:
         numbers = (placed.crossings - 1) * header.embedding + header.vocabulary  # the last hands the logits over
         fixed_s += placed.crossings * machine.crossing_s + 4.0 * tokens * numbers / machine.link_bytes_per_s
-    return Cost(seconds, fixed_s)
+    return Cost(seconds, fixed_s, copies_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,7 +590,7 @@ def corrected(
         return machine
     names = (HOST, *cards)
     costs = [cost(header, p.placement, machine, cards, depth=p.depth, context=p.context) for p in points]
-    parts = np.array([[*(one.devices[name] for name in names), one.fixed_s] for one in costs])
+    parts = np.array([[*(one.devices[name] for name in names), one.fixed_s + one.copies_s] for one in costs])
     measured = np.array([point.token_s for point in points])
     unsure = [_UNSURE[machine.device(name).source] for name in names]
     scale = np.array([*unsure, max(unsure)])

@@ -25,6 +25,7 @@ class TunedSetting:
     threads: Count
     ubatch_size: Count
     n_cpu_ffn: Count = 0
+    op_offload_min_batch: Count = 32
     override_tensor: tuple[str, ...] = ()
     load_mode: str = "auto"
 

@@ -272,7 +272,7 @@ class Settings:
         "--n-cpu-ffn",
         "Keep the dense feed-forward weights of the first N blocks on the CPU, their attention and cache on the GPU.",
         "placement",
-        where="profile sweep python",
+        where="profile sweep tune python",
         shown="auto",
         least=0,
         usual="--n-cpu-ffn 10",
@@ -537,7 +537,7 @@ class Settings:
         "From how many tokens on the GPU computes with the CPU's weights too, which are copied to it: from 2 on it "
         "verifies drafts so.",
         "context",
-        where="profile sweep python",
+        where="profile sweep tune python",
         variable="OP_OFFLOAD_MIN_BATCH",
         shown="planned",
         least=1,

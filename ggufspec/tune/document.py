@@ -154,7 +154,8 @@ def _effects(space: Sequence[Candidate], measured: Sequence[int], spread_of: Cal
     for left in sorted(measured):
         for right in sorted(measured):
             old, new = space[left].setting, space[right].setting
-            changed = [key for key, value in asdict(old).items() if asdict(new)[key] != value]
+            others = asdict(new)  # the load mode follows the placement
+            changed = [key for key, value in asdict(old).items() if others[key] != value and key != "load_mode"]
             if len(changed) == 1 and left < right:
                 names = difference(old, new)
                 if names:

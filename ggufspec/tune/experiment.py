@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from ggufspec.api.options import sampling
 from ggufspec.api.plan import PlanResult
@@ -26,10 +25,9 @@ EVERY = 2  # half of the bundled prompts
 
 
 def without_tuned(pair: Pair, given: Settings) -> Pair:
-    """The pair without the settings of its profile that are searched. Feed-forwards on the CPU are not."""
+    """The pair without the settings of its profile that are searched."""
     searched = (*_TUNED, *(_CACHE if given.allow_kv else ()), "gpu_layers", "gpu_layers_draft")
-    settings: dict[str, Any] = dict.fromkeys(searched) | {"n_cpu_ffn": pair.settings.n_cpu_ffn or 0}
-    return replace(pair, settings=replace(pair.settings, **settings))
+    return replace(pair, settings=replace(pair.settings, **dict.fromkeys(searched)))
 
 
 def experiment(

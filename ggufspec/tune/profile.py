@@ -132,8 +132,6 @@ def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
             value = getattr(setting, name)
             found[name] = None if value == usual[name] else [*value] if isinstance(value, tuple) else value
     found["no_op_offload"] = base.no_op_offload or None
-    if base.op_offload_min_batch != usual["op_offload_min_batch"]:
-        found["op_offload_min_batch"] = base.op_offload_min_batch
     return found
 
 

@@ -17,6 +17,7 @@ from ggufspec.bench.trial import Attempt, attempt
 from ggufspec.bench.trials import identity, rounds
 from ggufspec.errors import UsageError
 from ggufspec.files.write import file_name
+from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.schema import codec
 from ggufspec.schema.base import Failure, Spread
 from ggufspec.schema.text import number
@@ -72,6 +73,7 @@ class Experiment:
                 drafters=("draft", "lookup"),
                 draft_policy="adaptive",
                 draft_max=1,
+                op_offload_min_batch=STREAM_WIDTH,
             )
         )
         files = [identity(path) for path in (spec.target, spec.draft) if path is not None]

@@ -9,20 +9,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.llamacpp.options import Placement, offloaded
+from ggufspec.llamacpp.options import STREAM_WIDTH, Placement, offloaded
 from ggufspec.planning.memory import HOST, ByDevice, DryRun, Memory, total
 from ggufspec.planning.plan import Card, Machine, ModelRequest, Plan, PlanRequest
+from ggufspec.planning.search import loaded, may_stream, partly_on_host, streams_from
 from ggufspec.planning.speed import cost, expected_tokens
 from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TunedSetting
 from ggufspec.settings.registry import drafters_label, drafts_with_corpus, drafts_with_file, parse_drafters
 
 DEFAULT_MICRO_BATCH = 512
-_SEARCHED = {"gpu_layers", "n_cpu_moe"}  # of the target's placement; what else is asked for holds everywhere
 _FIXED = (1, 2, 3, 4, 6, 8)
 _LONGEST = max(_FIXED)
 _OVER = 1.1  # of a card's memory: an estimate may be so much above the truth
@@ -103,6 +103,10 @@ def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
         changes.append(f"{new.gpu_layers_draft} draft layers")
     if new.n_cpu_moe != old.n_cpu_moe:
         changes.append(f"experts of {new.n_cpu_moe} blocks on the CPU")
+    if new.n_cpu_ffn != old.n_cpu_ffn:
+        changes.append(f"feed-forwards of {new.n_cpu_ffn} blocks on the CPU")
+    if new.op_offload_min_batch != old.op_offload_min_batch:
+        changes.append(f"streamed from {counted(new.op_offload_min_batch, 'token')} on")
     if new.drafted and (not old.drafted or (new.draft_policy, new.draft_max) != (old.draft_policy, old.draft_max)):
         changes.append(drafts(new))
     if (new.cache_type_k, new.cache_type_v) != (old.cache_type_k, old.cache_type_v):
@@ -135,6 +139,8 @@ def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: boo
         setting = space[index].setting
         return (
             abs(setting.n_cpu_moe - options.target.n_cpu_moe),
+            abs(setting.n_cpu_ffn - options.target.n_cpu_ffn),
+            setting.op_offload_min_batch != options.op_offload_min_batch,
             abs(setting.gpu_layers - options.target.gpu_layers),
             setting.drafter != options.drafter,
             abs(setting.gpu_layers_draft - options.draft.gpu_layers) if drafted else 0,
@@ -159,14 +165,15 @@ class _Time:
 
     host: float = 0.0
     card: float = 0.0
+    copies: float = 0.0
     fixed: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.host + self.card + self.fixed
+        return self.host + self.card + self.copies + self.fixed
 
     def times(self, factor: float, host: float = 1.0) -> _Time:
-        return _Time(self.host * factor * host, self.card * factor, self.fixed * factor)
+        return _Time(self.host * factor * host, self.card * factor, self.copies * factor, self.fixed * factor)
 
 
 @dataclass
@@ -187,8 +194,7 @@ class _Space:
         return max(self.free.threads)
 
     def all(self) -> Iterator[Candidate]:
-        at = asdict(self.request.target.placement)
-        held = {name: at[name] for name in at.keys() & TunedSetting.__dataclass_fields__.keys() - _SEARCHED}
+        shown = Placement.__dataclass_fields__.keys() & TunedSetting.__dataclass_fields__.keys()
         for drafter in self.free.drafters:
             drafted = drafter != "none"
             policies = self.free.policies if drafted else self.free.policies[:1]
@@ -196,25 +202,27 @@ class _Space:
                 if flash == "off" and kv[1] != "f16":
                     continue  # llama.cpp refuses it
                 for draft_layers in self._draft_layers() if drafts_with_file(drafter) else [0]:
-                    for layers, experts, micro in self._placements(drafter, draft_layers, kv, flash):
-                        for (policy, longest), threads in itertools.product(policies, self.free.threads):
-                            yield self._candidate(
-                                TunedSetting(
-                                    gpu_layers=layers,
-                                    gpu_layers_draft=draft_layers,
-                                    n_cpu_moe=experts,
-                                    drafted=drafted,
-                                    drafter=drafter,
-                                    draft_policy=policy,
-                                    draft_max=longest,
-                                    cache_type_k=kv[0],
-                                    cache_type_v=kv[1],
-                                    flash_attn=flash,
-                                    threads=threads,
-                                    ubatch_size=micro,
-                                    **held,
-                                )
+                    for at, micro in self._placements(drafter, draft_layers, kv, flash):
+                        memory = self._bytes[drafter, draft_layers, at, kv, flash, micro]
+                        placed = self._loaded(drafter, at, draft_layers)
+                        target = {name: getattr(placed[0], name) for name in shown}
+                        free = self._computed_by(placed[0], flash, drafted=drafted)
+                        for (streamed_from, threads), (policy, longest) in itertools.product(free, policies):
+                            setting = TunedSetting(
+                                **target,
+                                gpu_layers_draft=draft_layers,
+                                drafted=drafted,
+                                drafter=drafter,
+                                draft_policy=policy,
+                                draft_max=longest,
+                                cache_type_k=kv[0],
+                                cache_type_v=kv[1],
+                                flash_attn=flash,
+                                threads=threads,
+                                ubatch_size=micro,
+                                op_offload_min_batch=streamed_from,
                             )
+                            yield self._candidate(setting, *placed, memory)
 
     # ---- placements
 
@@ -229,56 +237,82 @@ class _Space:
 
     def _placements(
         self, drafter: str, draft_layers: int, kv: tuple[str, str], flash: str
-    ) -> Iterator[tuple[int, int, int]]:
-        """(target layers, blocks whose experts are on the CPU, micro-batch)."""
-        header, wanted, free = self.request.target.header, self.request.target.placement, self.request.target.free
-        blocks, layers = header.blocks, header.layers
-        usual = self.free.ubatch_sizes[0]
-        if not self.machine.cards:
-            self._fill(drafter, draft_layers, [(0, 0)], kv, flash, usual)
-            yield 0, 0, usual
-            return
-        experts_free = header.experts and "n_cpu_moe" in free
-        placed = [(count, wanted.n_cpu_moe) for count in range(layers + 1)]
-        if "gpu_layers" not in free:
-            placed = [(offloaded(wanted.gpu_layers, layers), wanted.n_cpu_moe)]
-        if experts_free and placed[-1][0] == layers:  # ordered by what they take: experts on the CPU, then fewer layers
-            placed = [*placed[:-1], *((layers, count) for count in range(blocks, -1, -1))]
+    ) -> Iterator[tuple[Placement, int]]:
+        """(the target's placement, micro-batch)."""
+        layers, dense = self._families
+        found = [*self._near_the_edge(layers, drafter, draft_layers, kv, flash, _STEPS)]
+        yield from found
+        if dense and (layers[-1], self.free.ubatch_sizes[0]) not in found:
+            yield from self._near_the_edge(dense, drafter, draft_layers, kv, flash, 0)
 
-        def uses(some: Sequence[tuple[int, int]], micro: int) -> list[float]:
+    @cached_property
+    def _families(self) -> tuple[list[Placement], list[Placement]]:
+        """Placements of the target, ordered by what they take of the cards: fewer layers, then experts of fewer blocks
+        on the CPU; and those with dense feed-forward weights of fewer blocks there.
+        """
+        target = self.request.target
+        layers, wanted = target.header.layers, replace(target.placement, split=self.splits[0])
+        if not self.machine.cards:
+            return [replace(wanted, gpu_layers=0)], []
+        counts: Sequence[int] = range(layers + 1)
+        if "gpu_layers" not in target.free:
+            counts = [offloaded(wanted.gpu_layers, layers)]
+        *fewer, most = (replace(wanted, gpu_layers=count) for count in counts)
+        kept = partly_on_host(target, most)[::-1] if most.gpu_layers == layers else []
+        return ([*fewer, *kept, most], []) if target.header.experts else ([*fewer, most], kept)
+
+    def _near_the_edge(
+        self, placed: Sequence[Placement], drafter: str, draft_layers: int, kv: tuple[str, str], flash: str, steps: int
+    ) -> Iterator[tuple[Placement, int]]:
+        """What may fit, and so many that take less; with a smaller micro-batch where that alone fits."""
+        usual = self.free.ubatch_sizes[0]
+
+        def uses(some: Sequence[Placement], micro: int) -> list[float]:
             self._fill(drafter, draft_layers, some, kv, flash, micro)
-            return [max(self._bytes[drafter, draft_layers, *where, kv, flash, micro]) for where in some]
+            return [max(self._bytes[drafter, draft_layers, at, kv, flash, micro]) for at in some]
 
         fitting, possible = self._edges
         used = uses(placed, usual)
         # index of the most that may fit with the usual micro-batch
         edge = max((index for index, share in enumerate(used) if share <= fitting), default=-1)
         smaller = [(micro, uses(placed[edge + 1 :], micro)) for micro in self.free.ubatch_sizes[1:]]
-        coarse = max(1, math.ceil(len(placed) / _STEPS))
-        for index, where in enumerate(placed):
-            near = edge - _NEAR_EDGE <= index
-            if (near or index % coarse == 0) and used[index] <= possible:
-                yield *where, usual
+        coarse = max(1, math.ceil(len(placed) / max(steps, 1)))
+        for index, at in enumerate(placed):
+            near = edge - _NEAR_EDGE <= index or (steps and index % coarse == 0)
+            if near and used[index] <= possible:
+                yield at, usual
             if index > edge:
                 fits = (micro for micro, shares in smaller if shares[index - edge - 1] <= fitting)
                 if micro := next(fits, 0):
-                    yield *where, micro
-
-    def _at(self, layers: int, experts: int) -> Placement:
-        """The target with the experts of so many blocks on the CPU; what else is asked for holds everywhere."""
-        return replace(self.request.target.placement, gpu_layers=layers, split=self.splits[0], n_cpu_moe=experts)
+                    yield at, micro
 
     def _draft_at(self, layers: int) -> Placement:
         wanted = self.request.draft.placement if self.request.draft else Placement()
         return replace(wanted, gpu_layers=layers, split=self.splits[1])
 
+    def _loaded(self, drafter: str, at: Placement, draft_layers: int) -> tuple[Placement, Placement]:
+        """The target and the draft as they are loaded together."""
+        draft, draft_at = self.request.draft, self._draft_at(draft_layers)
+        if draft is None or not drafts_with_file(drafter):
+            return loaded(self.machine, (self.request.target_only, at))[0], draft_at
+        target, beside = loaded(self.machine, (self.request.target, at), (draft, draft_at))
+        return target, beside
+
+    def _computed_by(self, at: Placement, flash: str, *, drafted: bool) -> list[tuple[int, int]]:
+        """(from how many tokens on a card computes with the host's weights, threads), which then matter little."""
+        found = [(self.options.op_offload_min_batch, threads) for threads in self.free.threads]
+        if flash == self.free.flash_attn[0] and may_stream(self.request, at, self.machine):
+            found.append((streams_from(drafted=drafted), self.cores))
+        return found
+
     # ---- memory
 
-    def _as_options(self, s: TunedSetting) -> DecoderOptions:
+    def _as_options(self, s: TunedSetting, at: Placement, draft_at: Placement) -> DecoderOptions:
         return replace(
             self.options,
-            target=self._at(s.gpu_layers, s.n_cpu_moe),
-            draft=self._draft_at(s.gpu_layers_draft),
+            target=at,
+            draft=draft_at,
+            op_offload_min_batch=s.op_offload_min_batch,
             threads=0 if self.options.threads == 0 and s.threads == self.cores else s.threads,
             cache_type_k=s.cache_type_k,
             cache_type_v=s.cache_type_v,
@@ -294,12 +328,12 @@ class _Space:
         self,
         drafter: str,
         draft_layers: int,
-        placed: Sequence[tuple[int, int]],
+        placed: Sequence[Placement],
         kv: tuple[str, str],
         flash: str,
         micro: int,
     ) -> None:
-        """Find the share of each card's memory for (target layers, blocks whose experts are on the CPU)."""
+        """Find the share of each card's memory for placements of the target."""
         options = replace(
             self.options,
             cache_type_k=kv[0],
@@ -314,12 +348,12 @@ class _Space:
         model = self.request.target if draft else self.request.target_only
         context = replace(options.context(with_draft=draft is not None), hidden=model.context.hidden)
         model = replace(model, context=context)
-        requests = [model.at(self._at(layers, experts)) for layers, experts in placed]
+        requests = [model.at(at) for at in placed]
         besides: list[list[ByDevice]] = [[] for _ in requests]
         if draft is not None:
-            at, draft = self._draft_at(draft_layers), replace(draft, context=options.draft_context())
+            draft_at, draft = self._draft_at(draft_layers), replace(draft, context=options.draft_context())
             on = requests if draft.as_read else requests[:1]  # a head takes what it takes on its target
-            found = self.memory.estimates([draft.at(at, request) for request in on])
+            found = self.memory.estimates([draft.at(draft_at, request) for request in on])
             besides = [[one] for one in (found if draft.as_read else found * len(requests))]
         used = [self.memory.resident(request) for request in requests]
         possible = [
@@ -330,8 +364,8 @@ class _Space:
         estimates = self.memory.estimates([requests[index] for index in possible])
         for index, estimate in zip(possible, estimates, strict=True):
             used[index] = estimate
-        for where, own, beside in zip(placed, used, besides, strict=True):
-            key = (drafter, draft_layers, *where, kv, flash, micro)
+        for at, own, beside in zip(placed, used, besides, strict=True):
+            key = (drafter, draft_layers, at, kv, flash, micro)
             self._bytes[key] = self._shares(total([own, *beside]))
 
     def _shares(self, used: ByDevice) -> tuple[float, ...]:
@@ -353,11 +387,14 @@ class _Space:
 
     # ---- speed
 
-    def _pass(self, subject: ModelRequest, placement: Placement, kv: tuple[str, str], tokens: int) -> _Time:
+    def _pass(
+        self, subject: ModelRequest, placement: Placement, kv: tuple[str, str], streamed_from: int, tokens: int
+    ) -> _Time:
         """One batch, half of the context filled, with all cores."""
-        key = (id(subject.as_read or subject.header), placement, kv, tokens)
+        key = (id(subject.as_read or subject.header), placement, kv, streamed_from, tokens)
         if key not in self._times:
-            subject = replace(subject, context=replace(subject.context, cache_type_k=kv[0], cache_type_v=kv[1]))
+            typed = replace(subject.context, cache_type_k=kv[0], cache_type_v=kv[1])
+            subject = replace(subject, context=replace(typed, op_offload_min_batch=streamed_from))
             parts = cost(
                 *subject.read_at(placement),
                 subject.speed_on(self.machine),
@@ -368,19 +405,18 @@ class _Space:
             )
             seconds = subject.pass_s(self.machine, placement, tokens)
             host = parts.devices[HOST]
-            whole = _Time(host, sum(parts.devices.values()) - host, parts.fixed_s)
+            whole = _Time(host, sum(parts.devices.values()) - host, parts.copies_s, parts.fixed_s)
             self._times[key] = whole.times(seconds / whole.total)
         return self._times[key]
 
-    def _candidate(self, s: TunedSetting) -> Candidate:
-        kv = (s.cache_type_k, s.cache_type_v)
+    def _candidate(self, s: TunedSetting, at: Placement, draft_at: Placement, memory: tuple[float, ...]) -> Candidate:
+        kv, streamed_from = (s.cache_type_k, s.cache_type_v), s.op_offload_min_batch
         slower = (self.cores / s.threads) ** _FEWER_THREADS_COST
-        at = self._at(s.gpu_layers, s.n_cpu_moe)
         acceptance = self._acceptance(s.drafter)
         draft_token = _Time()
-        if drafts_with_file(s.drafter) and self.request.draft is not None:
-            draft_at = at if self.request.draft.in_target else self._draft_at(s.gpu_layers_draft)
-            draft_token = self._pass(self.request.draft, draft_at, ("f16", "f16"), 1).times(1.0, slower)
+        if drafts_with_file(s.drafter) and (draft := self.request.draft) is not None:
+            where = at if draft.in_target else draft_at
+            draft_token = self._pass(draft, where, ("f16", "f16"), streamed_from, 1).times(1.0, slower)
         if not s.drafted:
             lengths: Sequence[int] = (0,)
         elif s.draft_policy == "fixed":
@@ -389,7 +425,7 @@ class _Space:
             lengths = range(min(s.draft_max, _LONGEST) + 1)
         best: tuple[float, int, _Time, _Time] | None = None
         for length in lengths:
-            verify = self._pass(self.request.target, at, kv, length + 1).times(1.0, slower)
+            verify = self._pass(self.request.target, at, kv, streamed_from, length + 1).times(1.0, slower)
             drafting = draft_token.times(length)
             rate = expected_tokens(acceptance, length) / (verify.total + drafting.total)
             if best is None or rate > best[0]:
@@ -398,12 +434,10 @@ class _Space:
         rate, length, verify, drafting = best
         return Candidate(
             setting=s,
-            options=self._as_options(s),
+            options=self._as_options(s, at, draft_at),
             predicted=rate,
             features=self._features(s, verify, drafting, acceptance, length),
-            memory=self._bytes[
-                s.drafter, s.gpu_layers_draft, s.gpu_layers, s.n_cpu_moe, kv, s.flash_attn, s.ubatch_size
-            ],
+            memory=memory,
             offloaded=at.offloaded(self.request.target.header.blocks) / self.request.target.header.layers,
         )
 
@@ -418,7 +452,10 @@ class _Space:
     ) -> tuple[float, ...]:
         round_s = verify.total + drafting.total
         host = (verify.host + drafting.host) / round_s
-        times = verify.host, verify.card, verify.fixed, drafting.host, drafting.card + drafting.fixed
+        times = (
+            *(verify.host, verify.card, verify.copies + drafting.copies, verify.fixed),
+            *(drafting.host, drafting.card + drafting.fixed),
+        )
         tokens, nudged = (expected_tokens(rate, length) for rate in (acceptance, min(acceptance * 1.01, 1.0)))
         steep = (nudged / tokens - 1) / 0.01 if length else 0.0  # d log tokens / d log α
         mine = drafts_with_file(s.drafter), drafts_with_corpus(s.drafter)
@@ -434,6 +471,8 @@ class _Space:
             s.flash_attn == "off",
             s.cache_type_k != "f16",
             bool(s.n_cpu_moe),
+            bool(s.n_cpu_ffn),
+            s.op_offload_min_batch < STREAM_WIDTH,
         )
         return (
             *(_PART * seconds / round_s for seconds in times),

@@ -23,14 +23,14 @@ from ggufspec.api.resolve import with_placement
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp import gguf
-from ggufspec.llamacpp.options import Placement
+from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import catalogue
 from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine, Plan
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import DeviceProfile, pass_s
-from ggufspec.settings.table import DRAFT_MAX, Settings
+from ggufspec.settings.table import DRAFT_MAX
 from ggufspec.tune.search import Done, Search
 from ggufspec.tune.space import Candidate, Free, candidates, nearest, policies, thread_counts
 
@@ -105,7 +105,7 @@ class Simulated:
         target, draft = header(case.target), header(case.draft)
         self.dry_run = dry_run(*self.machine.card_names)
         self.plan: Plan = make_plan(
-            plan_request(target, draft, self.options, 0.7, Settings(n_cpu_ffn=0, op_offload_min_batch=32)),
+            plan_request(target, draft, self.options, 0.7),
             self.machine,
             self.dry_run,
         )
@@ -151,15 +151,16 @@ class Simulated:
         """A factor that always is the same for the same facts."""
         return math.exp(random.Random(repr((self.case.seed, *facts))).gauss(0, spread))
 
-    def _pass(self, which: ModelHeader, at: Placement, tokens: int, *, depth: int) -> tuple[float, float]:
+    def _pass(self, which: ModelHeader, at: Placement, tokens: int, *, context: ContextOptions) -> tuple[float, float]:
         """(seconds, of them the host's)."""
-        key = (id(which), at, tokens)
+        key = (id(which), at, context.op_offload_min_batch, tokens)
+        depth = self.options.ctx_size // 2
         if key not in self._passes:
             names = self.machine.card_names
-            seconds = pass_s(which, at, self.speed, names, tokens=tokens, depth=depth)
+            seconds = pass_s(which, at, self.speed, names, tokens=tokens, depth=depth, context=context)
             faster = self.speed.devices[HOST].scaled(0.5)
             halved = replace(self.speed, devices=self.speed.devices | {HOST: faster})
-            less = pass_s(which, at, halved, names, tokens=tokens, depth=depth)
+            less = pass_s(which, at, halved, names, tokens=tokens, depth=depth, context=context)
             self._passes[key] = seconds, 2 * (seconds - less)
         return self._passes[key]
 
@@ -182,19 +183,19 @@ class Simulated:
         if not self.fits(one):
             return 0.0
         asks, cores = self.plan.request, self.case.cores
-        depth = self.options.ctx_size // 2
+        context = replace(self.options, op_offload_min_batch=s.op_offload_min_batch).draft_context()  # f16
         fewer = max(1.0, self.knee * cores / s.threads) * (1 - self.crowd * (s.threads < cores))
 
         def seconds(which: ModelHeader, at: Placement, tokens: int) -> float:
-            whole, host = self._pass(which, at, tokens, depth=depth)
+            whole, host = self._pass(which, at, tokens, context=context)
             host *= self.experts if at.n_cpu_moe else 1.0
             return whole + host * (fewer - 1)
 
-        at = Placement(s.gpu_layers, n_cpu_moe=s.n_cpu_moe)
+        at, draft_at = one.options.target, one.options.draft_placement
         lengths = [0] if not s.drafted else [s.draft_max] if s.draft_policy == "fixed" else list(range(16))
         token_s = 0.0
         if s.drafted and s.drafter != "lookup" and asks.draft:
-            token_s = seconds(asks.draft.header, Placement(s.gpu_layers_draft), 1)
+            token_s = seconds(asks.draft.header, draft_at, 1)
         rates = []
         for length in lengths:
             round_s = length * token_s + seconds(asks.target.header, at, length + 1)

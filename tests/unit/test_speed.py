@@ -249,7 +249,9 @@ def test_wide_batches_stream_the_host_s_weights_to_a_card():
     assert set(cost(header(), Placement(), there, (CARD,), tokens=31).devices.values()) > {0.0}
     found = cost(header(), PINNED, machine(streams=True, link_bytes_per_s=1000.0), (CARD,), tokens=32)
     cache = KV * 32  # which goes over the link, too: a card computes attention with what it computed
-    assert found.devices[CARD] == pytest.approx((4 * BLOCK + TABLE + cache) * (1 / 1000 + 1 / 4000))
+    assert found.copies_s == pytest.approx((4 * BLOCK + TABLE + cache) / 1000)
+    assert found.devices[CARD] == pytest.approx((4 * BLOCK + TABLE + cache) / 4000)
+    assert found.total_s == pytest.approx(sum(found.devices.values()) + found.fixed_s + found.copies_s)
     assert found.devices[HOST] == pytest.approx(32 * ROW / 1000)
     assert cost(header(), Placement(), there, (), tokens=32).devices == {HOST: pytest.approx(0, abs=1e9)}
 
@@ -257,17 +259,17 @@ def test_wide_batches_stream_the_host_s_weights_to_a_card():
 def test_what_is_mapped_from_a_file_is_copied_at_half_of_the_link_s_rate_at_most():
     for link, mapped_rate, host in ((1000.0, 500.0, 1000.0), (50e9, 10e9, 50e9)):
         there = machine(host=host, streams=True, link_bytes_per_s=link)
-        pinned, mapped = (cost(header(), at, there, (CARD,), tokens=32).devices[CARD] for at in (PINNED, Placement()))
+        pinned, mapped = (cost(header(), at, there, (CARD,), tokens=32).copies_s for at in (PINNED, Placement()))
         assert mapped - pinned == pytest.approx((4 * BLOCK + TABLE) * (1 / mapped_rate - 1 / link))
 
 
 def test_a_card_copies_no_faster_than_the_memory_gives():
     slow, fast = (
-        cost(header(), PINNED, machine(host=host, streams=True, link_bytes_per_s=50e9), (CARD,), tokens=32).devices
+        cost(header(), PINNED, machine(host=host, streams=True, link_bytes_per_s=50e9), (CARD,), tokens=32).copies_s
         for host in (3e9, 300e9)
     )
     copied = 4 * BLOCK + TABLE + KV * 32
-    assert slow[CARD] - fast[CARD] == pytest.approx(copied * (1 / 4e9 - 1 / 50e9))
+    assert slow - fast == pytest.approx(copied * (1 / 4e9 - 1 / 50e9))
 
 
 @pytest.mark.parametrize(("tokens", "streams_from", "op_offload", "streams"), [
@@ -276,8 +278,8 @@ def test_a_card_copies_no_faster_than_the_memory_gives():
 def test_a_card_computes_with_the_host_s_weights_from_the_threshold_on(tokens, streams_from, op_offload, streams):
     context = ContextOptions(1024, 16, 1, op_offload_min_batch=streams_from, op_offload=op_offload)
     there = machine(streams=True, link_bytes_per_s=2000.0)
-    found = cost(header(), PINNED, there, (CARD,), tokens=tokens, context=context).devices
-    assert (found[CARD] > 0) is streams
+    found = cost(header(), PINNED, there, (CARD,), tokens=tokens, context=context)
+    assert (found.devices[CARD] > 0) is (found.copies_s > 0) is streams
 
 
 def test_weights_beyond_the_memory_come_from_disk():

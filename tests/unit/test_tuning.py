@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import simulator
 
+from ggufspec.planning.plan import Plan
 from ggufspec.tune.search import Done, Next, Search
-from ggufspec.tune.space import difference, nearest, policies, thread_counts
+from ggufspec.tune.space import Candidate, candidates, difference, nearest, policies, thread_counts
 
 SMALL = simulator.Case(1, "qwen3-14b", "qwen2-0.5b-q8_0", "RTX 3060 12GB", 4, 45e9, 6)
 TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)
@@ -48,7 +49,7 @@ def test_the_prediction_of_the_plan_is_that_of_its_setting(tight: simulator.Simu
         one
         for one in tight.space
         if not one.setting.drafted
-        and one.setting.gpu_layers == alone.target.gpu_layers
+        and (one.options.target, one.setting.op_offload_min_batch) == (alone.target, alone.context.op_offload_min_batch)
         and (one.setting.threads, one.setting.flash_attn, one.setting.ubatch_size) == (6, "auto", 512)
     ]
     assert len(same) == 1
@@ -85,20 +86,48 @@ def test_what_was_planned_is_in_the_space(tight: simulator.Simulated) -> None:
 
 
 def test_a_headroom_that_was_asked_for_is_kept(tight: simulator.Simulated) -> None:
-    from ggufspec.tune.space import candidates
-
     kept = candidates(tight.plan, tight.options, replace(tight.free, within_budget=True), tight.dry_run)
     assert max(one.memory[0] for one in kept) <= 1
     free = tight.machine.cards[0].free_bytes
     budget = tight.machine.budget_bytes(tight.machine.cards[0])
-    most = max(one.setting.gpu_layers for one in kept if not one.setting.drafted)
-    most_of_all = max(one.setting.gpu_layers for one in tight.space if not one.setting.drafted)
+
+    def most_layers(space: list[Candidate]) -> int:
+        return max(s.gpu_layers for s in (one.setting for one in space) if not (s.drafted or s.n_cpu_ffn))
+
     assert budget < free
-    assert most < most_of_all
+    assert most_layers(kept) < most_layers(tight.space)
+
+
+def test_where_weights_stay_on_the_host_a_card_may_compute_with_them_too(tight: simulator.Simulated) -> None:
+    """They are where it copies them fast; a draft's verification is as narrow as two tokens, target-only's as one."""
+    assert {one.options.target.load_mode for one in tight.space} == {"none"}
+    streamed = [one for one in tight.space if one.setting.op_offload_min_batch < 32]
+    assert {(one.setting.drafted, one.setting.op_offload_min_batch) for one in streamed} == {(True, 2), (False, 1)}
+    assert {one.setting.n_cpu_ffn > 0 for one in streamed} == {True, False}
+    for one in streamed:
+        assert one.options.environment == {"GGML_OP_OFFLOAD_MIN_BATCH": str(one.setting.op_offload_min_batch)}
+        assert one.options.target.n_cpu_ffn == one.setting.n_cpu_ffn
+    fixed = replace(tight.plan, request=replace(tight.plan.request, may_stream=False))
+    assert {one.setting.op_offload_min_batch for one in candidates_of(tight, fixed)} == {32}
+
+
+def candidates_of(machine: simulator.Simulated, plan: Plan) -> list[Candidate]:
+    return candidates(plan, machine.options, machine.free, machine.dry_run)
+
+
+def test_feed_forwards_are_kept_on_the_cpu_only_where_not_all_fits(small: simulator.Simulated) -> None:
+    whole = {one.setting.drafter for one in small.space if one.setting.gpu_layers == 41}
+    divided = {(one.setting.drafter, one.setting.gpu_layers_draft) for one in small.space if one.setting.n_cpu_ffn}
+    assert "none" in whole
+    assert divided.isdisjoint({("none", 0), ("lookup", 0)})
 
 
 def test_difference_names_what_changed(small: simulator.Simulated) -> None:
     setting = small.space[0].setting
+    assert difference(setting, replace(setting, n_cpu_ffn=36, op_offload_min_batch=2)) == (
+        "feed-forwards of 36 blocks on the CPU",
+        "streamed from 2 tokens on",
+    )
     assert difference(setting, setting) == ()
     assert difference(setting, replace(setting, threads=1)) == ("1 thread",)
     assert difference(setting, replace(setting, drafted=False, drafter="none")) == ("no draft",)
