@@ -124,6 +124,12 @@ class Model:
                 return buffer[:count]
             room = -count
 
+    def sample_tokens(self, text: str) -> list[int]:
+        """Tokens to decode where only the time matters: those of ``text``, or different ones without a vocabulary."""
+        if self.vocabulary_kind[0] == "none":  # llama_tokenize would abort
+            return [(7919 * place + 1) % self.vocab_size for place in range(256)]
+        return self.tokenize(text, start=False)
+
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of one token; a character may be split over several tokens. Control tokens give none, but with
         ``special`` their names.

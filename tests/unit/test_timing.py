@@ -5,6 +5,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+import shapes
 
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.timing import measure
@@ -24,10 +25,15 @@ class TimedModel:
 
     def __init__(self, cost, *, switch_s=0.0, load=lambda now: 1.0, capacity=512):
         self.cost, self.switch_s, self.load, self.capacity = cost, switch_s, load, capacity
+        self.model = self  # that it is a context of
         self.cache = []
         self.now = 0.0
         self.batches = []  # (width, rows)
+        self.decoded = []  # tokens of every batch
         self.last = 0
+
+    def sample_tokens(self, text):
+        return [ord(letter) % self.vocab_size for letter in text]
 
     @property
     def length(self):
@@ -38,6 +44,7 @@ class TimedModel:
         assert all(0 <= token < self.vocab_size for token in tokens)
         width = max(width, len(tokens))
         self.cache += tokens
+        self.decoded.append(list(tokens))
         assert len(self.cache) <= self.capacity
         if outputs:
             self.batches.append((width, outputs))
@@ -146,6 +153,25 @@ def test_the_cache_is_left_as_it_was():
     model.decode([5, 6, 7], 0)
     found(model)
     assert model.cache == [5, 6, 7]
+
+
+def test_batches_are_of_a_text_that_goes_on():
+    """A mixture's router chooses as it does of text: from all over the vocabulary a batch would have more experts."""
+    model = TimedModel(table(F16))
+    found(model, budget_s=60.0)
+    widest = max(model.decoded, key=len)
+    assert len(widest) == 16
+    assert len(set(widest)) > 8
+    assert all(tokens == widest[: len(tokens)] for tokens in model.decoded)
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_a_model_has_tokens_to_time_with_or_without_a_vocabulary(tmp_path, tokenizer):
+    path = shapes.write(tmp_path / "tiny.gguf", shapes.SHAPES["qwen2-0.5b-q8_0"], tokenizer=tokenizer)
+    with Model(path, vocab_only=True) as model:
+        tokens = model.sample_tokens("seven ferries, " * 40)
+        assert len(set(tokens)) > 5
+        assert all(0 <= token < model.vocab_size for token in tokens)
 
 
 def test_a_small_context_bounds_the_widths():

@@ -8,6 +8,21 @@ from dataclasses import dataclass
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
+# What batches are of: neighbouring tokens of a text share experts of a mixture, and different ones from all over the
+# vocabulary would read more of them than a verification does.
+_TEXT = """The ferry left the harbour at half past seven, an hour late, and by then the fog had lifted from the water.
+Anna counted the boxes once more: eleven, and the list said twelve. "Somebody will have to go back," she told the
+captain, who shook his head and pointed at the tide table. In 1987 the crossing had taken 45 minutes; now it takes 30.
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+{"name": "lisbon", "population": 545796, "rivers": ["Tagus"], "capital": true}
+"""
 _NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
 _WIDE = 16  # where kernels may be far better than narrower widths suggest: timed in the end
 _WIDE_PATIENCE = 3  # within so many budgets
@@ -55,7 +70,8 @@ def measure(
         ValueError: no width may be used.
     """
     needed, others = _widths(min(limit, max(model.capacity - model.length, 1)), allowed)
-    timer = _Timer(lambda width: _once(model, clock, width, outputs), clock, budget_s)
+    text = model.model.sample_tokens(_TEXT)
+    timer = _Timer(lambda width: _once(model, clock, text, width, outputs), clock, budget_s)
     for width in needed:
         timer.visit(width)
     for width in others:
@@ -84,14 +100,16 @@ def measure(
 
 def spot_check(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
     """Seconds of the shorter of two batches of one width; the cache is left as it was."""
-    return min(_once(model, clock, width, outputs) for _ in range(2))
+    text = model.model.sample_tokens(_TEXT)
+    return min(_once(model, clock, text, width, outputs) for _ in range(2))
 
 
-def _once(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None) -> float:
-    """Seconds of one batch after the text in the cache."""
+def _once(
+    model: Context | Head, clock: Callable[[], float], text: Sequence[int], width: int, outputs: int | None
+) -> float:
+    """Seconds of one batch of ``text`` after what is in the cache."""
     found = model.length
-    # From all over the vocabulary: with one token alone a mixture would read the same experts every time.
-    tokens = [(7919 * i + 1) % model.vocab_size for i in range(width)]
+    tokens = [text[i % len(text)] for i in range(width)]
     model.mark()
     began = clock()
     model.decode(tokens, width if outputs is None else min(width, outputs))
