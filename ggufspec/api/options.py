@@ -74,7 +74,7 @@ def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
 
 def placement_of_draft(wanted: Settings) -> tuple[Placement, frozenset[str]]:
     """The same of the draft."""
-    return placement_of(replace(unplaced(wanted), gpu_layers=wanted.gpu_layers_draft, load_mode=wanted.load_mode))
+    return placement_of(replace(unplaced(wanted), gpu_layers=wanted.gpu_layers_draft))
 
 
 def unplaced(wanted: Settings) -> Settings:
@@ -103,12 +103,13 @@ def machine(wanted: Settings, threads: int) -> Machine:
         found = machines.here(wanted.rpc or (), headroom_bytes=headroom, folder=folder, threads=threads)
     if wanted.ram:
         found = machines.with_memory(found, machines.parse_size(wanted.ram, "--ram"))
-    speed = found.speed
+    speed, cores = found.speed, catalogue.Cores() if found.simulated else catalogue.cores_here(threads)
+    if wanted.cpu:
+        count, _, vectors = wanted.cpu.partition("x")
+        cores = catalogue.Cores(int(count), vectors)
+    if found.cards:
+        speed = replace(speed, repacked=catalogue.repacked(cores))
     if wanted.ram_bandwidth or wanted.cpu:
-        cores = catalogue.Cores() if found.simulated else catalogue.cores_here(threads)
-        if wanted.cpu:
-            count, _, vectors = wanted.cpu.partition("x")
-            cores = catalogue.Cores(int(count), vectors)
         memory = 1e9 * wanted.ram_bandwidth if wanted.ram_bandwidth else catalogue.DESKTOP_BYTES_PER_S
         here = catalogue.guessed_host(memory, cores, repacked=not found.cards)
         cards = speed.origin if found.cards and not found.simulated else "from the catalogue"

@@ -50,13 +50,13 @@ def resolve(
     (target, free), (draft, draft_free) = placement_of(wanted), placement_of_draft(wanted)
     fixed = replace(options, target=target, draft=draft)
     all_given = "gpu_layers" not in (free | draft_free if opened.draft else free)
-    loads = "load_mode" in free and bool(target.gpu_layers) and not (wanted.rpc or options.no_op_offload)
+    loads = "load_mode" in free and bool(target.gpu_layers) and not wanted.rpc
     if all_given and not (rival or wanted.override_tensor or loads):
         return Resolved(fixed, fixed)
     where = machine(wanted, options.threads or physical_cores())
     if wanted.override_tensor:
         check_overrides(opened.target.header, wanted.override_tensor, where.card_names)
-    if all_given and loads and where.speed.streams:
+    if all_given and loads:
         asked = request_of(opened, acceptance=0.0)
         both = ((asked.target, target), *([(asked.draft, draft)] if asked.draft else []))
         target, *beside = loaded(where, *both)

@@ -68,6 +68,8 @@ class Placement:
         n_cpu_ffn: the same of the dense feed-forward tensors (``--n-cpu-ffn``).
         override_tensor: ``PATTERN=DEVICE``, tensors and where they are whatever the other options say (``-ot``).
         load_mode: how weights come into memory, as llama.cpp's ``--load-mode``; ``auto`` maps the file if devices can.
+        no_host: whether the host's weights beside a card are repacked for the CPU, as they are without one; a card
+            then cannot compute with them.
     """
 
     gpu_layers: int = 0
@@ -77,6 +79,7 @@ class Placement:
     n_cpu_ffn: int = 0
     override_tensor: tuple[str, ...] = ()
     load_mode: str = "auto"
+    no_host: bool = False
 
     @property
     def is_mapped(self) -> bool:

@@ -100,6 +100,7 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
     params = lib.llama_model_default_params()
     params.load_mtp = placement.mtp
     params.load_mode = _LOAD_MODE[placement.load_mode]
+    params.no_host = placement.no_host
     params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would cut a larger number down silently
     alive: list[Any] = []
     if chosen := names or chosen_over_others():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import Card
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import BITS, Attention, DeviceProfile, MachineProfile
+from ggufspec.planning.speed import BITS, Attention, BatchLatency, DeviceProfile, MachineProfile
 from ggufspec.schema.text import counted
 
 
@@ -166,6 +166,15 @@ def guessed_host(
             for kind, by_head in _CORE_ATTENTION.items()
         },
     )
+
+
+def repacked(cores: Cores) -> dict[str, BatchLatency]:
+    """What repacked weights take of the time that they take as files have them, by type and tokens."""
+    return {
+        kind: {width: min(one / other, 1.0) for width, one, other in zip(_CORE_WIDTHS, row, as_file[kind], strict=True)}
+        for as_file in [_CORE_MS[cores.vectors]]
+        for kind, row in _REPACKED_MS.items()
+    }
 
 
 def card_profile(card: Card) -> DeviceProfile:

@@ -79,7 +79,8 @@ class Machine:
         return {card.name: card.description for card in self.cards}
 
 
-FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode"})  # of a placement: what a plan can choose
+# Of a placement: what a plan can choose
+FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode", "no_host"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class ModelRequest:
         context = self.context
         if context.computed >= STREAM_WIDTH and context.op_offload_min_batch != STREAM_WIDTH:
             context = replace(context, op_offload_min_batch=STREAM_WIDTH)
-        placement = replace(placement, mtp=self.mtp, load_mode="auto")
+        placement = replace(placement, mtp=self.mtp, load_mode="auto", no_host=False)
         if self.as_read is None:
             return Request(self.header, self.metadata_only, placement, context)
         assert target is not None

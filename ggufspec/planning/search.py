@@ -209,16 +209,19 @@ def _on_host(subject: ModelRequest, at: Placement, machine: Machine) -> int:
 
 def loaded(machine: Machine, *placed: tuple[ModelRequest, Placement]) -> list[Placement]:
     """The placements of models that are loaded together, as they are fastest: what stays on the host is in memory that
-    cards copy from at their link's speed, if there is enough of it for all.
+    cards copy from at their link's speed, or, where none computes with it, repacked for the CPU; if there is enough
+    memory for all.
     """
     on_host = [_on_host(subject, at, machine) for subject, at in placed]
-    fits = sum(on_host) <= _FILLED * machine.memory_bytes
-    return [
-        replace(at, load_mode="none")
-        if fits and size and "load_mode" in subject.free and can_stream(subject, machine)
-        else at
-        for size, (subject, at) in zip(on_host, placed, strict=True)
-    ]
+    fits, found = sum(on_host) <= _FILLED * machine.memory_bytes, list[Placement]()
+    for size, (subject, at) in zip(on_host, placed, strict=True):
+        if fits and size and "load_mode" in subject.free:
+            if not at.no_host and can_stream(subject, machine):
+                at = replace(at, load_mode="none")
+            elif "no_host" in subject.free and machine.speed.repacked and not subject.context.op_offload:
+                at = replace(at, no_host=True)
+        found.append(at)
+    return found
 
 
 def may_stream(request: PlanRequest, at: Placement, machine: Machine) -> bool:

@@ -123,6 +123,8 @@ class MachineProfile:
         memory_bytes: RAM that can hold weights; None: enough.
         disk_bytes_per_s: what is read from disk when they do not fit; a guess, of an NVMe disk.
         disturbed: why an idle machine would have been found faster, or empty.
+        repacked: with repacked weights the host takes this share of its time, by type and tokens; empty without cards,
+            where it is measured so.
     """
 
     devices: dict[str, DeviceProfile]
@@ -134,6 +136,7 @@ class MachineProfile:
     memory_bytes: int | None = None
     disk_bytes_per_s: float = 2e9
     disturbed: str = ""
+    repacked: dict[str, BatchLatency] = field(default_factory=dict)
 
     def copied_bytes_per_s(self, *, mapped: bool) -> float:
         """The link's rate for the host's weights; pages of a file go through a buffer of the driver's."""
@@ -384,15 +387,19 @@ def cost(
         read, share = (touched, used) if weights.experts else (1.0, 1.0)
         read_bytes, flops = weights.size_bytes * read, 2.0 * weights.numbers * tokens * share
         device = weights.device
+        share_of_s = machine.repacked.get(weights.kind) if device == HOST and placement.no_host else None
         if device == HOST:
             host_read_bytes += read_bytes
-            if streams:
+            if streams and share_of_s is None:
                 device = cards[0]
                 copies_s += read_bytes / copied_bytes_per_s
         width = tokens * share / read  # tokens that each weight meets
         speed = machine.device(device)
         more = interpolate(speed.experts, tokens) if weights.experts and speed.experts else 1.0
-        seconds[device] += more * speed.weights_s(weights.kind, read_bytes, flops, width)
+        weights_s = more * speed.weights_s(weights.kind, read_bytes, flops, width)
+        if share_of_s is not None:
+            weights_s = max(weights_s * interpolate(share_of_s, width), read_bytes / speed.bandwidth_bytes_per_s)
+        seconds[device] += weights_s
     if machine.memory_bytes is not None and host_bytes > machine.memory_bytes:
         seconds[HOST] = max(seconds[HOST], host_read_bytes / machine.disk_bytes_per_s)
     seconds[HOST] += tokens * placed.row_bytes / machine.device(HOST).bandwidth_bytes_per_s
@@ -401,7 +408,8 @@ def cost(
     for name, cache, count in placed.blocks:
         cells = depth + tokens
         read_bytes, numbers = cache.read_bytes(cells, types), float(tokens * cache.seen(cells) * cache.attended)
-        if streams and name == HOST:  # "expand gpu" in ggml_backend_sched_split_graph: attention follows its weights
+        # "expand gpu" in ggml_backend_sched_split_graph: attention follows its weights
+        if streams and name == HOST and not placement.no_host:
             name = cards[0]
             copies_s += count * read_bytes / machine.copied_bytes_per_s(mapped=False)
         speed = machine.device(name)

@@ -134,6 +134,7 @@ def _options(program: str, settings: Settings) -> Options:
         "-t": context.threads,
         "--swa-full": context.swa_full,
         "--no-op-offload": not context.op_offload,
+        "--no-host": placement.no_host,
         **_load_mode(placement),
         "--fit": "off",  # which would move what is not set, the split say
         "--rpc": ",".join(settings.rpc),
@@ -216,6 +217,7 @@ def _llama_bench(program: str, settings: Settings) -> list[str]:
         "-ub": context.computed,
         **_cache(context),
         "-nopo": int(not context.op_offload),
+        "--no-host": int(placement.no_host),
         **_load_mode(placement),
         "-t": context.threads,
     }
@@ -401,6 +403,8 @@ def _lacks(program: str, settings: Settings) -> Iterator[str]:
         yield f"{program} has no --no-op-offload: prompts take more of the card than the plan"
     if (mode := settings.placement.load_mode) != "auto":
         yield f"{program} has no -lm {mode}: it decides how weights come into memory"
+    if settings.placement.no_host:
+        yield f"{program} has no --no-host: the CPU verifies more slowly"
     if variable := _variable(settings):
         yield f"{program} has no {variable.partition('=')[0]} of its own: start it in an environment with {variable}"
     if settings.placement.split:

@@ -155,6 +155,8 @@ def _layers(model: PlannedModel) -> str:
     if model.override_tensor:
         patterns = " ".join(model.override_tensor)
         text += f", -ot {patterns}" if len(patterns) <= _SHORT else f", {len(model.override_tensor)} of -ot"
+    if model.no_host:
+        text += ", repacked"
     types = dict.fromkeys((model.cache_type_k, model.cache_type_v))
     return text if [*types] == ["f16"] else f"{text}, KV {'/'.join(types)}"
 

@@ -14,7 +14,7 @@ class PlannedModel:
 
     ``bytes`` has, by device, ``weights``, ``kv``, ``compute`` and ``overhead``; the host is ``CPU``. Without
     ``op_offload`` a card computes with the weights that it has alone; with it, with the host's in batches of
-    ``op_offload_min_batch`` tokens and more. ``load_mode`` is how weights come into memory, as llama.cpp names it.
+    ``op_offload_min_batch`` tokens and more. ``load_mode`` and ``no_host`` are how weights come into memory.
     """
 
     file: str
@@ -30,6 +30,7 @@ class PlannedModel:
     op_offload: bool = True
     op_offload_min_batch: Count = 32
     load_mode: str = "auto"
+    no_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

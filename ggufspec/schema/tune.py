@@ -28,6 +28,7 @@ class TunedSetting:
     op_offload_min_batch: Count = 32
     override_tensor: tuple[str, ...] = ()
     load_mode: str = "auto"
+    no_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,6 +298,14 @@ class Settings:
         choices=LOAD_MODES,
         label="load mode",
     )
+    no_host: bool | None = option(
+        "--no-host",
+        "Repack the CPU's weights beside a GPU, as without one: it verifies Q4_K and Q4_0 faster and reads prompts "
+        "itself.  [with --no-op-offload]",
+        "context",
+        where="profile python",
+        label="no host buffer",
+    )
     mmproj: str | None = option(
         "-mm --mmproj",
         "Leave room for this image projector, which llama-server loads beside the target: a file, a URL, or USER/REPO, "

@@ -73,6 +73,11 @@ def test_how_weights_come_into_memory() -> None:
     assert flag(command("llama-server", read), "-lm") == "none"
     assert flag(command("llama-server", PAIR), "-lm") is None
     assert flag(command("llama-bench", replace(read, draft=None)), "-lm") == "none"
+    repacked = changed(PAIR, no_host=True)
+    assert "--no-host" in command("llama-server", repacked)
+    assert "--no-host" not in command("llama-server", PAIR)
+    assert flag(command("llama-bench", replace(repacked, draft=None)), "--no-host") == "1"
+    assert note("ollama", repacked, "--no-host")
 
 
 def test_what_llama_cpp_has_no_option_for_is_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

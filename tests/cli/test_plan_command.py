@@ -283,3 +283,6 @@ def test_a_card_without_room_for_a_batch_s_copies_is_told_to_make_none(cli: Cli,
     never = cli("plan", *little[:3], "1GiB", *little[4:], "--no-op-offload", "--json").document()["target"]
     assert never["gpu_layers"] >= more["gpu_layers"]
     assert never["bytes"]["GPU0"]["compute"] < more["bytes"]["GPU0"]["compute"]
+    assert [one["no_host"] for one in (plan["target"], more, never)] == [True, False, True]
+    assert ", repacked" in cli("plan", *little).stdout
+    assert "--no-host" in cli("export", *little, "--to", "llama-server").stdout.split()

@@ -100,14 +100,19 @@ def test_plans_are_never_below_what_a_load_takes(command: Command, tmp_path: Pat
 
 def test_a_pair_runs_wholly_and_partly_on_the_device(command: Command) -> None:
     texts = []
-    for places in (("-ngl", "all", "-ngld", "all"), ("-ngl", "4", "-ngld", "all"), ("-ngl", "0", "-ngld", "0")):
+    for places in (
+        ("-ngl", "all", "-ngld", "all"),
+        ("-ngl", "4", "-ngld", "all"),
+        ("-ngl", "4", "-ngld", "0", "--no-op-offload"),  # the draft's Q8_0 is repacked
+        ("-ngl", "0", "-ngld", "0"),
+    ):
         done = command("run", "demo", *places, *PROMPT, "-n", "16", "--json")
         found = json.loads(done.stdout)
         texts.append(found["text"])
         assert found["statistics"]["drafted"] > 0
         expected = {"all": 9, "4": 4, "0": 0}[places[1]]
         assert found["statistics"]["gpu_layers"] == expected
-    assert len(texts) == 3
+    assert len(texts) == 4
     assert all(texts)
 
 

@@ -125,9 +125,12 @@ def test_a_schema_becomes_a_grammar_and_no_grammar_none(tmp_path: Path) -> None:
 
 def test_a_placement_is_what_is_given_of_it_and_the_rest_is_free() -> None:
     given = Settings(gpu_layers="auto", tensor_split=(3.0, 1.0), n_cpu_moe=2, gpu_layers_draft="all", load_mode="none")
-    assert placement_of(given) == (Placement(0, (3.0, 1.0), 2, load_mode="none"), {"gpu_layers", "n_cpu_ffn"})
-    assert placement_of_draft(given) == (Placement(-1, load_mode="none"), {"n_cpu_moe", "n_cpu_ffn"})
-    assert placement_of(Settings()) == (Placement(), {"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode"})
+    assert placement_of(given) == (
+        Placement(0, (3.0, 1.0), 2, load_mode="none"),
+        {"gpu_layers", "n_cpu_ffn", "no_host"},
+    )
+    assert placement_of_draft(given) == (Placement(-1, load_mode="none"), {"n_cpu_moe", "n_cpu_ffn", "no_host"})
+    assert placement_of(Settings()) == (Placement(), {"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode", "no_host"})
 
 
 def test_the_environment_s_threshold_holds_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

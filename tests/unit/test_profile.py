@@ -125,10 +125,9 @@ def test_an_unknown_key_with_no_near_one_gets_all_of_its_table(load):
     assert "unknown key 'settings.zzz'" in error.message
     assert (
         error.hint
-        == "known keys: n_cpu_moe, n_cpu_ffn, override_tensor, load_mode, mmproj, no_mmproj_offload, acceptance, "
-        "drafter, draft_policy, draft_max, ctx_size, threads, cache_type_k, cache_type_v, cache_type_k_draft, "
-        "cache_type_v_draft, flash_attn, ubatch_size, "
-        "no_op_offload, op_offload_min_batch"
+        == "known keys: n_cpu_moe, n_cpu_ffn, override_tensor, load_mode, no_host, mmproj, no_mmproj_offload, "
+        "acceptance, drafter, draft_policy, draft_max, ctx_size, threads, cache_type_k, cache_type_v, "
+        "cache_type_k_draft, cache_type_v_draft, flash_attn, ubatch_size, no_op_offload, op_offload_min_batch"
     )
 
 

@@ -19,7 +19,7 @@ from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.header import interpret
-from ggufspec.planning import search
+from ggufspec.planning import catalogue, search
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, pass_s
@@ -471,6 +471,27 @@ def test_weights_stay_mapped_where_memory_is_short(model):
     assert any("the rest is read from disk at every token" in note for note in plan.notes)
     given = make_plan(ask(model, draft=None, load_mode="mmap"), streaming(24))
     assert given.target_only.target.load_mode == "mmap"
+
+
+def test_what_a_card_does_not_compute_with_is_repacked_for_the_cpu(model):
+    options = DecoderOptions(ctx_size=4096, threads=4, no_op_offload=True)
+    here = streaming(24)
+    here = replace(here, speed=replace(here.speed, repacked=catalogue.repacked(catalogue.Cores())))
+
+    def planned(where=here, **more):
+        wanted = Settings(no_op_offload=True, **more)
+        asked = plan_request(model("qwen3-14b"), model("qwen2-0.5b-q8_0"), options, 0.7, wanted)
+        return make_plan(asked, where).pair
+
+    small = replace(here, cards=(replace(here.cards[0], free_bytes=6 * GIB),))
+    repacked, mapped = planned(small), planned(small, load_mode="mmap")
+    assert (repacked.target.no_host, repacked.target.load_mode, mapped.target.no_host) == (True, "auto", False)
+    assert repacked.target.gpu_layers == mapped.target.gpu_layers
+    assert repacked.tokens_per_s > mapped.tokens_per_s
+    assert with_placement(options, repacked).target.no_host
+    assert not planned().target.no_host  # all of it is on the card
+    no_room = replace(small, memory_bytes=GIB)
+    assert not planned(no_room).target.no_host
 
 
 # ---- recurrent targets

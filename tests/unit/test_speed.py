@@ -282,6 +282,22 @@ def test_a_card_computes_with_the_host_s_weights_from_the_threshold_on(tokens, s
     assert (found.devices[CARD] > 0) is (found.copies_s > 0) is streams
 
 
+def test_repacked_weights_take_the_host_less_time_and_a_card_computes_with_none():
+    repacked = {kind: {1: 1.0, 8: 0.5} for kind in ("q4_K", "f16")}
+    there = replace(machine(flops=1.0, streams=True), repacked=repacked)
+    assert all(weights.type in repacked for weights in header().tensors if len(weights.shape) > 1)
+    at, as_file = Placement(1, no_host=True), Placement(1)
+
+    def host_s(placement: Placement, tokens: int) -> float:
+        return cost(header(), placement, there, (CARD,), tokens=tokens).devices[HOST]
+
+    assert host_s(at, 1) == pytest.approx(host_s(as_file, 1))
+    assert 0.5 < host_s(at, 8) / host_s(as_file, 8) < 0.7
+    assert host_s(at, 32) > 0.4 * host_s(at, 8)  # as_file's are computed by the card from there on
+    assert host_s(as_file, 32) < 0.1 * host_s(at, 32)
+    assert cost(header(), at, there, (CARD,), tokens=32).copies_s == 0
+
+
 def test_weights_beyond_the_memory_come_from_disk():
     size = 2 * BLOCK + TABLE  # two blocks and the table stay on the host
     for memory, bandwidth in ((size, 1000.0), (size - 1, 10.0)):
