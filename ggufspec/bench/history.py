@@ -6,7 +6,8 @@ What became of drafted tokens the decoder itself writes down.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -19,8 +20,21 @@ from ggufspec.hardware.gpus import survey
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models.headers import read_headers
 from ggufspec.planning import history, rehearsed
+from ggufspec.schema.plan import PlannedOption
+from ggufspec.schema.text import of_memory
 
 _ENOUGH_TOKENS = 32  # of all trials, for a speed
+_SPILLED, _SPILLED_BYTES = 0.05, 256 * 2**20  # of the planned bytes: a smaller part may be another program's that ended
+_FAR_SLOWER = 2.0  # times what was planned: no catalogue is so wrong, and the link is ten times as slow as the memory
+_ROOM = 1.1
+_SHORT_CONTEXT = 2048
+
+
+def learn(resolved: Resolved, spec: Spec, results: Mapping[str, Sequence[Result]]) -> tuple[str, ...]:
+    """Write what a bench has measured, by run, for later plans; returns what its user should know of it."""
+    record_overhead(resolved, results["speculative"])
+    record_speed(resolved, spec, results["target_only"])
+    return spilled(resolved, "speculative", results["speculative"])
 
 
 def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
@@ -29,12 +43,48 @@ def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
     if option is None or option.draft is None or not results or len(resolved.cards) != 1 or len(survey().cards) > 1:
         return
     assert resolved.plan is not None
-    name, result, planned = resolved.cards[0], results[0], (option.target, option.draft)
+    name, result = resolved.cards[0], results[0]
     card = next(device.description for device in resolved.plan.devices if device.name == name)
-    ran = [model.gpu_layers for model in (result.target, result.draft) if model is not None]
-    known = sum(sum(model.bytes[name].values()) for model in planned)
-    if ran == [model.gpu_layers for model in planned] and result.vram_bytes > known:
+    known = sum(_planned_bytes(option, resolved.cards).values())
+    if _ran_as_planned(option, result) and result.vram_bytes > known:
         history.record_overhead(cache_folder(), card, result.vram_bytes - known)
+
+
+def spilled(resolved: Resolved, name: str, results: Sequence[Result]) -> tuple[str, ...]:
+    """What to say if a driver seems to keep on the host a part of what llama.cpp has on the cards, as Windows and AMD's
+    drivers do with a full one: the cards' use rose by far less than was planned, and tokens take twice as long or more.
+
+    Args:
+        resolved: what ran, and its plan.
+        name: which of the plan's options it is.
+        results: how it ran, long prompts included.
+    """
+    option = resolved.plan.options[name] if resolved.plan else None
+    if option is None or not all(_ran_as_planned(option, one) and one.vram_bytes for one in results):
+        return ()
+    known = _planned_bytes(option, resolved.cards)
+    missing = sum(known.values()) - max((one.vram_bytes for one in results), default=math.inf)
+    slow = all(speed(one) < option.tokens_per_s / _FAR_SLOWER for one in results)
+    if not slow or missing < max(_SPILLED_BYTES, _SPILLED * sum(known.values())):
+        return ()
+    assert resolved.plan is not None
+    ctx_size, room = resolved.plan.settings["ctx_size"], known["kv"] - _ROOM * missing
+    fits = int(ctx_size * room / known["kv"]) // 256 * 256 if known["kv"] else 0
+    kept = max(one.free_bytes - one.budget_bytes for one in resolved.plan.devices if one.name in resolved.cards)
+    less = f"-c {fits}" if fits >= _SHORT_CONTEXT else f"--headroom {math.ceil((kept + _ROOM * missing) / 2**20)}MiB"
+    where = f"{of_memory(missing)} of {of_memory(sum(known.values()))} seem not to be on {' and '.join(resolved.cards)}"
+    return (f"{where}, where a driver moves them to the host and every token takes far longer: {less} fits",)
+
+
+def _planned_bytes(option: PlannedOption, cards: Sequence[str]) -> dict[str, int]:
+    """What llama.cpp has on the cards, by what it is for."""
+    models = [model.bytes.get(card, {}) for model in (option.target, option.draft) if model for card in cards]
+    return {kind: sum(one.get(kind, 0) for one in models) for kind in ("weights", "kv", "compute", "overhead")}
+
+
+def _ran_as_planned(option: PlannedOption, result: Result) -> bool:
+    ran = [model.gpu_layers for model in (result.target, result.draft) if model is not None]
+    return ran == [model.gpu_layers for model in (option.target, option.draft) if model is not None]
 
 
 def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.api.pairs import OnEvent, check_drafter, files_of, open_pair
 from ggufspec.api.resolve import Resolved, resolve
 from ggufspec.bench import hooked, prompting, trial, versus
-from ggufspec.bench.history import record_overhead, record_speed
+from ggufspec.bench.history import learn
 from ggufspec.bench.prompts import Prompt
 from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
@@ -133,6 +134,5 @@ def _measure(experiment: versus.Experiment, places: Resolved, on_event: OnEvent)
         lambda done, total, what: on_event({"event": "progress", "done": done, "total": total, "what": what}),
         lambda text: on_event({"event": "note", "text": text}),
     )
-    record_overhead(places, run.results["speculative"])
-    record_speed(places, experiment.spec, run.results["target_only"])
-    return run.document()
+    notes, document = learn(places, experiment.spec, run.results), run.document()
+    return replace(document, notes=(*document.notes, *notes))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ggufspec.api.options import decoder_options, sampling
 from ggufspec.bench import hooked, prompting
-from ggufspec.bench.history import record_overhead, record_speed
+from ggufspec.bench.history import learn
 from ggufspec.bench.trial import Spec, check_room
 from ggufspec.bench.versus import ENGINES, Bench, Experiment
 from ggufspec.cli import inputs, ui
@@ -151,9 +151,8 @@ def _measure(
     limit = run.experiment.limit_s
     said(f"measuring {pair.name}: {modes}" + (f"; at most {duration(limit)} after loading" if limit else ""))
     interrupted = measured(lambda progress: run.run(progress, said), lambda: any(run.results.values()))
-    record_overhead(resolved, run.results["speculative"])
-    record_speed(resolved, spec, run.results["target_only"])
-    document = run.document(interrupted=interrupted)
+    notes, document = learn(resolved, spec, run.results), run.document(interrupted=interrupted)
+    document = replace(document, notes=(*document.notes, *notes))
     return finish(
         document,
         lambda: _show(document),

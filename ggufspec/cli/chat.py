@@ -108,7 +108,8 @@ def _remote(
 
 
 def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
-    chosen, loaded = prepare_pair(given)
+    chosen, resolved = prepare_pair(given)
+    loaded = resolved.pair
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
     settings = Switches(
         has_draft=chosen.draft is not None and loaded.needs_draft,

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from ggufspec.api.options import sampling
+from ggufspec.api.resolve import Resolved
 from ggufspec.bench import trial
+from ggufspec.bench.history import spilled
 from ggufspec.bench.summary import notes_of, settings_of, summarise
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, takes
-from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import StopError, UsageError
 from ggufspec.models.profile import Pair
 from ggufspec.reports.words import prompt_figures
@@ -47,7 +48,7 @@ GROUPS = (
 )
 def run(*, given: Annotated[Settings, takes(*GROUPS, "prompt", "answer", predict={"default": 128})]) -> int:
     """Stream one answer; the statistics follow on standard error."""
-    pair, spec = prepare(given)
+    pair, spec, resolved = prepare(given)
     streams = not ui.flags().json
     spec = replace(spec, stream=streams)
 
@@ -58,7 +59,7 @@ def run(*, given: Annotated[Settings, takes(*GROUPS, "prompt", "answer", predict
     result, interrupted = answered(pair, spec, show if streams else None)
     if streams:
         ui.data("")
-    document = RunDocument(**described(pair, spec, result, interrupted), tokens=result.answers[0].tokens)
+    document = RunDocument(**described(pair, spec, resolved, result, interrupted), tokens=result.answers[0].tokens)
     ui.result(document, lambda: show_statistics(document))
     return end(interrupted)
 
@@ -83,15 +84,15 @@ def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | No
     return result, interrupted
 
 
-def described(pair: Pair, spec: Spec, result: Result, interrupted: bool) -> dict[str, Any]:
-    answer = result.answers[0]
+def described(pair: Pair, spec: Spec, resolved: Resolved, result: Result, interrupted: bool) -> dict[str, Any]:
+    answer, option = result.answers[0], "speculative" if result.draft else "target_only"
     return {
         "pair": pair.describe(),
         "settings": settings_of(spec),
         "text": answer.text,
         "stop_reason": answer.statistics.stop_reason,
         "statistics": summarise([result], lossy=is_lossy(spec.options.accept)),
-        "notes": notes_of([result]),
+        "notes": (*notes_of([result]), *spilled(resolved, option, [result])),
         "interrupted": interrupted,
     }
 
@@ -102,14 +103,14 @@ def end(interrupted: bool) -> int:
     return 130 if interrupted else 0
 
 
-def prepare(given: Settings) -> tuple[Pair, Spec]:
-    """The pair, its files here, and the trial that gives one answer, its layers placed."""
+def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
+    """The pair, its files here, the trial that gives one answer, and how its layers were placed."""
     text = inputs.prompt(given)
-    pair, options = prepare_pair(given)
+    pair, resolved = prepare_pair(given)
     spec = Spec(
         target=pair.target,
         draft=pair.draft,
-        options=options,
+        options=resolved.pair,
         sampling=sampling(inputs.with_seed(given)),
         prompts=(text,),
         max_tokens=given.value("predict"),
@@ -118,16 +119,16 @@ def prepare(given: Settings) -> tuple[Pair, Spec]:
         stream=True,
         rpc=given.rpc or (),
     )
-    return pair, spec
+    return pair, spec, resolved
 
 
-def prepare_pair(given: Settings) -> tuple[Pair, DecoderOptions]:
+def prepare_pair(given: Settings) -> tuple[Pair, Resolved]:
     if given.no_draft:
         given = replace(given, drafter="none")
     pair = inputs.pair(given, no_draft=not drafts_with_file(given.drafter or "both"))
     if pair.draft is None and given.drafter is None and given.lookup_corpus is not None:
         raise UsageError("--lookup-corpus needs --drafter lookup: there is no draft model", "--drafter lookup")
-    return pair, inputs.resolve(pair, given).pair
+    return pair, inputs.resolve(pair, given)
 
 
 def _print(text: str) -> None:

@@ -126,8 +126,8 @@ def serve(
                 f"whoever reaches {host} could use the model: that needs a key",
                 "--api-key-file FILE, or --no-api-key in a network that you trust",
             )
-        pair, options = prepare_pair(given)
-        spec = Spec(pair.target, pair.draft, options, given.rpc or (), template)
+        pair, resolved = prepare_pair(given)
+        spec = Spec(pair.target, pair.draft, resolved.pair, given.rpc or (), template)
         with (
             contextlib.closing(vocabulary.Desk(vocabulary.Spec(pair.target, template))) as desk,
             contextlib.closing(Engine(spec, most_waiting=queue, verbose=verbose)) as engine,

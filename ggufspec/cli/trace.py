@@ -59,7 +59,7 @@ def trace(
     With --json a line for every round, then one for the answer; or the failure.
     """
     check_exports(given)
-    pair, spec = prepare(given)
+    pair, spec, resolved = prepare(given)
     seen: list[TracedRound] = []
     tokens: list[Written] = []
 
@@ -78,7 +78,7 @@ def trace(
             _print(round_, likeliest, first=not any(_wanted(one.number, rounds) for one in seen[:-1]))
 
     result, interrupted = answered(pair, replace(spec, trace=True), show)
-    common = described(pair, spec, result, interrupted)
+    common = described(pair, spec, resolved, result, interrupted)
     document = TraceDocument(**common, prompt=spec.prompts[0], tokens=tuple(tokens), rounds=max(0, len(seen) - 1))
     if ui.flags().json:
         ui.data(to_line(document))

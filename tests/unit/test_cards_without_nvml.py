@@ -100,6 +100,42 @@ def test_a_bench_teaches_what_the_driver_takes(monkeypatch, tmp_path: Path, rise
     assert known_overhead(tmp_path, RADEON.description, "Vulkan0") == learned
 
 
+SPILLS = {"rise": 9 * GIB, "tokens_per_s": 4.0}  # of 10 GiB and 30 tokens/s that were planned
+
+
+@pytest.mark.parametrize(
+    ("changed", "kv", "words"),
+    [
+        ({}, 4 * GIB, "1.0 GiB of 10.0 GiB seem not to be on Vulkan0"),
+        ({}, 4 * GIB, "-c 23552 fits"),  # 4 GiB less 1.1 of 1 GiB
+        ({}, GIB, "--headroom 1383MiB fits"),  # beside what is kept free: fewer layers
+        ({"tokens_per_s": 20.0}, 4 * GIB, ""),  # a slow card and an odd count
+        ({"rise": 10 * GIB - 200 * MIB}, 4 * GIB, ""),
+        ({"rise": 0}, 4 * GIB, ""),  # the driver counts nothing
+        ({"gpu_layers": 9}, 4 * GIB, ""),  # not as it was planned
+    ],
+)
+def test_a_driver_that_moves_a_card_s_memory_to_the_host_is_told(changed, kv: int, words: str) -> None:
+    given = {"gpu_layers": 33, **SPILLS, **changed}
+    parts = [{"weights": 9 * GIB - kv, "kv": kv, "compute": GIB // 2, "overhead": 0}, {"weights": GIB // 2, "kv": 0}]
+    models = [
+        SimpleNamespace(gpu_layers=n, bytes={"Vulkan0": part, "CPU": {"weights": GIB}})
+        for n, part in zip((33, 2), parts, strict=True)
+    ]
+    plan = SimpleNamespace(
+        options={"speculative": SimpleNamespace(target=models[0], draft=models[1], tokens_per_s=30.0)},
+        devices=(SimpleNamespace(name="Vulkan0", free_bytes=12 * GIB, budget_bytes=12 * GIB - 256 * MIB),),
+        settings={"ctx_size": 32768},
+    )
+    result = measured(given["rise"], given["gpu_layers"])
+    result.answers = (SimpleNamespace(statistics=SimpleNamespace(decoded=100, decode_s=100 / given["tokens_per_s"])),)
+    resolved = SimpleNamespace(plan=plan, cards=("Vulkan0",))
+    notes = bench_history.spilled(resolved, "speculative", [result])
+    assert notes == () if not words else words in notes[0]
+    resolved.plan = None  # all layers were given
+    assert bench_history.spilled(resolved, "speculative", [result]) == ()
+
+
 def test_what_is_not_known_of_a_card_is_noted_where_it_did_the_work() -> None:
     (note,) = unwatched_notes([measured(1), measured(1)])
     assert note.startswith(
