@@ -11,7 +11,7 @@ from typing import Any
 from ggufspec.api.plan import plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
-from ggufspec.hardware import cards, gpus, host
+from ggufspec.hardware import backends, cards, gpus, host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning import catalogue, history, machine_profile, plan
 from ggufspec.planning.dry_runs import DryRuns
@@ -173,7 +173,7 @@ class Lab:
         """
         card = self.site.card
         counts = card.driver and not self.is_remote
-        return history.known_overhead(self.cache, card.description, card.name) if counts else 0
+        return history.known_overhead(self.cache, card.description, card.name, card.total_bytes) if counts else 0
 
     def learn_overhead(self, seen_bytes: int) -> None:
         """Keep the most that the driver was seen to take for itself."""
@@ -181,7 +181,7 @@ class Lab:
         if not card.driver:
             return
         known = self.overhead_bytes
-        if history.is_guessed(known) or seen_bytes > known:
+        if backends.is_guess(known) or seen_bytes > known:
             history.record_overhead(self.cache, card.description, seen_bytes)
             self._plans.clear()
 

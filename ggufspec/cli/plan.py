@@ -10,8 +10,8 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import FILES_OR_URLS, command, option, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import UsageError
+from ggufspec.hardware.backends import is_guess
 from ggufspec.models.hub.repository import Repository
-from ggufspec.planning.history import is_guessed
 from ggufspec.reports import plan as report
 from ggufspec.reports import ranking as ranks
 from ggufspec.reports import table
@@ -126,7 +126,7 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     says_bytes = everything or not document.confirmed
     if says_bytes or document.guessed:
         out.print(f"Bytes are {bytes_are}. " * says_bytes + f"Speeds are {speeds_are}.", style="dim")
-    if everything and any(is_guessed(device.overhead_bytes) for device in document.devices):
+    if everything and any(is_guess(device.overhead_bytes) for device in document.devices):
         out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
     if everything and (document.draft is not None or document.options["speculative"] is not None):
         out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")

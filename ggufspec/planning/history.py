@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 
 from ggufspec.files.cache import Table
-from ggufspec.hardware.backends import BACKENDS, backend_of
+from ggufspec.hardware.backends import overhead_bytes
 from ggufspec.models.headers import cached_header
 
 PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
@@ -120,15 +120,10 @@ def record_overhead(folder: Path, card: str, size_bytes: int) -> None:
     _overheads(folder).put(card, max(0, size_bytes))
 
 
-def known_overhead(folder: Path, card: str, device: str) -> int:
-    """Bytes that were recorded for a card, or its backend's guess; ``device`` is what ggml calls it, CUDA0 say."""
+def known_overhead(folder: Path, card: str, device: str, total_bytes: int = 0) -> int:
+    """Bytes that were recorded for a card of so much memory, or a guess; ``device`` is ggml's name, CUDA0 say."""
     known = _overheads(folder).get(card)
-    return backend_of(device).overhead_bytes if known is None else known
-
-
-def is_guessed(overhead_bytes: int) -> bool:
-    """Whether an overhead is a backend's guess."""
-    return overhead_bytes > 0 and any(overhead_bytes == one.overhead_bytes for one in BACKENDS)
+    return overhead_bytes(device, total_bytes) if known is None else known
 
 
 def _overheads(folder: Path) -> Table[int]:

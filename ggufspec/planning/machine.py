@@ -56,7 +56,8 @@ def simulated_cards(
         name = known[index].name if known else "any card"
         backend = usual_backend(known[index].architecture if known else "")
         pool = size if known and known[index].shares_memory else None
-        made.append(Card(f"GPU{index}", name, size, free, known_overhead(folder, name, backend), pool_bytes=pool))
+        overhead = known_overhead(folder, name, backend, size)
+        made.append(Card(f"GPU{index}", name, size, free, overhead, pool_bytes=pool))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads, is_here=False)
     beside = sum(card.pool_bytes or 0 for card in made) or ENOUGH_BYTES
@@ -87,7 +88,7 @@ def _card(device: Device, seen: Sequence[Gpu], folder: Path) -> Card:
 
     What an integrated card has beyond the memory that the system sees was set aside for it.
     """
-    overhead = 0 if device.is_remote else known_overhead(folder, device.description, device.name)
+    overhead = 0 if device.is_remote else known_overhead(folder, device.description, device.name, device.total_bytes)
     free, gpu = device.free_bytes, gpus.of_device(device.device_id, device.description, seen)
     if gpu and gpu.total_bytes and gpu.free_bytes is not None and device.total_bytes > _WHOLE * gpu.total_bytes:
         free = min(gpu.free_bytes, device.total_bytes)

@@ -8,6 +8,7 @@ for 34 models in docs/evidence/memory.json; see docs/decisions/026-compute-buffe
 from __future__ import annotations
 
 import functools
+import math
 import re
 import struct
 from bisect import bisect_right
@@ -38,6 +39,7 @@ from ggufspec.models.header import ModelHeader, block_of
 HOST = options.HOST
 
 _ALIGNMENT = 32  # of ggml's buffers
+_CUDA_ALIGNMENT, _CUDA_STEP = 128, 512
 _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
 _ALIKE_FROM = 3  # blocks in a row on a device; one more of them leaves the compute buffer as it is
 
@@ -428,6 +430,22 @@ def _weights(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> 
         for device in {part_device(part, 0, device, placement, cards) for device in layers[place]}:
             found[device] += size
     found[devices[-1]] += sums.tied if devices[-1] else 0
+    for index, card in enumerate(cards, 1):
+        found[index] += cuda_padding_bytes(same) if found[index] and card.startswith("CUDA") else 0
+    return found
+
+
+@functools.lru_cache(maxsize=32)
+def cuda_padding_bytes(same: SameHeader) -> int:
+    """What tensors take more in CUDA's buffers at most: places of 128 bytes, whole steps of a kernel in the last row.
+
+    Source: ``ggml_backend_cuda_buffer_type_get_alloc_size`` in ggml/src/ggml-cuda/ggml-cuda.cu.
+    """
+    found = 0
+    for tensor in same.header.tensors:
+        missing = 0 if tensor.type in ("f32", "f16", "bf16") else -tensor.shape[0] % _CUDA_STEP
+        needed = tensor.size_bytes + tensor.size_bytes * missing // math.prod(tensor.shape)
+        found += padded(needed, _CUDA_ALIGNMENT) - padded(tensor.size_bytes, _ALIGNMENT)
     return found
 
 

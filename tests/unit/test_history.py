@@ -2,13 +2,12 @@
 
 import pytest
 
-from ggufspec.hardware.backends import backend_of
+from ggufspec.hardware.backends import backend_of, is_guess
 from ggufspec.planning.history import (
     PRIOR_ACCEPTANCE,
     Experience,
     add_experience,
     expected_acceptance,
-    is_guessed,
     known_overhead,
     record_overhead,
 )
@@ -94,7 +93,8 @@ def test_a_damaged_file_is_as_none(tmp_path, text):
 
 
 def test_overheads_are_kept_by_card(tmp_path):
-    assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == CUDA_BYTES
+    assert known_overhead(tmp_path, "RTX 4090", "CUDA0", 24 << 30) == CUDA_BYTES
+    assert 626 << 20 < known_overhead(tmp_path, "NVIDIA H100 80GB HBM3", "CUDA0", 80 << 30) < 700 << 20
     record_overhead(tmp_path, "RTX 4090", 300)
     record_overhead(tmp_path, "RTX 3090", -5)
     assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == 300
@@ -108,7 +108,7 @@ def test_overheads_are_kept_by_card(tmp_path):
 @pytest.mark.parametrize(("device", "size_bytes"), [("Vulkan0", VULKAN_BYTES), ("RPC12", 0), ("new", CUDA_BYTES)])
 def test_each_backend_has_its_guess(tmp_path, device, size_bytes):
     assert known_overhead(tmp_path, "a card", device) == size_bytes
-    assert is_guessed(size_bytes) == (size_bytes > 0)
+    assert is_guess(size_bytes) == (size_bytes > 0)
     record_overhead(tmp_path, "a card", 77)
     assert known_overhead(tmp_path, "a card", device) == 77
-    assert not is_guessed(77)
+    assert not is_guess(77)
