@@ -27,12 +27,14 @@ class Reach:
         batch_latency: T(n) / T(1) of weights.
         attended: numbers of keys and values that attention gets through for each byte that the data sheet's bandwidth
             reads, by type of the cache.
+        flops: share of the data sheet's dense FP16 rate that batches of hundreds of tokens reach.
     """
 
     efficiency: float
     layer_s: float
     batch_latency: Mapping[int, float]
     attended: Mapping[str, float]
+    flops: float = 0.4  # 8B Q5_0 to Q6_K on an RTX 3090, 3,500 prompt tokens/s: llama.cpp pull requests 7676 and 7860
 
 
 # T(n) / T(1) of 8B Q4_0 on an RTX 3090: llama.cpp pull request 15802
@@ -57,7 +59,7 @@ REACHES = {
     "Ampere": Reach(0.82, 54e-6, _CUDA, _NVIDIA),
     "GA100": Reach(0.55, 73e-6, _CUDA, _NVIDIA),
     "Ada": Reach(0.86, 36e-6, _CUDA, _NVIDIA),
-    "Hopper": Reach(0.57, 54e-6, _CUDA, _NVIDIA),
+    "Hopper": Reach(0.57, 54e-6, _CUDA, _NVIDIA, 0.15),  # prompts of 70B Q3_K_S on an H100: record 045
     "Blackwell": Reach(0.88, 48e-6, _CUDA, _NVIDIA),
     "RDNA2": Reach(0.75, 35e-6, _HIP, _AMD),
     "RDNA3": Reach(0.82, 66e-6, _HIP, _AMD),
@@ -72,7 +74,7 @@ SHARES = {"f16": 1.01, "q8_0": 1.03, "q6_K": 0.96, "q5_K": 0.94, "q4_K": 1.0, "q
 SHARES |= {"iq4_xs": 1.0, "iq3_s": 0.93, "iq2_s": 0.97, "mxfp4": 1.09}
 """Bandwidth by weight type ÷ that of Q4_K."""
 
-_CARD_FLOPS, _LINK = 0.4, 0.8  # shares of the data sheet's rates
+_LINK = 0.8  # share of the data sheet's rate
 PASS_S, CROSSING_S = 2e-4, 3e-5
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
@@ -117,14 +119,16 @@ _REPACKED_MS: dict[str, tuple[int, ...]] = {
     "mxfp4": (250, 477, 477, 1026, 1026, 1523, 1796, 3164, 3164, 6142),
 }
 _DESKTOP_CORE = 0.8  # of a server's core's time: it runs at a higher clock
+_SERVERS = ("EPYC", "Xeon")
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Those of a CPU that llama.cpp runs on, and their vector instructions: ``avx2``, or ``avx512`` with VNNI."""
+    """Those of a CPU, a desktop's or a server's, and their vector instructions: ``avx2``, or ``avx512`` with VNNI."""
 
     count: int = 8
     vectors: str = "avx2"
+    is_desktop: bool = True
 
     def __str__(self) -> str:
         return f"{counted(self.count, 'core')} with {self.vectors.upper().replace('AVX512', 'AVX-512')}"
@@ -136,7 +140,8 @@ UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)
 
 def cores_here(threads: int) -> Cores:
     """This machine's, as many as llama.cpp has threads."""
-    return Cores(threads, "avx512" if "avx512_vnni" in host.cpu_flags() else "avx2")
+    vectors = "avx512" if "avx512_vnni" in host.cpu_flags() else "avx2"
+    return Cores(threads, vectors, not any(server in host.cpu_name() for server in _SERVERS))
 
 
 def guessed_host(
@@ -148,7 +153,7 @@ def guessed_host(
     """
     cores, reached = cores or Cores(), memory_bytes_per_s * _HOST_EFFICIENCY
     table = _CORE_MS[cores.vectors] | (_REPACKED_MS if repacked else {})
-    core_s = _DESKTOP_CORE * 1e-12 / cores.count
+    core_s = (_DESKTOP_CORE if cores.is_desktop else 1.0) * 1e-12 / cores.count
     seconds = {kind: [max(1 / reached, core_s * ms) for ms in row] for kind, row in table.items()}
     widest, flops = _CORE_WIDTHS[-1], 2 * 8 / BITS["q4_K"]  # of a byte and a token
     return DeviceProfile(
@@ -179,7 +184,8 @@ def repacked(cores: Cores) -> dict[str, BatchLatency]:
 
 def card_profile(card: Card) -> DeviceProfile:
     """What a card reaches."""
-    reach, flops_per_s = REACHES[card.architecture], card.fp16_flops * _CARD_FLOPS
+    reach = REACHES[card.architecture]
+    flops_per_s = card.fp16_flops * reach.flops
     reached = card.bandwidth_bytes_per_s * reach.efficiency
     attention: Attention = {}
     for kind, attended in reach.attended.items():
