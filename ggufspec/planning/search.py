@@ -8,10 +8,12 @@ plan is one that llama.cpp confirmed, and one layer more does not fit.
 from __future__ import annotations
 
 import contextlib
+import functools
+import heapq
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, TypeAlias
 
 from ggufspec.errors import GgufspecError, ModelError
@@ -31,6 +33,7 @@ from ggufspec.planning.speed import Choice, accepted_share, best_length, break_e
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 from ggufspec.schema.text import of_memory
 
+_WAYS = (False, True)  # whether a card computes with the host's weights in narrow batches, too
 _WORTH_DIVIDING_BLOCKS = 1.03  # feed-forward weights on the CPU cost crossings, the least known of all costs
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
 _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
@@ -342,20 +345,27 @@ class _Search:
         return found
 
     def _placed(
-        self, target: ModelRequest, at: Placement, draft: ModelRequest | None, draft_at: Placement | None
+        self,
+        target: ModelRequest,
+        at: Placement,
+        draft: ModelRequest | None,
+        draft_at: Placement | None,
+        *,
+        streams: bool,
     ) -> Iterator[_Candidate]:
-        """A placement as it may run: a card computes with the host's weights in prompts, or for a draft as well, or of
-        target-only for each token.
+        """A placement as it may run, if it may: a card computes with the host's weights in prompts, or ``streams`` them
+        for a draft as well, or of target-only for each token.
         """
         if draft is not None and draft_at is not None:
             at, draft_at = loaded(self.machine, (target, at), (draft, draft_at))
         else:
             (at,) = loaded(self.machine, (target, at))
-        yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
-        if may_stream(self.request, at, self.machine):
+        if streams:
+            if not may_stream(self.request, at, self.machine):
+                return
             context = replace(target.context, op_offload_min_batch=streams_from(drafted=draft is not None))
-            streamed = replace(target, context=context)
-            yield _Candidate(streamed, at, draft, draft_at, self.choice(streamed, at, draft, draft_at))
+            target = replace(target, context=context)
+        yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
 
     def best(self, subjects: Iterable[_Subject]) -> PlannedRun | None:
         """The fastest option that fits, or None.
@@ -367,7 +377,7 @@ class _Search:
             return self._by_estimate(subjects)
         left = self._fitting(subjects, unsure=_UNSURE)
         asked, refusal = 0, None
-        while (some := list(islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
+        while (some := list(itertools.islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
             asked += len(some)
             requests = [one.requests() for one in some]
             answers = iter(self._memory.dry_run([request for pair in requests for request in pair]))
@@ -389,12 +399,9 @@ class _Search:
         """
         found: list[tuple[_Candidate, list[ByDevice]]] = []
         for target, draft in subjects:
-            families: dict[object, list[Placement]] = {}
-            for at in self._placements(target):
-                kept = bool(at.n_cpu_moe), bool(at.n_cpu_ffn)
-                families.setdefault((kept, self._moved(target, at)), []).append(at)
+            families = self._families(target)
             for draft_at in self._placements(draft) if draft else [None]:
-                for family in families.values():  # the first begins with the largest placement of all
+                for family in families:  # the first begins with the largest placement of all
                     some = [*self._first_that_fit(target, family, draft, draft_at)]
                     found += some
                     if some and some[0][0].placement == family[0]:
@@ -413,7 +420,9 @@ class _Search:
             first = bisect_left(range(len(family)), True, 1, key=lambda index: self._within(used(index)))
         for index in sorted({*range(first, len(family))[:2], len(family) - 1}):
             if self._within(parts := used(index)):
-                yield from ((one, parts) for one in self._placed(target, family[index], draft, draft_at))
+                for streams in _WAYS:
+                    found = self._placed(target, family[index], draft, draft_at, streams=streams)
+                    yield from ((one, parts) for one in found)
 
     def fastest(self) -> PlannedRun | None:
         """The faster of both options, as far as they fit; None if nothing does or llama.cpp refuses."""
@@ -430,10 +439,10 @@ class _Search:
         return next((one.choice.tokens_per_s for one in self._fitting(subjects, unsure=0.0)), None)
 
     def _fitting(self, subjects: Iterable[_Subject], unsure: float) -> Iterator[_Candidate]:
-        """What may fit, the fastest first; what is far slower is not even estimated."""
-        candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
-        left = iter(sorted(candidates, key=self._rank, reverse=True))
-        while some := list(islice(left, _ESTIMATED)):
+        """What may fit, the fastest first; what is slower is neither priced nor estimated."""
+        ordered = (family for target, draft in subjects for family in self._fastest_first(target, draft))
+        left = heapq.merge(*ordered, key=self._rank, reverse=True)
+        while some := list(itertools.islice(left, _ESTIMATED)):
             requests = [one.requests() for one in some]
             estimates = iter(self._memory.estimates([request for pair in requests for request in pair]))
             for one, pair in zip(some, requests, strict=True):
@@ -447,22 +456,32 @@ class _Search:
         worth = (1.0 if asked else _WORTH_A_SMALLER_CACHE) * (_WORTH_DIVIDING_BLOCKS if divided else 1.0)
         return one.choice.tokens_per_s / worth
 
-    def _candidates(self, target: ModelRequest, draft: ModelRequest | None) -> Iterator[_Candidate]:
-        """Every placement of both whose weights and caches fit."""
-        placed = self._resident(target)
-        drafts: list[tuple[Placement | None, ByDevice]] = [(None, {})]
-        if draft and draft.as_read:  # a head's bytes are known beside its target only
-            drafts = [(at, {}) for at in self._placements(draft)]
-        elif draft:
-            drafts = [*self._resident(draft)]
-        for draft_at, beside in drafts:
-            for at, used in placed:
-                if self._within([used, beside]):
-                    yield from self._placed(target, at, draft, draft_at)
+    def _fastest_first(self, target: ModelRequest, draft: ModelRequest | None) -> Iterator[Iterator[_Candidate]]:
+        """Families of placements of both whose weights and caches fit, each with the fastest first.
 
-    def _resident(self, model: ModelRequest) -> list[tuple[Placement, ByDevice]]:
-        """The placements that a request leaves open, and their weights and caches."""
-        return [(at, self._memory.resident(model.at(at))) for at in self._placements(model)]
+        Within one speed only rises or falls with what is on the cards, so that both ends tell which, and what is
+        behind the first that fits is not looked at.
+        """
+        drafts: list[tuple[Placement | None, ByDevice]] = [(None, {})]
+        if draft:  # a head's bytes are known beside its target only
+            places = self._placements(draft)
+            drafts = [(at, {} if draft.as_read else self._memory.resident(draft.at(at))) for at in places]
+        families = [[(at, self._memory.resident(target.at(at))) for at in one] for one in self._families(target)]
+        for (draft_at, beside), family in itertools.product(drafts, families):
+            fit = [at for at, used in family if self._within([used, beside])]
+            for streams in _WAYS:
+                place = functools.partial(self._placed, target, draft=draft, draft_at=draft_at, streams=streams)
+                ends = [self._rank(one) for at in fit[:: max(1, len(fit) - 1)] for one in place(at)]
+                ordered = fit[::-1] if ends and ends[-1] > ends[0] else fit
+                yield itertools.chain.from_iterable(map(place, ordered))
+
+    def _families(self, target: ModelRequest) -> list[list[Placement]]:
+        """The placements that a request leaves open, the largest first: fewer layers; parts of blocks on the host."""
+        found: dict[object, list[Placement]] = {}
+        for at in self._placements(target):
+            kept = bool(at.n_cpu_moe), bool(at.n_cpu_ffn)
+            found.setdefault((kept, self._moved(target, at)), []).append(at)
+        return [*found.values()]
 
     def _placements(self, subject: ModelRequest) -> list[Placement]:
         """The placements that a request leaves open, the largest first."""
