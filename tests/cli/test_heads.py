@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -16,6 +17,7 @@ from test_rpc import worker  # noqa: F401
 
 from ggufspec import SpeculativeDecoder, load_pair
 from ggufspec.api.python import plan_pair
+from ggufspec.bench import divergence
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.loop import drive, prefill, read, rounds
 from ggufspec.decoding.options import DecoderOptions
@@ -276,9 +278,11 @@ def test_a_head_that_is_cut_short_is_told_before_anything_is_loaded(cli: Cli, ta
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
 def test_a_decoder_drafts_with_a_head(files: dict[str, tuple[Path, Path]], kind: str, policy: str) -> None:
-    """Strict where that can be, with the lookup in the same chain, and with a conversation that grows."""
+    """Strict where that can be, with the lookup in the same chain, and with a conversation that grows. Otherwise a text
+    may leave the other where two tokens are as likely to within rounding.
+    """
     target_path, head_path = files[kind]
-    name, strict = kind.split()[0], kind != "mtp hybrid"
+    name, strict, cases = kind.split()[0], kind != "mtp hybrid", list[divergence.Case]()
     options = DecoderOptions(
         ctx_size=512, threads=1, drafters=(name, "lookup"), draft_policy=policy, draft_max=3, strict=strict
     )
@@ -291,9 +295,15 @@ def test_a_decoder_drafts_with_a_head(files: dict[str, tuple[Path, Path]], kind:
             if policy == "fixed":
                 assert decoder.statistics.drafted > decoder.statistics.lookup_drafted
             plain = [one.token for one in decoder.generate(prompt, max_tokens=40, alone="target")]
-            assert [one.token for one in found] == plain
+            drafted = [one.token for one in found]
+            assert drafted == plain or not strict
+            if drafted != plain:
+                cases.append(divergence.Case(len(cases), prompt, tuple(plain), tuple(drafted)))
         with pytest.raises(UsageError, match="draft-only needs a draft model"):
             list(decoder.generate(PROMPT, alone="draft"))
+    spec = divergence.Spec(target_path, options, tuple(cases))
+    explained = divergence.run(spec, lambda event: None, threading.Event())
+    assert all(one.explained for one in explained), explained
 
 
 @pytest.mark.parametrize("tokens", [4032, 4160])
