@@ -75,14 +75,15 @@ class Statistics:
     def of(cls, rounds: Sequence[Round], draft_max: int, **more: Any) -> Statistics:
         """Those of an answer's rounds, none longer than ``draft_max``; ``more`` are the fields that rounds lack."""
         rounds = [one for one in rounds if one.width]  # the first token has none
-        names = [(name, place < one.accepted) for one in rounds for place, name in enumerate(one.drafters)]
+        drafted = [one for one in rounds if one.drafted]
+        names = [(name, place < one.accepted) for one in drafted for place, name in enumerate(one.drafters)]
         found: dict[str, Any] = {
             "rounds": len(rounds),
-            "plain_rounds": sum(not one.drafted for one in rounds),
+            "plain_rounds": len(rounds) - len(drafted),
             "drafted": len(names),
             "accepted": sum(one.accepted for one in rounds),
-            "drafted_by_position": tuple(sum(len(one.drafted) > i for one in rounds) for i in range(draft_max)),
-            "accepted_by_position": tuple(sum(one.accepted > i for one in rounds) for i in range(draft_max)),
+            "drafted_by_position": tuple(sum(len(one.drafted) > i for one in drafted) for i in range(draft_max)),
+            "accepted_by_position": tuple(sum(one.accepted > i for one in drafted) for i in range(draft_max)),
             "lookup_drafted": sum(name == "lookup" for name, _ in names),
             "lookup_accepted": sum(name == "lookup" and accepted for name, accepted in names),
             "decode_s": sum(one.total_s for one in rounds),

@@ -292,8 +292,10 @@ def host_bytes_per_s(named: str) -> float:
 
 
 def cores_of(source: str, note: str) -> catalogue.Cores:
-    """As far as they were named: six of an i7-8700; of laptops as many, a guess."""
-    return catalogue.Cores(6) if source == "inventivehq" or "laptop" in note else catalogue.Cores()
+    """As far as they were named: six of an i7-8700; of laptops as many, at a server's clock, which are guesses."""
+    if "laptop" in note:
+        return catalogue.Cores(6, is_desktop=False)
+    return catalogue.Cores(6) if source == "inventivehq" else catalogue.Cores()
 
 
 def machine_of(card: str, host: str, cores: catalogue.Cores | None = None) -> MachineProfile:
