@@ -38,7 +38,7 @@ _WORTH_DIVIDING_BLOCKS = 1.03  # feed-forward weights on the CPU cost crossings,
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
 _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
 _AT_ONCE = 2  # placements that are dry-run together
-_ESTIMATED = 32  # placements that are estimated together
+_ESTIMATED = 8  # placements that are estimated together
 _MOST_ASKED = 120
 _FILLED = 0.9  # of the free memory: weights that are not mapped cannot be given back
 _DRAFT_STEPS = _SWEEP_STEPS = 8
