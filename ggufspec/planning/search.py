@@ -11,7 +11,6 @@ import contextlib
 import functools
 import heapq
 import itertools
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -37,8 +36,7 @@ _WAYS = (False, True)  # whether a card computes with the host's weights in narr
 _WORTH_DIVIDING_BLOCKS = 1.03  # feed-forward weights on the CPU cost crossings, the least known of all costs
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
 _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
-_AT_ONCE = 2  # placements that are dry-run together
-_ESTIMATED = 8  # placements that are estimated together
+_AT_ONCE = 2  # placements that are estimated or dry-run together
 _MOST_ASKED = 120
 _FILLED = 0.9  # of the free memory: weights that are not mapped cannot be given back
 _DRAFT_STEPS = _SWEEP_STEPS = 8
@@ -374,8 +372,8 @@ class _Search:
             ModelError: llama.cpp refuses what would fit.
         """
         if not self.confirms:
-            return self._by_estimate(subjects)
-        left = self._fitting(subjects, unsure=_UNSURE)
+            return next((self._planned(one, parts) for one, parts in self._fitting(subjects, unsure=0.0)), None)
+        left = (one for one, _ in self._fitting(subjects, unsure=_UNSURE))
         asked, refusal = 0, None
         while (some := list(itertools.islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
             asked += len(some)
@@ -393,37 +391,6 @@ class _Search:
             raise ModelError(f"{request.header.name}: {reason}", hint)
         return None
 
-    def _by_estimate(self, subjects: Iterable[_Subject]) -> PlannedRun | None:
-        """The fastest that fits by estimate, of few that are looked at: within a family of placements, each of which
-        has less on the cards than the one before, the first two that fit, found by halving, and the last.
-        """
-        found: list[tuple[_Candidate, list[ByDevice]]] = []
-        for target, draft in subjects:
-            families = self._families(target)
-            for draft_at in self._placements(draft) if draft else [None]:
-                for family in families:  # the first begins with the largest placement of all
-                    some = [*self._first_that_fit(target, family, draft, draft_at)]
-                    found += some
-                    if some and some[0][0].placement == family[0]:
-                        break  # what keeps more on the host is no faster
-        best = max(found, key=lambda one: self._rank(one[0]), default=None)
-        return self._planned(*best) if best else None
-
-    def _first_that_fit(
-        self, target: ModelRequest, family: Sequence[Placement], draft: ModelRequest | None, draft_at: Placement | None
-    ) -> Iterator[tuple[_Candidate, list[ByDevice]]]:
-        def used(index: int) -> list[ByDevice]:
-            return self._memory.estimates(_requests(target, family[index], draft, draft_at))
-
-        first = 0
-        if not self._within(used(0)):
-            first = bisect_left(range(len(family)), True, 1, key=lambda index: self._within(used(index)))
-        for index in sorted({*range(first, len(family))[:2], len(family) - 1}):
-            if self._within(parts := used(index)):
-                for streams in _WAYS:
-                    found = self._placed(target, family[index], draft, draft_at, streams=streams)
-                    yield from ((one, parts) for one in found)
-
     def fastest(self) -> PlannedRun | None:
         """The faster of both options, as far as they fit; None if nothing does or llama.cpp refuses."""
         request, found = self.request, list[PlannedRun | None]()
@@ -436,18 +403,19 @@ class _Search:
 
     def best_estimate(self, subjects: Iterable[_Subject]) -> float | None:
         """Tokens/s of the fastest option that fits by estimate, or None."""
-        return next((one.choice.tokens_per_s for one in self._fitting(subjects, unsure=0.0)), None)
+        return next((one.choice.tokens_per_s for one, _ in self._fitting(subjects, unsure=0.0)), None)
 
-    def _fitting(self, subjects: Iterable[_Subject], unsure: float) -> Iterator[_Candidate]:
-        """What may fit, the fastest first; what is slower is neither priced nor estimated."""
+    def _fitting(self, subjects: Iterable[_Subject], unsure: float) -> Iterator[tuple[_Candidate, list[ByDevice]]]:
+        """What may fit, the fastest first, with its estimates; what is slower is neither priced nor estimated."""
         ordered = (family for target, draft in subjects for family in self._fastest_first(target, draft))
         left = heapq.merge(*ordered, key=self._rank, reverse=True)
-        while some := list(itertools.islice(left, _ESTIMATED)):
+        while some := list(itertools.islice(left, _AT_ONCE)):
             requests = [one.requests() for one in some]
             estimates = iter(self._memory.estimates([request for pair in requests for request in pair]))
             for one, pair in zip(some, requests, strict=True):
-                if self._within([next(estimates) for _ in pair], unsure):
-                    yield one
+                parts = [next(estimates) for _ in pair]
+                if self._within(parts, unsure):
+                    yield one, parts
 
     def _rank(self, one: _Candidate) -> float:
         asked = _kv_types(one.target) in (_kv_types(self.request.target), _kv_types(self.request.target_only))
@@ -597,7 +565,7 @@ class _Search:
             beside = draft and replace(draft, free=draft.free | {"gpu_layers"})
             largest = next(self._fitting([(free, beside)], unsure=0.0), None)
             layers = target.header.layers
-            fits = f"; {largest.placement.offloaded(layers - 1)} of {layers} layers fit" if largest else ""
+            fits = f"; {largest[0].placement.offloaded(layers - 1)} of {layers} layers fit" if largest else ""
         return GgufspecError(
             f"{what} needs {of_memory(needed, 2)} of {card.name} at least, and the budget is "
             f"{of_memory(self.machine.budget_bytes(card), 2)}{fits}",

@@ -52,8 +52,8 @@ def test_a_card_with_a_budget_killed_and_resumed(cli: Cli, worker: str) -> None:
     assert kept(cli)[: len(before)] == before
     document = done.document()
     tried = [trial["setting"] for trial in document["trials"]]
-    assert len({setting["gpu_layers"] for setting in tried}) > 1
-    assert max(setting["gpu_layers"] for setting in tried) <= 7
+    assert len({(setting["gpu_layers"], setting["n_cpu_ffn"]) for setting in tried}) > 1
+    assert max(setting["gpu_layers"] - setting["n_cpu_ffn"] for setting in tried) <= 7
     assert document["settings"]["space"] >= len(tried)
     profile = load_profile(Path(document["saved"]))
     winner = tried[document["winner"]]
