@@ -35,6 +35,8 @@ def decoder_options(wanted: Settings) -> DecoderOptions:
         options["drafters"] = parse_drafters(wanted.drafter)
     if wanted.draft_policy == "fixed":
         options.setdefault("draft_max", FIXED_DRAFT_MAX)
+    if wanted.cpu:
+        options.setdefault("threads", _cores(wanted.cpu).count)
     return DecoderOptions(**options)
 
 
@@ -105,8 +107,7 @@ def machine(wanted: Settings, threads: int) -> Machine:
         found = machines.with_memory(found, machines.parse_size(wanted.ram, "--ram"))
     speed, cores = found.speed, catalogue.Cores() if found.simulated else catalogue.cores_here(threads)
     if wanted.cpu:
-        count, _, vectors = wanted.cpu.partition("x")
-        cores = catalogue.Cores(int(count), vectors)
+        cores = _cores(wanted.cpu)
     if found.cards:
         speed = replace(speed, repacked=catalogue.repacked(cores))
     if wanted.ram_bandwidth or wanted.cpu:
@@ -120,6 +121,12 @@ def machine(wanted: Settings, threads: int) -> Machine:
         link_bytes_per_s = catalogue.link_bytes_per_s(generation, lanes)
         speed = replace(speed, link_bytes_per_s=link_bytes_per_s, origin=f"{speed.origin}; {wanted.link} is supposed")
     return replace(found, speed=speed)
+
+
+def _cores(named: str) -> catalogue.Cores:
+    """Those of ``--cpu``, 8xavx2 say."""
+    count, _, vectors = named.partition("x")
+    return catalogue.Cores(int(count), vectors)
 
 
 def _check_text(file: Path) -> None:

@@ -71,32 +71,38 @@ def largest_context(subject: ModelRequest, machine: Machine, dry_run: DryRun) ->
 
 
 def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: bool) -> Plan:
-    notes, target_only = list[str](), None
-    for asked in _as_asked_and_smaller(request, machine):
-        search = _Search(asked, machine, dry_run, confirms=confirms)
-        if target_only := search.best([(asked.target_only, None)]):
+    notes, target_only, pair = list[str](), None, None
+    searches = [
+        _Search(asked, machine, dry_run, confirms=confirms) for asked in _as_asked_and_smaller(request, machine)
+    ]
+    for search in searches:
+        if target_only := search.best([(search.request.target_only, None)]):
             break
     if target_only is None:
-        raise search.too_large(asked.target_only, None)
-    if asked is not request:
-        card = streaming_card(machine.card_names)
-        notes.append(
-            f"{card} has no room to read prompts with the CPU's weights: the CPU does that, which is slower "
-            "(--no-op-offload)"
-        )
+        raise search.too_large(search.request.target_only, None)
     if sum(not is_remote(name) for name in machine.card_names) > 1:
         notes.append(
             "layers are split over the cards; llama.cpp's -sm row, which splits each matrix and may be faster over a "
             "fast link, is not considered"
         )
-    pair, request = None, asked
+    if not machine.cards and "gpu_layers" not in request.target.free and request.target.placement.gpu_layers:
+        notes.append("there is no card to plan for: -ngl has no effect (--gpu NAME plans for one that is not here)")
+    last = search
     if request.draft is not None:
-        pair = search.best(search.pairs())
+        for last in searches[searches.index(search) :]:
+            if pair := last.best(last.pairs()):
+                break
         if pair is None:
-            error = search.too_large(request.target, request.draft)
+            error = last.too_large(last.request.target, last.request.draft)
             if "gpu_layers" not in request.target.free & request.draft.free:
                 raise error
             notes.append(error.message)
+    if last is not searches[0] and (pair or last is search):
+        beside = " beside the draft" if last is not search else ""
+        notes.append(
+            f"{streaming_card(machine.card_names)} has no room{beside} to read prompts with the CPU's weights: the CPU "
+            "does that, which is slower (--no-op-offload)"
+        )
     return _finished(search, target_only, pair, notes)
 
 

@@ -108,7 +108,7 @@ def _variable(settings: Settings) -> str:
     """What llama.cpp has no option for, ``NAME=VALUE``; empty if it is the default, and this shell has no other."""
     context, usual = settings.context, (None, STREAM_WIDTH)
     is_usual = context.op_offload_min_batch == STREAM_WIDTH and streams_from() in usual
-    return "" if is_usual else "=".join(*context.environment.items())
+    return "" if is_usual or not context.op_offload else "=".join(*context.environment.items())
 
 
 def _llama(program: str, settings: Settings) -> list[str]:
@@ -404,7 +404,7 @@ def _lacks(program: str, settings: Settings) -> Iterator[str]:
     if (mode := settings.placement.load_mode) != "auto":
         yield f"{program} has no -lm {mode}: it decides how weights come into memory"
     if settings.placement.no_host:
-        yield f"{program} has no --no-host: the CPU verifies more slowly"
+        yield f"{program} has no --no-host: the CPU computes batches more slowly"
     if variable := _variable(settings):
         yield f"{program} has no {variable.partition('=')[0]} of its own: start it in an environment with {variable}"
     if settings.placement.split:

@@ -300,8 +300,9 @@ class Settings:
     )
     no_host: bool | None = option(
         "--no-host",
-        "Repack the CPU's weights beside a GPU, as without one: it verifies Q4_K and Q4_0 faster and reads prompts "
-        "itself.  [with --no-op-offload]",
+        "Repack the CPU's weights beside a GPU too, where their type allows it (Q4_K, Q4_0, Q8_0 and MXFP4 on x86): "
+        "the CPU then verifies drafts faster, and the GPU computes with none of these.  [with --no-op-offload, as it "
+        "computes with none then]",
         "context",
         where="profile python",
         label="no host buffer",

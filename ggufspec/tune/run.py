@@ -176,7 +176,7 @@ class Tuning:
             if isinstance(proposal, Done):
                 self.stopped = proposal.why
                 break
-            if self.kept and self._left_s < self._trial_s(proposal.index) + self._final_s():
+            if self.search.trials and self._left_s < self._trial_s(proposal.index) + self._final_s():
                 self.stopped = f"the budget of {_minutes(self.experiment.budget_s or 0)} was spent"
                 break
             self._measure(proposal, 0, show)
@@ -264,10 +264,10 @@ class Tuning:
         """From a trial of this run or an earlier one."""
         self.kept.append(kept)
         self._by_round[kept.setting, kept.repetition] = kept
-        self.spent_s += kept.seconds
         index = self._index.get(kept.setting)
-        if index is None:  # the space is another now: less memory is free, say
+        if index is None:  # the space is another now: less memory is free, say, or other options are given
             return
+        self.spent_s += kept.seconds
         if kept.failure is not None:
             self.search.observe(index, None, of_memory=out_of_memory(kept.failure))
         else:
@@ -307,7 +307,7 @@ class Tuning:
 
     def _check_budget(self) -> None:
         budget, first = self.experiment.budget_s, self.experiment.first[0]
-        if budget is None or self.kept:
+        if budget is None or self.search.trials:
             return
         needed = self._trial_s(first)
         if needed > budget:

@@ -89,6 +89,7 @@ def test_what_llama_cpp_has_no_option_for_is_in_the_environment(monkeypatch: pyt
     for program in ("models-preset", "ollama", "lm-studio"):
         assert note(program, streamed, "GGML_OP_OFFLOAD_MIN_BATCH=2")
         assert not note(program, PAIR, "GGML_OP_OFFLOAD_MIN_BATCH")
+    assert command("llama-server", changed(PAIR, op_offload_min_batch=2, no_op_offload=True))[0] == "llama-server"
     monkeypatch.setenv("GGML_OP_OFFLOAD_MIN_BATCH", "2")
     assert command("llama-server", PAIR)[1] == "GGML_OP_OFFLOAD_MIN_BATCH=32"  # this shell's would hold
 

@@ -286,3 +286,12 @@ def test_a_card_without_room_for_a_batch_s_copies_is_told_to_make_none(cli: Cli,
     assert [one["no_host"] for one in (plan["target"], more, never)] == [True, False, True]
     assert ", repacked" in cli("plan", *little).stdout
     assert "--no-host" in cli("export", *little, "--to", "llama-server").stdout.split()
+
+
+def test_a_pair_without_room_for_them_has_the_cpu_read_prompts(cli: Cli, files) -> None:
+    """Target-only, for which there is room, is as it was."""
+    found = cli("plan", "-m", files[0], "-md", files[1], "--vram", "880MiB", "-c", "2048", "--json").document()
+    alone, pair = (found["options"][name]["target"] for name in ("target_only", "speculative"))
+    assert (alone["op_offload"], alone["no_host"]) == (True, False)
+    assert (pair["op_offload"], pair["no_host"]) == (False, True)
+    assert any("GPU0 has no room beside the draft to read prompts" in note for note in found["notes"])

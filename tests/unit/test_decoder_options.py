@@ -123,6 +123,13 @@ def test_a_schema_becomes_a_grammar_and_no_grammar_none(tmp_path: Path) -> None:
     assert inputs.grammar(Settings(grammar_file=file)) == inputs.grammar(Settings(grammar='root ::= "é"'))
 
 
+def test_a_supposed_cpu_has_a_thread_for_each_core() -> None:
+    """An export for a machine that is not here has its threads, not this one's."""
+    assert decoder_options(Settings(cpu="12xavx512")).threads == 12
+    assert decoder_options(Settings(cpu="12xavx512", threads=6)).threads == 6
+    assert decoder_options(Settings()).threads == 0
+
+
 def test_a_placement_is_what_is_given_of_it_and_the_rest_is_free() -> None:
     given = Settings(gpu_layers="auto", tensor_split=(3.0, 1.0), n_cpu_moe=2, gpu_layers_draft="all", load_mode="none")
     assert placement_of(given) == (

@@ -494,6 +494,12 @@ def test_what_a_card_does_not_compute_with_is_repacked_for_the_cpu(model):
     assert not planned(no_room).target.no_host
 
 
+def test_layers_without_a_card_are_told_to_have_no_effect(model):
+    found = make_plan(ask(model, draft=None, gpu_layers="4"), machine())
+    assert any("-ngl has no effect" in note for note in found.notes)
+    assert not make_plan(ask(model, draft=None), machine()).notes
+
+
 # ---- recurrent targets
 
 

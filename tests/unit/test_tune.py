@@ -168,6 +168,21 @@ def test_the_budget_is_kept(experiment: Experiment, machine: simulator.Simulated
         assert document.winner is not None or budget == 120.0
 
 
+def test_trials_of_other_options_cost_no_budget(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    """They are in the same log, and were made under a budget of their own."""
+    by_threads = {
+        count: tuple(one for one in experiment.space if one.setting.threads == count)[::40] for count in (6, 3)
+    }
+    for space in by_threads.values():
+        some = replace(experiment, space=space, first=(0,), budget_s=200.0)
+        run, document = tune(some, tmp_path / "j", Trials(machine))
+        assert run.search.trials > 1
+        assert document.winner is not None
+        assert document.trials[document.winner].setting in {one.setting for one in space}
+
+
 def test_a_budget_too_short_for_one_trial(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
     trials = Trials(machine)
     with pytest.raises(UsageError, match="too short for one trial") as caught:
