@@ -11,6 +11,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.files import untrusted
 from ggufspec.files.cache import cache_folder
+from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import HOST, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning import catalogue
@@ -94,6 +95,8 @@ def machine(wanted: Settings, threads: int) -> Machine:
     if wanted.headroom is not None:
         headroom = machines.parse_size(wanted.headroom, "--headroom")
     folder = cache_folder()
+    if wanted.cpu:  # what was measured of the cards here was with this machine's own cores
+        threads = wanted.threads or physical_cores()
     if wanted.gpu or wanted.vram:
         if wanted.rpc:
             raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")

@@ -59,18 +59,18 @@ def spilled(resolved: Resolved, name: str, results: Sequence[Result]) -> tuple[s
         name: which of the plan's options it is.
         results: how it ran, long prompts included.
     """
-    option = resolved.plan.options[name] if resolved.plan else None
-    if option is None or not all(_ran_as_planned(option, one) and one.vram_bytes for one in results):
+    plan = resolved.plan
+    option = plan.options[name] if plan else None
+    if plan is None or option is None or not all(_ran_as_planned(option, one) and one.vram_bytes for one in results):
         return ()
     known = _planned_bytes(option, resolved.cards)
     missing = sum(known.values()) - max((one.vram_bytes for one in results), default=math.inf)
     slow = all(speed(one) < option.tokens_per_s / _FAR_SLOWER for one in results)
     if not slow or missing < max(_SPILLED_BYTES, _SPILLED * sum(known.values())):
         return ()
-    assert resolved.plan is not None
-    ctx_size, room = resolved.plan.settings["ctx_size"], known["kv"] - _ROOM * missing
+    ctx_size, room = plan.settings["ctx_size"], known["kv"] - _ROOM * missing
     fits = int(ctx_size * room / known["kv"]) // 256 * 256 if known["kv"] else 0
-    kept = max(one.free_bytes - one.budget_bytes for one in resolved.plan.devices if one.name in resolved.cards)
+    kept = max(one.free_bytes - one.budget_bytes for one in plan.devices if one.name in resolved.cards)
     less = f"-c {fits}" if fits >= _SHORT_CONTEXT else f"--headroom {math.ceil((kept + _ROOM * missing) / 2**20)}MiB"
     where = f"{of_memory(missing)} of {of_memory(sum(known.values()))} seem not to be on {' and '.join(resolved.cards)}"
     return (f"{where}, where a driver moves them to the host and every token takes far longer: {less} fits",)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ggufspec.api import options
 from ggufspec.api.options import decoder_options, placement_of, placement_of_draft
 from ggufspec.cli import inputs
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import Placement
+from ggufspec.planning import catalogue
+from ggufspec.planning.plan import Machine
 from ggufspec.settings.registry import DRAFTERS, check_rule, drafter_text, is_lossy, parse_drafters
 from ggufspec.settings.table import POLICIES, Settings
 
@@ -128,6 +132,22 @@ def test_a_supposed_cpu_has_a_thread_for_each_core() -> None:
     assert decoder_options(Settings(cpu="12xavx512")).threads == 12
     assert decoder_options(Settings(cpu="12xavx512", threads=6)).threads == 6
     assert decoder_options(Settings()).threads == 0
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 3), (6, 6)])
+def test_beside_a_supposed_cpu_cards_have_the_speed_that_was_measured_here(monkeypatch, given, expected) -> None:
+    """It was measured with as many threads as this machine has cores."""
+    seen = []
+
+    def here(_, *, threads: int, **more: Any) -> Machine:
+        seen.append(threads)
+        return Machine((), 0, 0, catalogue.from_catalogue([]))
+
+    monkeypatch.setattr(options.machines, "here", here)
+    monkeypatch.setattr(options, "physical_cores", lambda: 3)
+    wanted = Settings(cpu="12xavx512", threads=given)
+    options.machine(wanted, decoder_options(wanted).threads)
+    assert seen == [expected]
 
 
 def test_a_placement_is_what_is_given_of_it_and_the_rest_is_free() -> None:
