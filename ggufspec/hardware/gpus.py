@@ -5,6 +5,8 @@ Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ _LIBRARY_NOT_FOUND = 12
 # nvmlClocksEventReason… of nvml.h: what makes a card slower than it was a minute ago. That a load reaches the power
 # limit is none of these: it is so from the first second on.
 _THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake"}
+_OTHERS_SHARE = 0.1  # of a GPU's time: less is a desktop that draws
+_RECENT_S = 1.0
 # Vulkan drivers that are programs on the CPU: Mesa's, Google's, Microsoft's
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "basic render driver")
 
@@ -65,6 +69,40 @@ def of_device(device_id: str, description: str, cards: Iterable[Gpu]) -> Gpu | N
         return device_id.startswith(card.pci_id) if card.pci_id else description in card.name
 
     return next(filter(is_it, cards), None)
+
+
+def disturbances() -> tuple[str, ...]:
+    """One sentence for each GPU whose clocks are reduced or on which another program computes now."""
+    return _with_nvml(_disturbances, (), lambda _: ())
+
+
+def _disturbances(nvml: Any) -> tuple[str, ...]:
+    found = []
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            name = _ask(nvml, nvml.nvmlDeviceGetName, handle) or f"NVIDIA card {index}"
+            if reasons := _throttled(nvml, handle):
+                found.append(f"the clocks of {name} were reduced ({reasons[0]})")
+            elif (share := _used_by_others(nvml, handle)) > _OTHERS_SHARE:
+                found.append(f"other programs used {share:.0%} of {name}")
+    except nvml.NVMLError:  # the card or the driver is gone
+        pass
+    return tuple(found)
+
+
+def _used_by_others(nvml: Any, handle: Any) -> float:
+    """Share of a GPU's time that other processes had in the last second; 0 if NVML does not tell.
+
+    In a container NVML may have the host's process ids: where this process is not among those on the GPU, nobody can be
+    told from it.
+    """
+    if os.getpid() not in {process.pid for process in _processes(nvml, handle)}:
+        return 0.0
+    since_us = int((time.time() - _RECENT_S) * 1e6)
+    samples = _ask(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since_us) or ()
+    latest = {sample.pid: sample.smUtil for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
+    return sum(share for pid, share in latest.items() if pid != os.getpid()) / 100
 
 
 def energy_j() -> float | None:

@@ -61,9 +61,10 @@ class CpuUse:
     own_s: float  # CPU time of this process
 
     def others_since(self, before: CpuUse) -> float:
-        """CPUs that other programs kept busy since ``before``, on average."""
+        """Return the CPUs that other programs kept busy since ``before``, on average; 0 if no time has passed."""
+        passed_s = self.clock_s - before.clock_s
         busy_s = self.all_s - before.all_s - (self.own_s - before.own_s)
-        return max(busy_s, 0.0) / max(self.clock_s - before.clock_s, 1e-9)
+        return max(busy_s, 0.0) / passed_s if passed_s > 0 else 0.0
 
 
 def usable_cpus() -> int:
@@ -72,8 +73,15 @@ def usable_cpus() -> int:
 
 
 def cpu_use() -> CpuUse:
-    """How busy the CPUs have been; the system counts in steps of about 10 ms."""
-    allowed, per_cpu = _affinity(), psutil.cpu_times(percpu=True)
+    """How busy the CPUs have been; the system counts in steps of about 10 ms.
+
+    Where it does not tell (a container without /proc/stat), others use nothing.
+    """
+    allowed = _affinity()
+    try:
+        per_cpu = psutil.cpu_times(percpu=True)
+    except (OSError, psutil.Error):
+        return CpuUse(time.monotonic(), own_s := time.process_time(), own_s)
     if allowed and max(allowed) < len(per_cpu):
         per_cpu = [per_cpu[cpu] for cpu in allowed]
     busy = ("user", "nice", "system", "irq", "softirq", "steal")
