@@ -10,7 +10,7 @@ Events of a request, in this order: ``dropped`` {turns} if the conversation is l
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,6 +112,10 @@ class LoadedPair:
         devices.add_rpc_workers(spec.rpc)
         with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
             yield cls(decoder, spec.chat_template)
+
+    def idle(self, goes_on: Callable[[], bool]) -> bool:
+        """Between two requests: whether there is anything left to do in such a pause."""
+        return self._decoder.refresh(goes_on)
 
     def _new_prompter(self) -> Prompter:
         model, template = self._decoder.target, None

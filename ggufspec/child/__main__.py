@@ -20,6 +20,7 @@ from ggufspec.child.job import Event
 from ggufspec.errors import GgufspecError
 from ggufspec.schema import codec
 
+_IDLE_S = 1.0
 _Request = tuple[int, Any, threading.Event]  # its number, its value, and what is set when it is to stop
 
 
@@ -38,6 +39,21 @@ def _receive(lines: IO[str], requests: queue.SimpleQueue[_Request | None]) -> No
             stopping.set()
     stopping.set()
     requests.put(None)
+
+
+def _next(
+    requests: queue.SimpleQueue[_Request | None], idle: Callable[[Callable[[], bool]], bool] | None
+) -> _Request | None:
+    """The next request. ``idle`` is called once a second while there is none, until it has nothing left to do.
+
+    It is told whether it may go on: no request has come.
+    """
+    while idle is not None:
+        try:
+            return requests.get(timeout=_IDLE_S)
+        except queue.Empty:
+            idle = idle if idle(requests.empty) else None
+    return requests.get()
 
 
 def _serve(
@@ -67,7 +83,7 @@ def _serve(
             return
         with module.opened(spec, emit, stopping) as serving:
             give(0, module.Ready, serving.ready)
-            while (request := requests.get()) is not None:
+            while (request := _next(requests, getattr(serving, "idle", None))) is not None:
                 number, value, stopping = request
                 try:
                     reply = serving.answer(codec.load(module.Request, value), emit, stopping)

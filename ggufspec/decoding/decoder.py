@@ -88,7 +88,9 @@ class SpeculativeDecoder:
             self._made: dict[tuple[str, Path | None], Drafter] = {}  # by name, and corpus if it has one
             self._cache = PromptCache(pair, [self._new_file_drafter() for _ in range(self.options.parallel)])
             self._experience = PairExperience(cache, *self._fingerprints(cache))
-            self._latency = PairLatency(pair.target, pair.draft or pair.head, self.options, cache, self._experience)
+            self._latency = PairLatency(
+                pair.target, pair.draft or pair.head, self.options, cache, self._experience, pair.is_quiet
+            )
             self._stack.callback(self._save)
             self._engage(self.options)
         except BaseException:
@@ -194,6 +196,19 @@ class SpeculativeDecoder:
             self._experience.save()
         if not self._pair.threads.changed:
             self._latency.save()
+
+    def refresh(self, goes_on: Callable[[], bool] = lambda: True) -> bool:
+        """Use a pause between two answers: measure again what was disturbed, if the machine is idle now.
+
+        ``goes_on`` is asked before every batch; False ends it. Returns whether there is anything left to measure.
+        """
+        with self._idle():
+            threads = self._pair.threads
+            threads.resume()
+            self._pair.follow_threads()
+            if self._latency.is_stale and threads.quiet:
+                self._latency.refresh(goes_on)
+            return self._latency.is_stale
 
     @property
     def target_runs_alone(self) -> bool:

@@ -30,6 +30,7 @@ from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Outcome, Policy
+from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.pair_latency import DRAFT_BUDGET_S
@@ -142,7 +143,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._clock = time.perf_counter
         self._back_off = BackOff()
         self._estimators: dict[str, AcceptanceEstimator] = {}
-        self._latencies: dict[str, LatencyModel] = {}
+        self._draft: LatencyModel | None = None
+        self._drafts: dict[str, DraftLatency] = {}  # once the target is timed
         self._target: LatencyModel | None = None
         self._target_only_s: list[float] = []
         self._known = 0  # tokens of the text
@@ -161,8 +163,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             if draft_policy == "adaptive":
                 key = latency_cache.key(model.path, self.options.draft_placement, options, outputs=1)
                 found = latency_cache.load_or_measure(context, key, cache, self._clock, budget_s=DRAFT_BUDGET_S)
-                self._latencies["draft"], self.notes = found
-                self._drafter.width = found[0].width
+                self._draft, self.notes = found
+                self._drafter.width = self._draft.width
             self._free = weakref.finalize(self, stack.pop_all().close)
         llama._stack.callback(self._free)
         # Llama copies all logits to its scores, which have room for a context with logits_all=True only. Without it
@@ -208,7 +210,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         while True:
             began, told_s, chain = clock(), 0.0, list[tuple[str, DraftToken]]()
             if policy is None and self._target is not None:
-                policy = Adaptive(self._target, self._latencies, self._estimators, self._back_off)
+                policy = Adaptive(self._target, self._drafts, self._estimators, self._back_off)
             if policy is not None and not policy.is_backing_off():
                 remaining = self._room - len(text)
                 limit = min(self._longest, remaining)
@@ -230,6 +232,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 if len(self._target_only_s) == _TIMED:
                     points = {1: min(self._target_only_s)}
                     self._target = LatencyModel(points, trusted=False, limit=self._longest + 1, can_pad=False)
+                    if self._draft is not None:
+                        self._drafts["draft"] = DraftLatency(self._draft, self._target)
                 continue
             if self._target is not None:
                 verify_s = min(verify_s, _PAUSE * self._target.seconds(width))

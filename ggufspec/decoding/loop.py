@@ -250,12 +250,19 @@ def catch_up(
 ) -> tuple[float, tuple[Reading, ...]]:
     """Let drafters read what they did not draft, if that is worth it, and evaluate what they would have drafted there.
 
+    Before that, a draft whose latency is stale is timed if the policy asks for it.
+
     Returns:
         the seconds of reading, which are reported to the policy, and who read how much.
     """
     reading_s, readings = 0.0, list[Reading]()
     for drafter in drafters:
         pending = drafter.pending(len(tokens))
+        if pending and (why := policy.probe(drafter.name, pending)):
+            began = clock()
+            policy.probed(drafter.name, drafter.time_token(tokens, clock))
+            reading_s += (spent := clock() - began)
+            readings.append(Reading(drafter.name, 0, spent, policy.hoped.get(drafter.name, 0.0), why))
         count = policy.catch_up_count(drafter.name, pending) if pending else 0
         if count or not pending:
             began = clock()

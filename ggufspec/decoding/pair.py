@@ -96,6 +96,10 @@ class LoadedPair:
         for context in self.contexts:
             context.use(sequence)
 
+    def is_quiet(self) -> bool:
+        """Whether other programs leave a CPU for each core, as far as was seen last."""
+        return self.threads.quiet
+
     def follow_threads(self) -> None:
         """Give llama.cpp as many threads as other programs leave CPUs for."""
         if self.threads.look():

@@ -30,6 +30,7 @@ class Threads:
 
     Attributes:
         count: threads now.
+        others_cpus: CPUs that other programs used before the last look; 0 before the first.
         lowered: whether there were ever fewer than ``cores``.
         changed: whether ``count`` has changed since :meth:`start`.
     """
@@ -49,32 +50,37 @@ class Threads:
         self._cpus = cpus or host.usable_cpus()
         self._usage, self._clock, self._sleep = usage, clock, sleep
         self.count, self.lowered, self.changed = self._cores, False, False
+        self.others_cpus = 0.0
         self._next = clock() + _FIRST_LOOK_S
-        if self._follows:
-            self._before = usage()
+        self._before = usage()
 
     def start(self) -> int:
         """Threads to begin with, by what the others have used since this was made."""
         if self._follows:
             self._sleep(max(0.0, self._next - self._clock()))
-            self._look()
-            self.changed = False
+        self.look()
+        self.changed = False
         return self.count
+
+    @property
+    def quiet(self) -> bool:
+        """Whether other programs leave a CPU for each core, as far as the last look saw."""
+        return threads_left(self._cores, self._cpus, self.others_cpus) == self._cores
 
     def resume(self) -> None:
         """To be called when an answer begins: what was used since the one before is out of date."""
-        if self._follows and self._clock() > self._next + _STALE_S:
+        if self._clock() > self._next + _STALE_S:
             self._before, self._next = self._usage(), self._clock() + _INTERVAL_S
 
     def look(self) -> bool:
         """Whether :attr:`count` is another than before; to be called often, it reads the counters twice a second."""
-        return self._follows and self._clock() >= self._next and self._look()
+        return self._clock() >= self._next and self._look()
 
     def _look(self) -> bool:
         before, self._before = self._before, self._usage()
         self._next = self._clock() + _INTERVAL_S
-        others = self._before.others_since(before)
-        count = threads_left(self._cores, self._cpus, others)
+        self.others_cpus = self._before.others_since(before)
+        count = threads_left(self._cores, self._cpus, self.others_cpus) if self._follows else self.count
         if count < self._cores:
             self.lowered = True
         if count == self.count:

@@ -13,6 +13,7 @@ from ggufspec.hardware import gpus, host
 from ggufspec.hardware.host import CpuUse
 
 _IO = Path("/proc/self/io")
+_LEAST_S = 0.2  # the kernel counts CPU time in steps of 10 ms: a shorter time says nothing about other programs
 _DISK_BYTES = 16 << 20  # read from the disk: as much as would show in a measurement of half a second
 
 
@@ -31,7 +32,7 @@ class Disturbance:
     gpus: tuple[str, ...] = ()
 
     def reason(self, threads: int, cpus: int) -> str:
-        """Return why ``threads`` on ``cpus`` logical CPUs would have been faster undisturbed; empty if they were not."""
+        """Return why ``threads`` on ``cpus`` logical CPUs would be faster undisturbed; empty if they would not be."""
         if host.threads_left(threads, cpus, self.others_cpus) < threads:
             return f"other programs used {self.others_cpus:.1f} CPUs"
         if self.disk_bytes > _DISK_BYTES:
@@ -56,8 +57,9 @@ class Counters:
 
         With ``with_gpus`` NVML is asked for the GPUs' present state, which takes some milliseconds.
         """
+        long_enough = self.cpu.clock_s - before.cpu.clock_s >= _LEAST_S
         return Disturbance(
-            others_cpus=self.cpu.others_since(before.cpu),
+            others_cpus=self.cpu.others_since(before.cpu) if long_enough else 0.0,
             disk_bytes=max(0, self.disk_bytes - before.disk_bytes),
             gpus=gpus.disturbances() if with_gpus else (),
         )

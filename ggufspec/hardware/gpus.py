@@ -102,7 +102,7 @@ def _used_by_others(nvml: Any, handle: Any) -> float:
     since_us = int((time.time() - _RECENT_S) * 1e6)
     samples = _ask(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since_us) or ()
     latest = {sample.pid: sample.smUtil for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
-    return sum(share for pid, share in latest.items() if pid != os.getpid()) / 100
+    return float(sum(share for pid, share in latest.items() if pid != os.getpid())) / 100
 
 
 def energy_j() -> float | None:

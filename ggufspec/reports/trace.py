@@ -60,11 +60,13 @@ def heading(round_: TracedRound) -> str:
 
 
 def readings(round_: TracedRound) -> list[str]:
-    return [
-        f"{DRAFTERS[one.drafter].label} reads the last {counted(one.tokens, 'token')} in {milliseconds(one.seconds)}: "
-        f"it may save the time of {one.hoped:.1f} target-only tokens in this answer"
-        for one in round_.readings
-    ]
+    lines = []
+    for one in round_.readings:
+        label, took = DRAFTERS[one.drafter].label, milliseconds(one.seconds)
+        gain = f"it may save the time of {one.hoped:.1f} target-only tokens in this answer"
+        read = f"{label} reads the last {counted(one.tokens, 'token')} in {took}: {gain}"
+        lines.append(f"{label} is timed again in {took}, because {one.why}; {gain}" if one.why else read)
+    return lines
 
 
 def explained(round_: TracedRound) -> str:

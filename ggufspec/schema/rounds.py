@@ -145,12 +145,13 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A drafter that decodes read what it had not, before it was asked."""
+    """A drafter that decodes read what it had not, before it was asked; or it was timed, and read nothing."""
 
     drafter: str
-    tokens: int  # the last ones of the text
+    tokens: int  # the last ones of the text; 0 if it was timed
     seconds: float
     hoped: float  # target-only tokens whose time this may save in the answer: a mean over how good the drafter may be
+    why: str = ""  # it was timed
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.adaptive import Adaptive, Trials
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Policy
+from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
@@ -272,6 +273,12 @@ class Chains:
         ]
         return [ShadowEvaluation(one.confidence, 0.0) for one in known] if self._hopeless else known
 
+    def time_token(self, text: Sequence[int], clock: Time) -> float:  # noqa: ARG002
+        began = clock()
+        clock.spend(self._widths[1])
+        clock.spend(self._widths[1])
+        return (clock() - began) / 2
+
     def commit(self, length: int) -> None:
         self._read = min(self._read, length)
 
@@ -322,7 +329,7 @@ class Pair:
             return LatencyModel(points, limit=16, **more)
 
         self.target = model(self.target_s, TIMED, switch_s=SWITCH_S)
-        self.draft = model(self.draft_s, (1, 2, 4, 8, 16))
+        self.draft = DraftLatency(model(self.draft_s, (1, 2, 4, 8, 16)), self.target)
         self.lasting = dict[str, AcceptanceEstimator](), BackOff(), Trials()
 
     def answer(self, text: Text, way: str, *, more: int = 0, hopeless: bool = False) -> float:

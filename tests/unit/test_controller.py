@@ -17,6 +17,7 @@ from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.policy.constants import CONSTANTS
+from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.estimator import EDGES, AcceptanceEstimator
 from ggufspec.decoding.policy.latency import LatencyModel
 
@@ -173,6 +174,8 @@ class World:
         else:
             self.now += self.deciding_s
             policy.begin(self.limit, 1000, may_trim=self.may_trim)
+            if self.process and policy.probe("draft", self.unread):
+                policy.probed("draft", (self.read(1) + self.read(1)) / 2)
         chain: list[tuple[str, bool]] = []
         while len(chain) < self.limit and not backing_off:
             index, unread = self.tokens + len(chain), self.unread + len(chain)
@@ -230,8 +233,13 @@ class World:
         return spent
 
 
+def drafting(target: LatencyModel, draft: dict[int, float]) -> Adaptive:
+    """The policy of a draft with these seconds by batch size."""
+    return Adaptive(target, {"draft": DraftLatency(LatencyModel(draft), target)})
+
+
 def adaptive(world: World) -> Adaptive:
-    return Adaptive(world.latency, {"draft": LatencyModel(world.draft_points())} if world.process else None)
+    return drafting(world.latency, world.draft_points()) if world.process else Adaptive(world.latency)
 
 
 @functools.cache
@@ -473,7 +481,7 @@ def test_a_curve_that_is_wrong_is_put_right(believed, process):
 def test_a_drafts_time_that_is_wrong_is_put_right(believed):
     world = World(F16, 0.3, PROCESSES["steady .8"])
     points = {width: seconds * believed for width, seconds in world.draft_points().items()}
-    policy = Adaptive(world.latency, {"draft": LatencyModel(points)})
+    policy = drafting(world.latency, points)
     world.run(policy, 200)
     if believed < 1:
         assert policy.drafts["draft"].seconds(1) == pytest.approx(world.draft_truth.seconds(1), rel=0.2)
@@ -503,7 +511,7 @@ def test_catching_up_is_thought_of_every_sixteen_tokens_and_for_what_it_may_brin
     draft = {1: 0.001, 16: 0.002}
 
     def asked(pending: int, name: str = "draft", draft: dict[int, float] = draft) -> int:
-        policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel(draft)})
+        policy = drafting(LatencyModel(F16), draft)
         policy.begin(LIMIT, 1000, may_trim=True)
         policy.choose({}, {name: 1})
         return policy.catch_up_count(name, pending)
@@ -514,7 +522,7 @@ def test_catching_up_is_thought_of_every_sixteen_tokens_and_for_what_it_may_brin
     assert not asked(ROWS + 1, draft={1: 2 * F16[1], 16: 3 * F16[1]})  # it could never pay
     assert asked(10000) == CONSTANTS.catch_up_window  # all of it would take more than it may
 
-    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel(draft)})
+    policy = drafting(LatencyModel(F16), draft)
     policy.begin(LIMIT, 1000, may_trim=True)
     policy.choose({}, {"draft": 1})
     assert policy.catch_up_count("draft", ROWS + 1)
@@ -524,7 +532,7 @@ def test_catching_up_is_thought_of_every_sixteen_tokens_and_for_what_it_may_brin
 
 def test_what_a_draft_would_have_said_tells_of_runs():
     """At Q8_0 two or three drafted tokens never pay and ten do: a draft that is off must be seen to stay right."""
-    policy = Adaptive(LatencyModel(CURVES["Q8_0"]), {"draft": LatencyModel({1: 0.004, 16: 0.01})})
+    policy = drafting(LatencyModel(CURVES["Q8_0"]), {1: 0.004, 16: 0.01})
     policy.shadow_evaluated("draft", [ShadowEvaluation(0.97, 1.0)] * 60)
     assert policy.estimator("draft").run > 0.9
     policy.begin(15, 1000, may_trim=True)
@@ -579,7 +587,7 @@ def test_a_prompt_that_costs_nothing_to_read_is_read_whole():
 
 
 def test_an_answer_of_a_few_tokens_leaves_a_long_prompt_unread():
-    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.007, 16: 0.014})})
+    policy = drafting(LatencyModel(F16), {1: 0.007, 16: 0.014})
     policy.prompt_read(50, 0.5)
     for remaining, unread in (1, 50), (1000, 70):
         policy.begin(min(4, remaining - 1), remaining, may_trim=True)
@@ -646,7 +654,7 @@ def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatc
 
 def sure_policy(points=F16, draft=None, **latency):
     """A policy that has seen that an offer of any confidence is kept."""
-    policy = Adaptive(LatencyModel(points, **latency), {"draft": LatencyModel(draft or {1: 0.001})})
+    policy = drafting(LatencyModel(points, **latency), draft or {1: 0.001})
     for name in ("draft", LOOKUP):
         for confidence in (0.05, 0.15, 0.3, 0.4, 0.6, 0.7, 0.85, 0.92, 0.96, 0.985, 0.993, 0.999):
             for place in range(3):
@@ -685,7 +693,7 @@ def test_a_draft_that_costs_as_much_as_the_target_is_not_asked():
 
 
 def test_the_rate_is_never_below_the_targets_alone():
-    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.001})})
+    policy = drafting(LatencyModel(F16), {1: 0.001})
     assert policy.rate == pytest.approx(1 / F16[1])
     for _ in range(20):
         policy.begin(4, 1000, may_trim=True)
@@ -699,7 +707,7 @@ def test_the_rate_is_never_below_the_targets_alone():
 
 
 def test_a_lookups_time_is_not_the_drafts():
-    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.001})})
+    policy = drafting(LatencyModel(F16), {1: 0.001})
     for _ in range(20):
         policy.begin(1, 1000, may_trim=True)
         policy.proposed(LOOKUP, 1, 5.0)

@@ -8,6 +8,7 @@ from ggufspec import DecoderOptions, SpeculativeDecoder, demo_pair
 from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.experience import PairExperience
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.models.headers import read_headers
@@ -22,7 +23,9 @@ def round_(drafters: tuple[str, ...], accepted: int) -> Round:
 
 
 def policy(one: PairExperience) -> Adaptive:
-    return Adaptive(F16, {"draft": LatencyModel({1: 0.02, 16: 0.05})}, one.estimators, None, one.trials)
+    return Adaptive(
+        F16, {"draft": DraftLatency(LatencyModel({1: 0.02, 16: 0.05}), F16)}, one.estimators, None, one.trials
+    )
 
 
 def learn(one: PairExperience, agreement: float) -> None:

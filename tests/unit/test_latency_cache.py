@@ -74,7 +74,7 @@ def test_round_trip(tmp_path, one):
     assert load(tmp_path, one) is None
     for switch_s in (0.001, 0.002):
         save(tmp_path, one, LatencyModel(POINTS, switch_s=switch_s))
-        assert load(tmp_path, one) == SavedLatency(pytest.approx(POINTS), switch_s, None)
+        assert load(tmp_path, one) == SavedLatency(pytest.approx(POINTS), switch_s, None, quiet=True)
 
 
 def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
@@ -267,14 +267,46 @@ def test_a_kept_curve_is_brought_nearer_to_the_load_of_now(tmp_path, one, factor
     assert model.length == 0
 
 
-def test_a_curve_that_was_disturbed_is_not_kept(tmp_path, one, monkeypatch):
+def test_a_disturbed_measurement_is_used_until_the_machine_is_quiet(tmp_path, one):
     model = CountingModel()
     ticks = iter(range(10**6))
     latency, notes = load_or_measure(model, one, tmp_path, lambda: next(ticks) ** 3 / 1e6)
     assert not latency.trusted
     assert [note for note in notes if "busy" in note] == notes != []
     save(tmp_path, one, latency)
-    assert load(tmp_path, one) is None
+    assert not load(tmp_path, one).quiet
+    disturbed = load(tmp_path, one).points
+    save(tmp_path, one, LatencyModel({1: 1e-4, 16: 1e-3}, trusted=False))
+    again, notes = load_or_measure(model, one, tmp_path, model.clock, quiet=False)
+    assert (again.trusted, notes) == (False, [])
+    again, notes = load_or_measure(model, one, tmp_path, model.clock)
+    assert (again.trusted, notes) == (True, [])
+    assert load(tmp_path, one).quiet
+    save(tmp_path, one, LatencyModel(disturbed, trusted=False))
+    assert load(tmp_path, one).points == pytest.approx(again.own_points())
+
+
+def test_what_the_version_before_saved_is_measured_again_when_the_machine_is_quiet(tmp_path, one):
+    save(tmp_path, one, LatencyModel({1: 1.12, 16: 1.5}))
+    found = json.loads((tmp_path / "batch-latency.json").read_text())
+    del next(iter(found.values()))["quiet"]
+    (tmp_path / "batch-latency.json").write_text(json.dumps(found))
+    assert load(tmp_path, one) == SavedLatency({1: pytest.approx(1.12), 16: pytest.approx(1.5)}, 0.0, None)
+    model = CountingModel()
+    model.decode = lambda tokens, outputs, width=0: setattr(model, "now", model.now + 1.2)  # beside other programs
+    latency, _ = load_or_measure(model, one, tmp_path, model.clock, quiet=False)
+    assert not latency.trusted
+    assert latency.seconds(1) == pytest.approx(1.17, rel=0.05)
+    model = CountingModel()
+    latency, notes = load_or_measure(model, one, tmp_path, model.clock)
+    assert (latency.trusted, notes) == (True, [])
+    assert latency.seconds(1) == pytest.approx(11e-5)
+
+
+def test_a_measurement_that_is_stopped_changes_nothing(tmp_path, one):
+    model, left = CountingModel(), iter([True, True, False])
+    assert latency_cache.measure(model, one, model.clock, None, 0.5, lambda: next(left)) is None
+    assert (model.batches, model.length) == (2, 0)
 
 
 def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):

@@ -18,6 +18,7 @@ from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.base import Policy
+from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import DraftToken
@@ -128,6 +129,7 @@ class TableModel:
         self.widths = []  # of every call
         self.batch = 512
         self.spoilt = False  # has given a row that cannot be used
+        self.timed = False
         self.first = lambda: 0  # a draft may have forgotten the text before this place
         self._buffer = np.zeros((capacity + 1, self.vocab_size), np.float32)
 
@@ -136,8 +138,9 @@ class TableModel:
         return len(self.cache)
 
     def decode(self, tokens, outputs, width=0):
-        self.decodes.append((tuple(tokens), outputs))
-        self.widths.append(width)
+        if not self.timed:
+            self.decodes.append((tuple(tokens), outputs))
+            self.widths.append(width)
         self.clock.now += self.seconds
         before, after = len(self.cache), [*self.cache, *tokens]
         said = [token if token < self.vocab_size else 0 for token in self.text]
@@ -163,16 +166,19 @@ class TableModel:
         self._buffer.fill(np.nan)  # rows are valid until the next call
         for row in range(outputs):
             self._buffer[row] = self.table(after[: len(after) - outputs + row + 1])
-        self.spoilt = not np.isfinite(self._buffer[:outputs, : self.shared].max(axis=1)).all()
+        if not self.timed:  # whose rows nobody looks at
+            self.spoilt = not np.isfinite(self._buffer[:outputs, : self.shared].max(axis=1)).all()
         return self._buffer[:outputs]
 
     def rewind(self, length):
         if not 0 <= length <= len(self.cache):
             raise BrokenError(f"rewind to {length} of {len(self.cache)}")
         del self.cache[length:]
+        self.timed = False
 
     def mark(self):
         """Any length can be gone back to."""
+        self.timed = True
 
 
 def prefill(target, prompt, drafters=(), policy=None, **rest):
@@ -217,6 +223,9 @@ class Scripted:
 
     def catch_up(self, _text, _rule, _most):
         return []
+
+    def time_token(self, _text, _clock):
+        return None
 
     def commit(self, length):
         self.start(length + 1)
@@ -291,6 +300,17 @@ class Whim:
         assert 0 < outcome.verify_s <= outcome.total_s
         self.open, self.taken = False, 0
 
+    def probe(self, name, pending):
+        assert self.open
+        assert not self.taken
+        assert pending > 0
+        self.timed = name if self.rng.random() < 0.1 else ""
+        return self.timed
+
+    def probed(self, name, seconds):
+        assert name == self.timed
+        assert seconds is None or seconds > 0
+
     def catch_up_count(self, _name, pending):
         assert self.open
         assert not self.taken
@@ -350,7 +370,9 @@ def whim(seed, *more):
 def adaptive(points, draft=None, **latency):
     def make():
         target = LatencyModel(points, **latency)
-        return Adaptive(target, None if draft is None else {"draft": LatencyModel(draft)}), target.width
+        return Adaptive(
+            target, None if draft is None else {"draft": DraftLatency(LatencyModel(draft), target)}
+        ), target.width
 
     return make
 

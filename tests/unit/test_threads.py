@@ -144,9 +144,15 @@ def test_a_number_of_threads_that_was_given_stays(machine: Machine) -> None:
     machine.others = 2.0
     threads = machine.threads(fixed=2)
     assert threads.start() == 2
+    assert threads.quiet  # nothing was seen yet
     machine.pass_time(5.0)
     assert not threads.look()
-    assert machine.reads == 0
+    assert threads.count == 2
+    assert not threads.quiet
+    machine.others = 0.0
+    machine.pass_time(0.6)
+    assert not threads.look()
+    assert threads.quiet
 
 
 def test_the_systems_own_counters_see_a_busy_program() -> None:

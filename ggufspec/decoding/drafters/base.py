@@ -76,6 +76,13 @@ class Drafter(Protocol):
         """
         ...
 
+    def time_token(self, text: Sequence[int], clock: Callable[[], float]) -> float | None:
+        """Seconds to decode one of the tokens that it has yet to read, the shorter of two times; it forgets that again.
+
+        None if it cannot be tried now.
+        """
+        ...
+
     def commit(self, length: int) -> None:
         """The first ``length`` tokens of the text are final, and only these."""
         ...

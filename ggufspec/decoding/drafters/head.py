@@ -7,12 +7,13 @@ what was rejected is never read. (llama.cpp's common/speculative.cpp catches up 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ggufspec.decoding.drafters.base import Candidate, Parts, RowDrafter, ShadowEvaluation
 from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.policy.timing import time_batch
 from ggufspec.decoding.rules.base import Rule
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context, Logits
@@ -75,6 +76,13 @@ class HeadDrafter(RowDrafter):
             return []
         rows = self.read(text[:end], ROWS)[:, : self._shared_vocab]
         return self._foretold(rows, text, end, rule)
+
+    def time_token(self, text: Sequence[int], clock: Callable[[], float]) -> float | None:
+        if self.failure or self.head.shares_cache or self._read >= self.head.capacity:
+            return None  # a cache that is the target's would be overwritten
+        self._chain = []
+        self._rewind()
+        return min(time_batch(self.head, clock, text[-1:], 1) for _ in range(2))
 
     def commit(self, length: int) -> None:
         self._chain = []

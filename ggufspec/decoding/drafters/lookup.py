@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -198,6 +198,9 @@ class LookupDrafter:
         seen = self._unreported + self._append(text, len(text))
         self._unreported = []
         return seen
+
+    def time_token(self, text: Sequence[int], clock: Callable[[], float]) -> float | None:  # noqa: ARG002
+        return None
 
     def commit(self, length: int) -> None:
         self._certain = length

@@ -25,10 +25,12 @@ from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.policy.constants import CONSTANTS
+from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.estimator import LOOKUP, MODEL, AcceptanceEstimator, shifted
 from ggufspec.decoding.policy.latency import LatencyModel
 
 _AHEAD = 16  # tokens that a decision looks ahead
+PROBE_TOKENS = 2  # that a probe decodes: the shorter time counts
 # How much better or worse than expected a drafter may be, in standard deviations, and how likely that is: a normal
 # distribution's mean is exact with these three up to the fifth power (Gauss and Hermite).
 _LEVELS = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
@@ -48,7 +50,7 @@ class Adaptive(Policy):
 
     Args:
         target: the target's latency model.
-        drafts: the latency models of drafters that decode, by name; a drafter that is not among them costs nothing.
+        drafts: the latencies of drafters that decode, by name; a drafter that is not among them costs nothing.
         estimators: what earlier answers taught about each drafter; it fades, and this answer adds to it.
         back_off: what they taught about deciding.
         trials: what finding out took so far.
@@ -57,7 +59,7 @@ class Adaptive(Policy):
     def __init__(
         self,
         target: LatencyModel,
-        drafts: Mapping[str, LatencyModel] | None = None,
+        drafts: Mapping[str, DraftLatency] | None = None,
         estimators: dict[str, AcceptanceEstimator] | None = None,
         back_off: BackOff | None = None,
         trials: Trials | None = None,
@@ -70,11 +72,14 @@ class Adaptive(Policy):
             estimator.fade()
         self._back_off = back_off or BackOff()
         self._back_off.begin_answer()
-        rounds = CONSTANTS.initial_rounds
-        self._tokens, self._seconds = float(rounds), rounds * target.seconds(1)
+        # Of the last rounds: tokens, and how many target-only tokens their time was worth at the speed of that time
+        self._tokens = self._worth = float(CONSTANTS.initial_rounds)
         self._begun: set[str] = set()  # drafters that have read the prompt, or as much of it as is worth it
         self._looked: dict[str, int] = {}  # unread tokens when it was last thought of catching up
         self.hoped: dict[str, float] = {}
+        self._refused: dict[
+            str, tuple[float, float]
+        ] = {}  # doubt about a draft, and time, that may make a probe worth it
         self._charged = 0.0  # share of the reading under way that is for finding out
         self._in_large = 1.0  # seconds for a token beyond the widest batch of a round, of those for one in it
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
@@ -91,9 +96,8 @@ class Adaptive(Policy):
 
     @property
     def rate(self) -> float:
-        """Tokens per second to beat."""
-        target_only = 1 / self.target.seconds(1)
-        return max(target_only, self._tokens / self._seconds)
+        """Tokens per second to beat: the last rounds' gain at the target's present speed, but at least target-only."""
+        return max(1.0, self._tokens / self._worth) / self.target.seconds(1)
 
     def is_backing_off(self) -> bool:
         self._backing_off = self._back_off.begin_round()
@@ -160,8 +164,6 @@ class Adaptive(Policy):
         self._last_width = outcome.width
         total_s = outcome.total_s + outcome.learning_s
         self._trials.elapsed_s += total_s
-        self._tokens = decay * self._tokens + outcome.emitted
-        self._seconds = decay * self._seconds + total_s
         if back_off.active:  # the round before was
             back_off.learning_s = outcome.learning_s
         if switched or (self._verified and not self._backing_off):
@@ -169,6 +171,8 @@ class Adaptive(Policy):
             self.target.observe(outcome.width, outcome.verify_s)
         else:
             back_off.undrafted.append((outcome.width, outcome.verify_s))
+        self._tokens = decay * self._tokens + outcome.emitted
+        self._worth = decay * self._worth + total_s / self.target.seconds(1)
         if self._backing_off:
             back_off.observe_idle(outcome)
             return
@@ -182,7 +186,39 @@ class Adaptive(Policy):
         for (name, count), spent in self._proposed.items():
             draft = self.drafts[name]
             if count <= draft.limit:
-                draft.observe(draft.width(count), sum(spent) / len(spent))
+                draft.observe(count, sum(spent) / len(spent), self._trials.elapsed_s)
+
+    def probe(self, name: str, pending: int) -> str:
+        draft, now_s = self.drafts.get(name), self._trials.elapsed_s
+        if draft is None or (spread := draft.spread(now_s)) < CONSTANTS.stale:
+            return ""
+        doubt, again_s = self._refused.get(name, (0.0, 0.0))
+        if spread < doubt and now_s < again_s:
+            return ""
+        if PROBE_TOKENS * draft.seconds(1) > self._allowance_s(first=False):
+            return ""
+        estimator, stale = self.estimator(name), 1 - math.exp(-pending / CONSTANTS.forgotten)
+        hoped = self._hoped(estimator, name, stale, draft.cheaper(now_s))
+        if hoped * self._horizon * CONSTANTS.reading_share < self._rate * PROBE_TOKENS * draft.seconds(1):
+            self._refused[name] = spread + CONSTANTS.stale / 2, now_s + ROWS / self._rate
+            return ""
+        self.hoped[name] = hoped * self._horizon
+        since = "since the draft was last timed"
+        change = draft.target_change
+        if CONSTANTS.unshared_change * abs(math.log(change)) > CONSTANTS.stale / 2:
+            return f"a token of the target takes {change:.2g} times as long {since}"
+        return f"it has been {draft.age_s(now_s):.0f} s of decoding {since}"
+
+    def probed(self, name: str, seconds: float | None) -> None:
+        if seconds is None:
+            self._refused[name] = math.inf, math.inf
+            return
+        trials = self._trials
+        trials.spent_s += PROBE_TOKENS * seconds
+        trials.elapsed_s += PROBE_TOKENS * seconds
+        self.drafts[name].observe(1, seconds, trials.elapsed_s)
+        self._refused.pop(name, None)
+        self._looked.pop(name, None)  # whether it catches up is decided anew
 
     def catch_up_count(self, name: str, pending: int) -> int:
         if name not in self.drafts or pending <= ROWS:
@@ -210,13 +246,7 @@ class Adaptive(Policy):
         expected_s = known * worth_s * max(0.0, self._gain(estimator, name, 0.0))
         allowance_s = self._allowance_s(first=first)
         if allowance_s > expected_s:
-            hoped_s = worth_s * sum(
-                weight * max(0.0, self._gain(estimator, name, level * estimator.spread)) for level, weight in _LEVELS
-            )
-            if stale:
-                hoped_s = (1 - stale) * hoped_s + stale * worth_s * max(
-                    0.0, self._gain(AcceptanceEstimator(), name, 0.0)
-                )
+            hoped_s = worth_s * self._hoped(estimator, name, stale)
             most_s = max(expected_s, min(allowance_s, hoped_s))
         else:
             most_s = hoped_s = expected_s
@@ -233,6 +263,20 @@ class Adaptive(Policy):
             self._charged = max(0.0, 1 - expected_s / self._reading_s(name, count)) if count else 0.0
         return count
 
+    def _hoped(self, estimator: AcceptanceEstimator, name: str, stale: float, cheaper: float = 1.0) -> float:
+        """Tokens gained for each token of the text: the mean over how good the drafter may be.
+
+        ``stale`` is how much of what is known of it may hold no more; it takes ``cheaper`` of the expected time.
+        """
+        cost_s = self._cost_s(name, 1) * cheaper
+        hoped = sum(
+            weight * max(0.0, self._gain(estimator, name, level * estimator.spread, cost_s))
+            for level, weight in _LEVELS
+        )
+        if stale:
+            hoped = (1 - stale) * hoped + stale * max(0.0, self._gain(AcceptanceEstimator(), name, 0.0, cost_s))
+        return hoped
+
     def _allowance_s(self, *, first: bool) -> float:
         trials, horizon_s = self._trials, self._horizon / self._rate
         if first and trials.answers == 1:
@@ -240,11 +284,14 @@ class Adaptive(Policy):
         token_s = self.target.seconds(1)
         return CONSTANTS.later_share * (trials.elapsed_s + horizon_s) + CONSTANTS.credit * token_s - trials.spent_s
 
-    def _gain(self, estimator: AcceptanceEstimator, name: str, shift: float) -> float:
-        """Tokens gained for each token of the text by asking in every round, of a drafter ``shift`` nats better."""
+    def _gain(self, estimator: AcceptanceEstimator, name: str, shift: float, cost_s: float | None = None) -> float:
+        """Tokens gained for each token of the text by asking in every round, of a drafter ``shift`` nats better.
+
+        ``cost_s`` are the seconds of a drafted token; None: as expected.
+        """
         run = shifted(estimator.run, shift)
         runs = list(accumulate(run**number for number in range(_AHEAD)))
-        drafting = self._rate * self._cost_s(name, 1)
+        drafting = self._rate * (self._cost_s(name, 1) if cost_s is None else cost_s)
         ways = [(runs[i], price - self._price[0] + drafting * i) for i, price in enumerate(self._price[1 : 1 + _AHEAD])]
         gain, tokens = -drafting, 1.0
         for usual, chance in estimator.outlook(0):

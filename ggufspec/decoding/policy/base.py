@@ -63,6 +63,16 @@ class Policy:
     def observe_round(self, outcome: Outcome) -> None:
         """The round has ended."""
 
+    def probe(self, name: str, pending: int) -> str:  # noqa: ARG002
+        """Why a drafter with ``pending`` tokens to read is timed for one token now; empty: it is not.
+
+        Its latency is stale, and what it may save if it is faster than expected is worth the time.
+        """
+        return ""
+
+    def probed(self, name: str, seconds: float | None) -> None:
+        """What a token of the draft takes; None if it cannot be timed now."""
+
     def catch_up_count(self, name: str, pending: int) -> int:  # noqa: ARG002
         """How many of the last ``pending`` tokens a drafter that has not read them reads now; 0 for none."""
         return 0

@@ -29,6 +29,13 @@ class Constants:
     catch_up_window: int = 4 * ROWS  # tokens that are read where all that were missed would take too long
     amortised_rounds: int = 8  # that pay for catching up, as far as it is wanted: 011, else 3 to 8 % is lost
 
+    # ---- how stale a draft's latency is: 046, lived-in.json (tests/evidence/lived_in.py)
+    unshared_change: float = 0.7  # standard deviation of a draft's change in speed, relative to the target's, in nats
+    drift_per_s: float = 1 / 600  # squared nats a second, of a draft that is not timed
+    hopeful: float = 1.3  # standard deviations by which a draft may be faster than expected: one in ten
+    stale: float = 0.25  # nats: a draft that is known better is not timed for its own sake
+    probe_rounds: int = 8  # from one look at whether to probe to the next
+
     # ---- back-off
     back_off_share: float = 0.01  # for deciding without a gain: 011, 0.005 misses where the text begins to repeat
     least_patience: float = 0.25  # of the cooldown that this makes, the first one,

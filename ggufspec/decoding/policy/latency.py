@@ -147,6 +147,21 @@ class LatencyModel:
         if any(abs(now - built) > _MOVED for now, built in zip(state[1:], self._built, strict=True)):
             self._build()
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation, in nats, of what all widths have in common now."""
+        return sqrt(self._covariance[0][0])
+
+    def move(self, nats: float, spread: float) -> None:
+        """All widths take exp(``nats``) times as long, give or take ``spread`` nats: known from something else."""
+        self._state[0] += nats
+        self._covariance[0][0] += spread**2
+        self._factor = exp(self._state[0])
+
+    def become(self, measured: LatencyModel) -> None:
+        """Go on from another measurement of the same model."""
+        vars(self).update(vars(measured))
+
     def points(self) -> dict[int, float]:
         """Seconds by width as they are now, of the widths that were measured or have run."""
         return {width: seconds * self._factor for width, seconds in self.own_points().items()}

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ggufspec.decoding.policy import timing
 from ggufspec.decoding.policy.latency import LatencyModel
-from ggufspec.decoding.policy.timing import measure, spot_check
 from ggufspec.decoding.widths import strict_widths
 from ggufspec.files.cache import Table
 from ggufspec.hardware import gpus, host
@@ -72,11 +72,12 @@ class SavedLatency:
     points: dict[int, float]
     switch_s: float
     widths: tuple[int, ...] | None  # the strict class; None if every width may be used
+    quiet: bool = False  # nothing disturbed the measurement; unknown of what earlier versions saved
 
-    def model(self, limit: int, *, can_pad: bool, trusted: bool = True) -> LatencyModel:
+    def model(self, limit: int, *, can_pad: bool) -> LatencyModel:
         """The model, of batches up to ``limit``; ValueError if the numbers are not those of a latency model."""
         return LatencyModel(
-            self.points, widths=self.widths, switch_s=self.switch_s, trusted=trusted, limit=limit, can_pad=can_pad
+            self.points, widths=self.widths, switch_s=self.switch_s, trusted=self.quiet, limit=limit, can_pad=can_pad
         )
 
 
@@ -99,51 +100,81 @@ def load(folder: Path, key: Key) -> SavedLatency | None:
 
 
 def save(folder: Path, key: Key, latency: LatencyModel) -> None:
-    """Cache a latency model as the batches that ran have left it, unless it was never measured undisturbed.
+    """Cache a latency model as the batches that ran have left it; a disturbed one only if there is no other.
 
     What all widths had in common, a long text or other programs, ended with the run and is left out.
     """
-    if latency.trusted:
-        saved = SavedLatency(latency.own_points(), latency.switch_s, latency.widths)
-        _table(folder).put(_name(key), saved)
+    mine = SavedLatency(latency.own_points(), latency.switch_s, latency.widths, latency.trusted)
+    _table(folder).update(_name(key), lambda saved: saved if saved and saved.quiet and not mine.quiet else mine)
 
 
 def load_or_measure(
-    model: Context | Head, key: Key, folder: Path | None, clock: Callable[[], float], *, budget_s: float = 0.5
+    model: Context | Head,
+    key: Key,
+    folder: Path | None,
+    clock: Callable[[], float],
+    *,
+    budget_s: float = 0.5,
+    quiet: bool = True,
 ) -> tuple[LatencyModel, list[str]]:
     """The latency model of a model, from the last run or measured now, and sentences for the user.
 
-    What is measured undisturbed is cached at once; what was cached is compared with two batches of now. In strict mode
-    the class of widths is found first, and the model's KV cache is empty afterwards; else it is as it was.
+    What was cached is compared with two batches of now. What was disturbed when it was measured is measured again if
+    the machine is ``quiet`` now. In strict mode the class of widths is found first, and the model's KV cache is empty
+    afterwards; else it is as it was.
 
     Raises:
         ModelError: strict mode is wanted and there is no class of widths.
     """
     notes = []
     saved = load(folder, key) if folder else None
-    if saved is not None and (model.can_pad or saved.widths is None):
+    if saved is not None and (saved.quiet or not quiet) and (model.can_pad or saved.widths is None):
         latency = saved.model(key.limit, can_pad=model.can_pad)
-        seconds = spot_check(model, clock, latency.width(1), key.outputs)
+        seconds = timing.spot_check(model, clock, latency.width(1), key.outputs)
         if seconds >= _BUSY * latency.seconds(1):
             latency.observe(latency.width(1), seconds)
             return latency, []
         notes.append(f"cached timings of {key.name} are of a busier machine: measured again")
-    widths = strict_widths(model, key.limit) if key.strict and not isinstance(model, Head) else None
-    streams = key.op_offload and streaming_card([one.name for one in devices.offloading(devices.devices())])
-    measured = measure(
-        model,
-        clock,
-        limit=key.limit,
-        budget_s=budget_s,
-        allowed=widths,
-        outputs=key.outputs,
-        streams_from=key.op_offload_min_batch if streams else 0,
-    )
-    found = SavedLatency(measured.points, measured.switch_s, widths)
-    latency = found.model(key.limit, can_pad=model.can_pad, trusted=measured.trusted)
+    widths = saved.widths if saved is not None and model.can_pad else None
+    if key.strict and widths is None and not isinstance(model, Head):
+        widths = strict_widths(model, key.limit)
+    found = measure(model, key, clock, widths, budget_s)
+    assert found is not None
+    latency, note = found
     if folder:
         save(folder, key, latency)
-    return latency, [*notes, measured.note] if measured.note else notes
+    return latency, [*notes, note] if note else notes
+
+
+def measure(
+    model: Context | Head,
+    key: Key,
+    clock: Callable[[], float],
+    widths: tuple[int, ...] | None,
+    budget_s: float,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> tuple[LatencyModel, str] | None:
+    """The latency model of what batches take now, and a sentence for the user if that was disturbed.
+
+    ``widths`` are those that may be used, None for all. ``goes_on`` is asked before every batch: None if it said no.
+    """
+    streams = key.op_offload and streaming_card([one.name for one in devices.offloading(devices.devices())])
+    try:
+        measured = timing.measure(
+            model,
+            clock,
+            limit=key.limit,
+            budget_s=budget_s,
+            allowed=widths,
+            outputs=key.outputs,
+            streams_from=key.op_offload_min_batch if streams else 0,
+            with_gpus=key.placement.gpu_layers != 0,
+            goes_on=goes_on,
+        )
+    except timing.StoppedError:
+        return None
+    saved = SavedLatency(measured.points, measured.switch_s, widths, measured.trusted)
+    return saved.model(key.limit, can_pad=model.can_pad), measured.note
 
 
 def _table(folder: Path) -> Table[SavedLatency]:

@@ -11,6 +11,7 @@ from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Policy
+from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.experience import PairExperience
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.errors import ModelError
@@ -24,7 +25,7 @@ class PairLatency:
     """The latency models of a pair: measured when they are needed first, refreshed while it runs, cached.
 
     Target-only, or a draft of fixed length, needs none outside strict mode. What is needed is measured by
-    :meth:`configure`.
+    :meth:`configure`, and what was disturbed then by :meth:`refresh`. ``quiet`` says whether the machine is idle now.
 
     Attributes:
         notes: sentences for the user.
@@ -42,17 +43,18 @@ class PairLatency:
         options: DecoderOptions,
         cache: Path | None,
         experience: PairExperience,
+        quiet: Callable[[], bool] = lambda: True,
     ) -> None:
         self.notes: list[str] = []
         self.refusal = ""
         self.draft_max = options.draft_max
         self._contexts = target, draft
-        self._experience = experience
+        self._experience, self._quiet = experience, quiet
         self._loaded, self._cache = options, cache
         self._options, self._back_off = options, BackOff()
-        self._models: list[tuple[latency_cache.Key, LatencyModel]] = []
+        self._models: list[tuple[Context | Head, latency_cache.Key, LatencyModel, float]] = []  # the last: its budget
         self._target: LatencyModel | None = None
-        self._draft: LatencyModel | None = None
+        self._draft: DraftLatency | None = None
         if options.strict and target.rewind_kind != "exact":
             raise ModelError(
                 f"{STRICT_IMPOSSIBLE} with {target.model.path.name}: what is accepted of a draft is decoded "
@@ -75,7 +77,9 @@ class PairLatency:
             self._target = self._measured(target, key, report=adaptive)
         if adaptive and options.needs_draft and draft is not None and self._draft is None:
             key = latency_cache.key(draft.model.path, loaded.draft_placement, loaded.draft_context(), outputs=1)
-            self._draft = self._measured(draft, key, budget_s=DRAFT_BUDGET_S)
+            assert self._target is not None
+            own = self._measured(draft, key, budget_s=DRAFT_BUDGET_S)
+            self._draft = DraftLatency(own, self._target, same_device=self._same_device(draft))
         # Only what is above can fail.
         if options != self._options:
             self._options, self._back_off = options, BackOff()
@@ -89,15 +93,44 @@ class PairLatency:
                 again = target.rewind_kind == "checkpoint"
                 self.refusal = refusal(self._target, draft_s, self.draft_max, again=again)
 
+    def _same_device(self, draft: Context | Head) -> bool:
+        """Whether both models compute on the CPU alone, or on GPUs alone."""
+        target, draft_model = self._contexts[0].model, draft.model
+        if not target.gpu_layers or not draft_model.gpu_layers:
+            return not target.gpu_layers and not draft_model.gpu_layers
+        return all(one.gpu_layers > one.layers for one in (target, draft_model))
+
     def _measured(
         self, context: Context | Head, key: latency_cache.Key, budget_s: float = 0.5, *, report: bool = True
     ) -> LatencyModel:
         if context.capacity - context.length < key.limit:
             context.rewind(0)
-        latency, notes = latency_cache.load_or_measure(context, key, self._cache, time.perf_counter, budget_s=budget_s)
+        latency, notes = latency_cache.load_or_measure(
+            context, key, self._cache, time.perf_counter, budget_s=budget_s, quiet=self._quiet()
+        )
         self.notes += notes if report else ()  # for widths alone a rough guess is good enough
-        self._models.append((key, latency))
+        self._models.append((context, key, latency, budget_s))
         return latency
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a latency model was disturbed when it was measured."""
+        return any(not latency.trusted for _, _, latency, _ in self._models)
+
+    def refresh(self, goes_on: Callable[[], bool]) -> None:
+        """Measure again what was disturbed, while no answer is given and the machine is idle.
+
+        The KV caches stay as they are. ``goes_on`` is asked before every batch; False ends it, and nothing has changed.
+        """
+        for context, key, latency, budget_s in self._models:
+            if latency.trusted or context.capacity - context.length < key.limit:
+                continue
+            fresh = latency_cache.measure(context, key, time.perf_counter, latency.widths, budget_s, goes_on)
+            if fresh is None or not fresh[0].trusted:
+                return
+            latency.become(fresh[0])
+            if self._draft is not None:
+                self._draft.timed(self._experience.trials.elapsed_s)
 
     def policy(self) -> Policy:
         if self._options.draft_policy == "fixed":
@@ -123,12 +156,12 @@ class PairLatency:
 
     @property
     def draft_width(self) -> Callable[[int], int]:
-        return self._draft.width if self._draft and self._in_use else lambda count: count
+        return self._draft.model.width if self._draft and self._in_use else lambda count: count
 
     def save(self) -> None:
-        """Cache the models as the batches that ran have left them."""
-        if self._cache is not None:
-            for key, latency in self._models:
+        """Cache the models as the batches that ran have left them, if these were not disturbed in the end."""
+        if self._cache is not None and self._quiet():
+            for _, key, latency, _ in self._models:
                 latency_cache.save(self._cache, key, latency)
 
 

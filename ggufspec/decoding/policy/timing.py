@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ggufspec.hardware import host
+from ggufspec.hardware.disturbance import Counters
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
@@ -36,12 +38,16 @@ _TOO_FAST = 0.6  # a batch of half the tokens took longer than this share says: 
 _TOO_SLOW = 1.5  # so many times what the same tokens take in narrower batches: it was disturbed
 
 
+class StoppedError(Exception):
+    """A measurement was stopped; the cache is as it was."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     points: dict[int, float]  # seconds by width
     switch_s: float  # what a batch costs more whose width is not the last one's; 0 if it is lost in the rest
-    trusted: bool  # whether two timings of every width agreed
-    note: str = ""  # a sentence for the user if they did not
+    trusted: bool  # two timings of every width agreed, and nothing is known to have disturbed them
+    note: str = ""  # else a sentence for the user
 
 
 def measure(
@@ -53,6 +59,9 @@ def measure(
     allowed: Collection[int] | None = None,
     outputs: int | None = None,
     streams_from: int = 0,
+    counters: Callable[[], Counters] = Counters.now,
+    with_gpus: bool = False,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> Measured:
     """Time batches of some widths after the text in the cache, which is afterwards as it was.
 
@@ -64,14 +73,26 @@ def measure(
     Of the ``allowed`` widths up to ``limit`` (None: all) 1, 2, 4 and 8 are timed even if they take more than
     ``budget_s``, and 16 within three times as much. From ``streams_from`` tokens on a card computes with the host's
     weights, so that nothing narrower tells what this width takes: it is timed, too. A batch has ``outputs`` rows of
-    logits at most; None: all, as a verification has.
+    logits at most; None: all, as a verification has. The ``counters`` tell what else happened meanwhile, ``with_gpus``
+    on the GPUs, too. ``goes_on`` is asked before every batch.
 
     Raises:
         ValueError: no width may be used.
+        StoppedError: it shall not go on.
     """
     needed, others = _widths(min(limit, max(model.capacity - model.length, 1)), allowed)
     text = model.model.sample_tokens(_TEXT)
-    timer = _Timer(lambda width: _once(model, clock, text, width, outputs), clock, budget_s)
+    before: Counters | None = None
+
+    def once(width: int) -> float:
+        nonlocal before
+        if not goes_on():
+            raise StoppedError
+        seconds = _once(model, clock, text, width, outputs)
+        before = before or counters()  # the first batch reads weights from the disk that are not in memory
+        return seconds
+
+    timer = _Timer(once, clock, budget_s)
     for width in needed:
         timer.visit(width)
     for width in others:
@@ -95,7 +116,14 @@ def measure(
     if streams_from in others and streams_from not in timer.timings:
         timer.once(streams_from)  # the first has the card's buffers to make
         timer.again(streams_from)
-    return timer.result()
+    measured = timer.result()
+    assert before is not None
+    reason = counters().since(before, with_gpus=with_gpus).reason(host.physical_cores(), host.usable_cpus())
+    if not reason:
+        return measured
+    return replace(
+        measured, trusted=False, note=f"batches were timed while {reason}: drafting begins with a rough guess"
+    )
 
 
 def spot_check(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
@@ -107,12 +135,16 @@ def spot_check(model: Context | Head, clock: Callable[[], float], width: int, ou
 def _once(
     model: Context | Head, clock: Callable[[], float], text: Sequence[int], width: int, outputs: int | None
 ) -> float:
-    """Seconds of one batch of ``text`` after what is in the cache."""
-    found = model.length
     tokens = [text[i % len(text)] for i in range(width)]
+    return time_batch(model, clock, tokens, width if outputs is None else min(width, outputs))
+
+
+def time_batch(model: Context | Head, clock: Callable[[], float], tokens: Sequence[int], outputs: int) -> float:
+    """Seconds of one batch after what is in the cache, which is left as it was."""
+    found = model.length
     model.mark()
     began = clock()
-    model.decode(tokens, width if outputs is None else min(width, outputs))
+    model.decode(tokens, outputs)
     seconds = clock() - began
     model.rewind(found)
     return max(seconds, 1e-9)  # the clock may be coarse
