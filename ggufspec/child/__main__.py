@@ -52,7 +52,10 @@ def _next(
         try:
             return requests.get(timeout=_IDLE_S)
         except queue.Empty:
-            idle = idle if idle(requests.empty) else None
+            try:
+                idle = idle if idle(requests.empty) else None
+            except GgufspecError:  # the next request will say so, if it matters to it
+                idle = None
     return requests.get()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -24,9 +25,10 @@ from processes import PATIENCE_S, all_end, eventually
 
 from ggufspec import child
 from ggufspec.child import Interrupted, Session, call, job
+from ggufspec.child import __main__ as child_main
 from ggufspec.child.death import died as _died
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.errors import ChildError, UsageError
+from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.hardware.backends import backend_of
 
 ENDLESS = 1_000_000_000
@@ -265,6 +267,31 @@ def test_the_job_frees_what_it_holds_in_the_end(tmp_path: Path) -> None:
     with Session() as session:
         opened(session, how=str(tmp_path / "said"))
     assert (tmp_path / "said").read_text() == "freed"
+
+
+def test_a_job_may_use_the_pause_between_two_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called until it has nothing left to do, and told whether a request has come meanwhile."""
+    monkeypatch.setattr(child_main, "_IDLE_S", 0.01)
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    request, seen = (0, {}, threading.Event()), []
+
+    def idle(goes_on: Callable[[], bool]) -> bool:
+        seen.append(goes_on())
+        if len(seen) == 2:
+            requests.put(request)
+            seen.append(goes_on())
+        return True
+
+    assert child_main._next(requests, idle) == request
+    assert seen == [True, True, False]
+
+    def fails(_: Callable[[], bool]) -> bool:
+        requests.put(None)
+        raise GgufspecError("no room", "try less")
+
+    assert child_main._next(requests, fails) is None
+    requests.put(request)
+    assert child_main._next(requests, lambda _: False) == request
 
 
 def test_an_error_leaves_the_session_as_it_is() -> None:

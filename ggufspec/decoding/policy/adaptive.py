@@ -84,6 +84,7 @@ class Adaptive(Policy):
         self._in_large = 1.0  # seconds for a token beyond the widest batch of a round, of those for one in it
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
         self._last_width: int | None = None
+        self._checks = CONSTANTS.most_checks  # of what a single token takes, in a row
         self._backing_off = False  # in this round
         self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and tokens read
         self._verified = 0
@@ -119,13 +120,29 @@ class Adaptive(Policy):
         self._runs: dict[str, list[float]] = {}
         self._proposed.clear()
         # (limit + 1,) tokens that the time to verify i drafted tokens and one more is worth
-        self._price = [self._rate * seconds for seconds in self.target.up_to(self._limit + 1, self._last_width)]
+        seconds = self.target.up_to(self._limit + 1, self._last_width)
+        self._price = [self._rate * one for one in seconds]
+        self._checks_target_only = self._doubts_target_only(seconds)
         self._chain: list[tuple[str, float, float]] = []  # drafter, confidence, chance that all up to here are accepted
         self._verified = 0
 
+    def _doubts_target_only(self, seconds: Sequence[float]) -> bool:
+        """Whether this round drafts nothing, to see what drafts must beat.
+
+        No single token was decoded since the machine changed, or it seems to take longer than wider batches, of which
+        (limit + 1,) ``seconds`` are expected. Where it really does, a few rounds have shown it.
+        """
+        if self.target.doubt(self.target.width(1)) > CONSTANTS.stale:
+            return True
+        if min(seconds) > CONSTANTS.impossible * seconds[0]:
+            self._checks = CONSTANTS.most_checks
+            return False
+        self._checks -= 1
+        return self._checks >= 0
+
     def choose(self, confidences: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
         position = len(self._chain)
-        if position >= self._limit:
+        if position >= self._limit or self._checks_target_only:
             return None
         self._begun.update(name for name, unread in pending.items() if unread <= ROWS)
         values = {name: self._value_of(name, confidence, position) for name, confidence in confidences.items()}

@@ -29,12 +29,13 @@ class Constants:
     catch_up_window: int = 4 * ROWS  # tokens that are read where all that were missed would take too long
     amortised_rounds: int = 8  # that pay for catching up, as far as it is wanted: 011, else 3 to 8 % is lost
 
-    # ---- how stale a draft's latency is: 046, lived-in.json (tests/evidence/lived_in.py)
+    # ---- how stale a latency is: 048, lived-in.json (tests/evidence/lived_in.py)
     unshared_change: float = 0.7  # standard deviation of a draft's change in speed, relative to the target's, in nats
-    drift_per_s: float = 1 / 600  # squared nats a second, of a draft that is not timed
+    drift_per_s: float = 1 / 1500  # squared nats a second, of a draft that is not timed
     hopeful: float = 1.3  # standard deviations by which a draft may be faster than expected: one in ten
     stale: float = 0.25  # nats: a draft that is known better is not timed for its own sake
-    probe_rounds: int = 8  # from one look at whether to probe to the next
+    impossible: float = 0.8  # of a single token's time: a wider batch that takes less shows that it was mistimed
+    most_checks: int = 3  # rounds in a row without a draft, to see what a single token takes
 
     # ---- back-off
     back_off_share: float = 0.01  # for deciding without a gain: 011, 0.005 misses where the text begins to repeat

@@ -52,13 +52,12 @@ class DraftLatency:
     def spread(self, now_s: float) -> float:
         """Return the standard deviation of log seconds, in nats, at ``now_s`` seconds of decoding."""
         change = CONSTANTS.unshared_change * log(self.target_change)
-        return sqrt(self.model.spread**2 + change**2 + CONSTANTS.drift_per_s * self.age_s(now_s))
+        return sqrt(change**2 + CONSTANTS.drift_per_s * self.age_s(now_s))
 
     def observe(self, count: int, seconds: float, now_s: float) -> None:
         """A batch of ``count`` tokens took so long, at ``now_s`` seconds of decoding."""
-        spread = self.spread(now_s)
         moved = log(self.target_change) if self._same_device else 0.0
-        self.model.move(moved, sqrt(max(0.0, spread**2 - self.model.spread**2)))
+        self.model.move(moved, self.spread(now_s))
         self.timed(now_s)
         self.model.observe(self.model.width(count), seconds)
 

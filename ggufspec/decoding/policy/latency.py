@@ -22,6 +22,7 @@ _MOVED = 0.02  # nats that a width must have moved before the best widths are lo
 _NOISE = 0.1  # of one batch's time
 _SHARED, _SHARED_STEP = 0.2, 0.03  # of the shared factor: at first, and its drift from batch to batch
 _MEASURED, _GUESSED, _OWN_STEP = 0.05, 0.3, 0.003  # of a width's own point, measured or not; its drift
+_RESHAPED = 0.3  # of what all widths feel alike: by how much the others' own points may have moved with it
 _SURPRISE = 2.0  # standard deviations beyond which a time is cut off
 _CUT = log(2)  # what is believed of a surprise that is not the first
 
@@ -142,15 +143,18 @@ class LatencyModel:
             gain = common / variance
             state[part] += gain * believed
             row[:] = [known - gain * other for known, other in zip(row, with_all, strict=True)]
+        reshaped = (_RESHAPED * believed * with_all[0] / variance) ** 2
+        for part in range(1, len(state)):
+            covariance[part][part] += reshaped if part != index else 0.0
 
         self._factor = exp(state[0])
         if any(abs(now - built) > _MOVED for now, built in zip(state[1:], self._built, strict=True)):
             self._build()
 
-    @property
-    def spread(self) -> float:
-        """Standard deviation, in nats, of what all widths have in common now."""
-        return sqrt(self._covariance[0][0])
+    def doubt(self, width: int) -> float:
+        """Standard deviation, in nats, of a batch of a width that was measured or has run."""
+        index, covariance = self._index[width], self._covariance
+        return sqrt(covariance[0][0] + 2 * covariance[0][index] + covariance[index][index])
 
     def move(self, nats: float, spread: float) -> None:
         """All widths take exp(``nats``) times as long, give or take ``spread`` nats: known from something else."""

@@ -1,0 +1,204 @@
+"""A draft's latency between the rounds that ask it: it follows the target's, is doubted with time, and is probed."""
+
+import math
+
+import pytest
+
+from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.policy.adaptive import PROBE_TOKENS, Adaptive, Trials
+from ggufspec.decoding.policy.base import Outcome
+from ggufspec.decoding.policy.constants import CONSTANTS
+from ggufspec.decoding.policy.draft_latency import DraftLatency
+from ggufspec.decoding.policy.latency import LatencyModel
+
+TARGET = {1: 0.13, 2: 0.15, 4: 0.17, 8: 0.2, 16: 0.3}
+DRAFT = {1: 0.027, 2: 0.03, 16: 0.08}
+BUSY = 8.6  # times as slow the target is beside two busy programs, measured; a draft with as many operations 80 times
+
+
+def scaled(points, factor):
+    return {width: seconds * factor for width, seconds in points.items()}
+
+
+def settle(latency, seconds, count=12):
+    for _ in range(count):
+        latency.observe(1, seconds)
+
+
+def pair(target=TARGET, draft=DRAFT, **more):
+    latency = LatencyModel(target)
+    return latency, DraftLatency(LatencyModel(draft), latency, **more)
+
+
+def test_nothing_changes_while_the_target_does_not():
+    _, draft = pair()
+    assert draft.seconds(1) == pytest.approx(0.027)
+    assert draft.spread(0.0) == 0.0
+    assert draft.cheaper(0.0) == 1.0
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.6, 3.0, 10.0])
+def test_a_draft_on_the_targets_device_follows_it(factor):
+    target, draft = pair()
+    settle(target, 0.13 * factor)
+    assert draft.seconds(1) == pytest.approx(0.027 * factor, rel=0.03)
+    assert draft.seconds(16) == pytest.approx(0.08 * factor, rel=0.03)
+    assert draft.spread(0.0) == pytest.approx(CONSTANTS.unshared_change * abs(math.log(factor)), rel=0.05)
+
+
+def test_a_draft_on_another_device_keeps_its_latency_and_is_doubted():
+    target, draft = pair(same_device=False)
+    settle(target, 0.13 * BUSY)
+    assert draft.seconds(1) == pytest.approx(0.027)
+    assert draft.spread(0.0) > 1.0
+
+
+def test_doubt_grows_with_time_and_ends_when_the_draft_is_timed():
+    _, draft = pair()
+    spreads = [draft.spread(now) for now in (0.0, 60.0, 600.0)]
+    assert spreads == sorted(spreads)
+    assert spreads[-1] > CONSTANTS.stale
+    draft.observe(1, 0.027, 600.0)
+    assert draft.spread(600.0) == 0.0
+    assert draft.spread(500.0) == 0.0  # a clock that jumps back
+    assert draft.age_s(660.0) == 60.0
+
+
+def test_one_batch_is_believed_as_far_as_the_latency_was_in_doubt():
+    """Timed beside two busy programs at eighty times its latency, which the target's recovery tells in part."""
+    target, draft = pair(scaled(TARGET, BUSY), scaled(DRAFT, 80))
+    settle(target, 0.13)
+    assert draft.seconds(1) == pytest.approx(80 / BUSY * 0.027, rel=0.05)
+    draft.observe(1, 0.027, 10.0)
+    assert draft.seconds(1) == pytest.approx(0.027, rel=0.1)
+
+
+def disturbed_policy(ratio=80.0):
+    """Timed beside two busy programs; the target is fast again by now."""
+    target, draft = pair(scaled(TARGET, BUSY), scaled(DRAFT, ratio))
+    trials = Trials(answers=1, elapsed_s=75.0)
+    policy = Adaptive(target, {"draft": draft}, trials=trials)
+    return policy, target, draft, trials
+
+
+def begin(policy):
+    policy.begin(15, 128, may_trim=True)
+
+
+def test_a_draft_that_was_timed_on_a_busy_machine_is_probed_when_the_target_recovers():
+    policy, target, draft, trials = disturbed_policy()
+    begin(policy)
+    assert policy.probe("draft", 100) == ""
+    settle(target, 0.13)
+    begin(policy)
+    why = policy.probe("draft", 100)
+    assert why == "a token of the target takes 0.12 times as long since the draft was last timed"
+    policy.probed("draft", 0.027)
+    assert draft.seconds(1) == pytest.approx(0.027, rel=0.1)
+    assert trials.spent_s == pytest.approx(PROBE_TOKENS * 0.027)
+    begin(policy)
+    assert policy.probe("draft", 100) == ""
+    assert policy.catch_up_count("draft", 100) >= ROWS
+
+
+def test_a_probe_that_finds_the_draft_slow_is_not_repeated_until_something_changes():
+    policy, target, draft, _ = disturbed_policy()
+    settle(target, 0.13)
+    begin(policy)
+    assert policy.probe("draft", 100)
+    policy.probed("draft", draft.seconds(1))
+    for _ in range(30):
+        begin(policy)
+        assert policy.probe("draft", 100) == ""
+        policy.observe_round(Outcome(1, 0, 1, 0.13, 0.13))
+
+
+def test_a_probe_stays_within_what_trials_may_take():
+    policy, target, _, trials = disturbed_policy()
+    trials.spent_s = 10.0
+    settle(target, 0.13)
+    begin(policy)
+    assert policy.probe("draft", 100) == ""
+
+
+def test_a_draft_that_could_not_pay_at_any_latency_is_not_probed():
+    policy, target, _, _ = disturbed_policy()
+    settle(target, 0.13)
+    estimator = policy.estimator("draft")
+    for confidence in (0.05, 0.3, 0.6, 0.9, 0.999):
+        for _ in range(60):
+            estimator.observe_candidate(confidence, 0)
+            estimator.observe(confidence, 0, 0.0)
+    begin(policy)
+    assert policy.probe("draft", 17) == ""
+
+
+def test_a_draft_that_cannot_be_timed_now_is_left_alone():
+    policy, target, _, trials = disturbed_policy()
+    settle(target, 0.13)
+    begin(policy)
+    assert policy.probe("draft", 100)
+    policy.probed("draft", None)
+    begin(policy)
+    assert policy.probe("draft", 100) == ""
+    assert trials.spent_s == 0.0
+
+
+def test_a_drafter_that_costs_nothing_is_never_probed():
+    policy, target, _, _ = disturbed_policy()
+    settle(target, 0.13)
+    begin(policy)
+    assert policy.probe("lookup", 0) == ""
+
+
+@pytest.mark.parametrize("factor", [0.12, 8.6])
+def test_the_rate_to_beat_follows_the_machine(factor):
+    """The gain of the last rounds is kept, at the target's speed of now."""
+    policy, target, _, _ = disturbed_policy()
+    before = target.seconds(1)
+    for _ in range(40):
+        policy.begin(15, 128, may_trim=True)
+        policy._verified = 3
+        policy.observe_round(Outcome(4, 2, 3, 1.5 * before, 1.6 * before))
+    gain = policy.rate * target.seconds(1)
+    assert gain > 1.4
+    settle(target, before * factor)
+    assert policy.rate * target.seconds(1) == pytest.approx(gain)
+
+
+def test_what_drafts_must_beat_is_looked_at_when_it_is_in_doubt():
+    """A machine that changed while batches of other widths ran: the next round decodes a single token."""
+    policy, target, _, _ = disturbed_policy()
+    for _ in range(6):
+        target.observe(8, 0.2)
+    begin(policy)
+    assert policy.choose({"lookup": 0.9}, {}) is None
+    policy.verify_count()
+    policy.observe_round(Outcome(1, 0, 1, 0.13, 0.13))
+    policy._back_off.undrafted.clear()
+    for _ in range(3):
+        target.observe(1, 0.13)
+    begin(policy)
+    assert target.doubt(1) < CONSTANTS.stale
+    assert policy.choose({"lookup": 0.99}, {}) == "lookup"
+
+
+def test_a_single_token_that_seems_slower_than_wider_batches_is_looked_at_a_few_times():
+    target = LatencyModel({1: 1.0, 2: 0.15, 16: 0.3})
+    policy = Adaptive(target, {})
+    chosen = []
+    for _ in range(CONSTANTS.most_checks + 1):
+        begin(policy)
+        chosen.append(policy.choose({"lookup": 0.99}, {}))
+    assert chosen == [None] * CONSTANTS.most_checks + ["lookup"]
+
+
+def test_a_latency_model_goes_on_from_another_measurement():
+    target, draft = pair(scaled(TARGET, BUSY))
+    width = target.width
+    target.become(LatencyModel(TARGET))
+    assert target.seconds(1) == pytest.approx(0.13)
+    assert width(3) == LatencyModel(TARGET).width(3)
+    draft.timed(5.0)
+    assert draft.target_change == 1.0
+    assert draft.spread(5.0) == 0.0
