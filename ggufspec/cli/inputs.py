@@ -139,7 +139,7 @@ def _calibrate(
             raise
         ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
         return False
-    if speed.disturbed:
+    if speed.disturbed and where is None:  # a plan notes it itself
         later = "an idle one is faster, and a plan on it measures again"
         ui.note(f"this machine was measured while {speed.disturbed}: {later}")
     return True

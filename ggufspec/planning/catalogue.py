@@ -233,6 +233,7 @@ def from_catalogue(
         origin=origin,
         streams=bool(cards),
         memory_bytes=here.memory_bytes if here else None,
+        disturbed=here.disturbed if here else "",
     )
 
 

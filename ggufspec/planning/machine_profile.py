@@ -31,6 +31,7 @@ from ggufspec.files.cache import Table
 from ggufspec.files.write import scratch
 from ggufspec.hardware import gpus, host
 from ggufspec.hardware.cards import Card, find_card
+from ggufspec.hardware.disturbance import Counters, Disturbance
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
 from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement, is_remote
@@ -170,13 +171,13 @@ class Timing:
 class Result:
     """The narrow models' timings first, by device; ``devices`` is all that ggml sees. ``HOST`` is the host.
 
-    ``others_cpus`` are CPUs that other programs used while the host was measured. ``attention`` is as of
+    ``disturbance`` is what happened while the host was measured. ``attention`` is as of
     :class:`~ggufspec.planning.speed.DeviceProfile`, by device.
     """
 
     timings: dict[str, list[Timing]]
     devices: tuple[ggml.Device, ...]
-    others_cpus: float = 0.0
+    disturbance: Disturbance = field(default_factory=Disturbance)
     attention: dict[str, Attention] = field(default_factory=dict)
 
 
@@ -187,7 +188,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     cards = [device.name for device in ggml.offloading(here)]
     timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}
     streams = any(not is_remote(name) for name in cards)
-    before, others_cpus = host.cpu_use(), 0.0
+    before, disturbance = Counters.now(), Disturbance()
     attention: dict[str, Attention] = {}
     with scratch() as folder:
         for index, (name, found) in enumerate(timings.items()):
@@ -201,7 +202,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
             groups = [[dummy] for dummy in dummies[: _FEWEST if index == 0 else None]]
             for group in [*groups, dummies[_FEWEST:]] if index == 0 else groups:
                 if stopping.is_set():
-                    return Result(timings, tuple(here), others_cpus, attention)
+                    return Result(timings, tuple(here), disturbance, attention)
                 if index and len(found) > _FEWEST and time.perf_counter() > until:
                     break
                 kinds = ", ".join(dummy.kind for dummy in group)
@@ -211,8 +212,8 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
                 emit({"event": "measuring", "device": name, "type": "attention", "blocks": _ATTENTION.blocks})
                 attention[name] = _attention(folder / "attention.gguf", placement, spec)
             if index == 0:
-                others_cpus = host.cpu_use().others_since(before)
-    return Result(timings, tuple(here), others_cpus, attention)
+                disturbance = Counters.now().since(before)
+    return Result(timings, tuple(here), disturbance, attention)
 
 
 def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
@@ -304,12 +305,6 @@ def _batch(context: Context, width: int, depth: int = 0) -> float:
 
 
 # ---- what it means ---------------------------------------------------------------------------------------------------
-
-
-def disturbance(result: Result, threads: int, cpus: int) -> str:
-    """Why an idle machine with so many logical CPUs would have been found faster, or empty. Pure."""
-    is_idle = host.threads_left(threads, cpus, result.others_cpus) == threads
-    return "" if is_idle else f"other programs used {result.others_cpus:.1f} CPUs"
 
 
 def beside(new: MachineProfile, before: MachineProfile | None) -> MachineProfile:
@@ -518,7 +513,7 @@ def measure(folder: Path, spec: Spec, *, on_event: child.Emit | None = None, ver
         Interrupted: Ctrl-C.
     """
     result = child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
-    disturbed = disturbance(result, spec.threads, host.usable_cpus())
+    disturbed = result.disturbance.reason(spec.threads, host.usable_cpus())
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     origin = f"measured on {today} with llama-cpp-python {version('llama-cpp-python')}"
     speed = replace(

@@ -242,7 +242,12 @@ class Plan:
     @property
     def is_guessed(self) -> bool:
         """Whether target weights are on a host whose speed was not measured: what it reaches is no prediction then."""
-        if self.request.target.rehearsed or self.machine.speed.device(HOST).source != "guess":
+        return self.rests_on_host and self.machine.speed.device(HOST).source == "guess"
+
+    @property
+    def rests_on_host(self) -> bool:
+        """Whether target weights are on a host whose own speed counts, no rehearsal's."""
+        if self.request.target.rehearsed:
             return False
         runs, names = [self.target_only, *([self.pair] if self.pair else [])], self.machine.card_names
         return any(host_bytes(self.request.target.header, run.target, names) for run in runs)

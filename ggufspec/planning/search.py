@@ -627,6 +627,11 @@ def _warnings(plan: Plan) -> Iterator[str]:
         request.target.header, plan.chosen.target, machine.card_names
     ):
         yield f"{host / 2**30:.1f} GiB of memory next to the card are taken; --ram SIZE plans for less"
+    if machine.speed.disturbed and plan.rests_on_host:
+        yield (
+            f"this machine was measured while {machine.speed.disturbed}: run `ggufspec plan` again when that is over; "
+            "it measures anew then"
+        )
     for role, subject in (("target", request.target), ("draft", request.draft)):
         if subject is None:
             continue

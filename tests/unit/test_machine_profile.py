@@ -17,6 +17,7 @@ from ggufspec.cli import inputs
 from ggufspec.errors import ChildError, ModelError
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
+from ggufspec.hardware.disturbance import Disturbance
 from ggufspec.llamacpp.devices import Device, offloading
 from ggufspec.llamacpp.gguf import parse, write_model
 from ggufspec.llamacpp.model import Context, ContextOptions, Model
@@ -272,14 +273,46 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
 # ---- beside other programs
 
 
-@pytest.mark.parametrize(("others_cpus", "why"), [(0.0, ""), (0.4, ""), (1.0, "other programs used 1.0 CPUs")])
-def test_what_others_used_is_held_against_a_measurement(others_cpus: float, why: str):
-    result = Result({}, (CPU,), others_cpus=others_cpus)
-    assert machine_profile.disturbance(result, 2, 2) == why
-    assert machine_profile.disturbance(result, 2, 8) == ""  # others fit beside
-
-
 BUSY = "other programs used 1.0 CPUs"
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (Disturbance(), ""),
+        (Disturbance(others_cpus=0.4), ""),
+        (Disturbance(others_cpus=1.0), BUSY),
+        (Disturbance(disk_bytes=3 << 30), "3,221 MB of weights were read from the disk"),
+    ],
+)
+def test_what_disturbed_a_measurement_is_kept_with_it(monkeypatch, tmp_path: Path, seen: Disturbance, why: str):
+    result = Result({HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0}})}, (CPU,), seen)
+    monkeypatch.setattr(machine_profile.child, "call", lambda *_, **__: result)
+    monkeypatch.setattr(host, "usable_cpus", lambda: 2)
+    spec = Spec(2)
+    measured = machine_profile.measure(tmp_path, spec)
+    assert measured.disturbed == why
+    assert measured.origin.endswith(f" while {why}") == bool(why)
+    assert machine_profile.expected({}, folder=tmp_path, threads=2).disturbed == why  # a plan's
+
+
+def test_every_plan_says_that_its_measurement_was_disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine_profile._keep(
+        tmp_path / "ggufspec", profile(dict.fromkeys(machine_profile.TYPES, 1e10), BUSY), machine_profile.identity(1)
+    )
+
+    def notes(**given: Any) -> list[str]:
+        result = make_plan(open_pair(spec_of("demo"), Settings(threads=1, ctx_size=512, **given)))
+        assert result.plan.notes == result.document().notes
+        return [note for note in result.plan.notes if "measured" in note]
+
+    said = f"this machine was measured while {BUSY}: run `ggufspec plan` again when that is over; it measures anew then"
+    for _ in range(2):
+        assert notes() == [said]
+    assert notes(gpu=("RTX 4090",), gpu_layers=1) == [said]
+    assert notes(gpu=("RTX 4090",)) == []  # all of it is on the card
+    assert notes(cpu="8xavx2") == []  # a CPU that is assumed
 
 
 def profile(types: dict[str, float], disturbed: str = "", heads: tuple[int, ...] = (64, 128)) -> MachineProfile:
