@@ -21,13 +21,15 @@ from ggufspec.schema.plan import PlanDocument
 class Resolved:
     """How a pair runs: its options with their placements, those of the best target-only run, and the plan.
 
-    ``plan`` is None if nothing was left to plan: without a card, or with all layers given.
+    ``plan`` is None if nothing was left to plan: without a card, or with all layers given. ``target_s`` is what it
+    expects of the target (:meth:`ggufspec.planning.plan.Plan.target_s`).
     """
 
     pair: DecoderOptions
     alone: DecoderOptions
     cards: tuple[str, ...] = ()
     plan: PlanDocument | None = None
+    target_s: tuple[float, float] | None = None
 
 
 def resolve(
@@ -72,7 +74,8 @@ def resolve(
     if opened.draft is not None and made.plan.pair is None:
         raise UsageError(made.plan.why(), "--no-draft runs target-only; plan shows what fits")
     option = made.plan.pair or made.plan.target_only
-    return Resolved(with_placement(options, option, draft_max=wanted.draft_max), alone, cards, document)
+    pair = with_placement(options, option, draft_max=wanted.draft_max)
+    return Resolved(pair, alone, cards, document, made.plan.target_s(option))
 
 
 def _of_rival(opened: OpenedPair) -> OpenedPair:

@@ -21,7 +21,10 @@ from ggufspec.bench.trial import LoadedModel, loaded_models, recorder
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import AnswerOptions, DecoderOptions, WithOptions
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.speed_watch import SpeedWatch, TargetSpeed
 from ggufspec.files.cache import cache_folder
+from ggufspec.hardware import host
+from ggufspec.hardware.disturbance import Counters
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.prompting.conversation import Conversation, fit
@@ -37,6 +40,7 @@ class Spec(WithOptions):
     options: DecoderOptions  # ``draft_max`` is the most that a request can ask for; ``parallel`` caches are kept
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers
     chat_template: str = ""  # Jinja; empty: the target's own
+    planned: tuple[float, float] | None = None  # as of :class:`~ggufspec.decoding.speed_watch.SpeedWatch`
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Reply:
     statistics: Statistics | None = None  # of this answer; None if the child was ended over it
     dropped: int = 0  # oldest turns that did not fit the context and were left out
     notes: tuple[str, ...] = ()  # each once in a session
+    target: TargetSpeed | None = None  # None if the answer did not show it
     stopped: bool = False  # the user ended it
 
     @property
@@ -89,7 +94,7 @@ class LoadedPair:
     of_template: ClassVar[dict[str, str]] = {}  # further arguments of :meth:`ChatTemplate.of`
 
     def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
-        self._decoder = decoder
+        self._decoder, self._watch = decoder, SpeedWatch()
         source = chat_template or decoder.target.chat_template
         self._source = source if source.strip() else ""
         self._noted: set[str] = set()
@@ -111,7 +116,9 @@ class LoadedPair:
         """Load the pair in this process, and free it in the end."""
         devices.add_rpc_workers(spec.rpc)
         with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
-            yield cls(decoder, spec.chat_template)
+            pair = cls(decoder, spec.chat_template)
+            pair._watch.planned = spec.planned
+            yield pair
 
     def idle(self, goes_on: Callable[[], bool]) -> bool:
         """Between two requests: whether there is anything left to do in such a pause."""
@@ -132,6 +139,25 @@ class LoadedPair:
         new = tuple(note for note in found if note not in self._noted)
         self._noted.update(new)
         return new
+
+    def _target_speed(self, before: Counters, *, alone: str = "") -> TargetSpeed | None:
+        """How fast the target was in the answer that has ended; ``before`` are the counters at its beginning."""
+        decoder, after = self._decoder, Counters.now()
+        took, seconds = decoder.statistics, decoder.answer_target_only_s
+        if took is None or not seconds:
+            return None
+
+        def reason(*, with_gpus: bool = False) -> str:
+            return after.since(before, with_gpus=with_gpus).reason(decoder.cpu_threads, host.usable_cpus())
+
+        return self._watch.observe(
+            1 / seconds,
+            tokens=took.tokens,
+            depth=took.prompt_tokens + took.tokens // 2,
+            drafts=bool(decoder.drafters) and not alone,
+            disturbed=reason(),
+            look=lambda: reason(with_gpus=bool(decoder.target.gpu_layers)),
+        )
 
 
 class Loaded(LoadedPair):
@@ -166,7 +192,7 @@ class Loaded(LoadedPair):
             emit({"event": "dropped", "turns": dropped})
         prompt, applied = self._prompter.applied(fitted, chat=request.chat)
         emit({"event": "prompt", "tokens": len(prompt)})
-        pieces = []
+        before, pieces = Counters.now(), []
         for emitted in decoder.generate(
             prompt,
             max_tokens=request.max_tokens,
@@ -188,6 +214,7 @@ class Loaded(LoadedPair):
             statistics=decoder.statistics,
             dropped=dropped,
             notes=self._new_notes(),
+            target=self._target_speed(before, alone=request.alone),
             stopped=stopping.is_set() and not decoder.statistics.stop_reason,
         )
 

@@ -151,6 +151,9 @@ class Talk:
         except ChildError as error:
             raise ChildError(error.message, f"the next question loads the pair again; {error.hint}") from None
         self._note(self._last.notes)
+        if (speed := self._last.target) and speed.change:  # one that comes again is noted again
+            self.notes.append(speed.change)
+            self.screen.note(speed.change)
         return self._last
 
     def keep(self, asked: Conversation, answer: session.Reply, figures: ChatFigures | None, **more: Any) -> None:

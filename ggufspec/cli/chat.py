@@ -124,7 +124,7 @@ def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
     )
     if not drafts:  # so that /drafter can bring the lookup in
         loaded = replace(loaded, drafters=("lookup",))
-    spec = Spec(target=chosen.target, draft=chosen.draft, options=loaded, rpc=given.rpc or ())
+    spec = Spec(chosen.target, chosen.draft, loaded, given.rpc or (), planned=resolved.target_s)
     return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=ui.flags().verbose)
 
 

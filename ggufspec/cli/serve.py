@@ -127,7 +127,7 @@ def serve(
                 "--api-key-file FILE, or --no-api-key in a network that you trust",
             )
         pair, resolved = prepare_pair(given)
-        spec = Spec(pair.target, pair.draft, resolved.pair, given.rpc or (), template)
+        spec = Spec(pair.target, pair.draft, resolved.pair, given.rpc or (), template, resolved.target_s)
         with (
             contextlib.closing(vocabulary.Desk(vocabulary.Spec(pair.target, template))) as desk,
             contextlib.closing(Engine(spec, most_waiting=queue, verbose=verbose)) as engine,

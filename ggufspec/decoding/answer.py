@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from ggufspec.decoding.drafters import Drafter
@@ -162,6 +163,8 @@ class Answer:
         self._drafters = [] if request.alone else drafters
         self._draft_max = latency.draft_max if self._drafters else 0
         self._policy = latency.policy() if self._drafters else None
+        self._latency, self._is_adaptive = latency, bool(self._drafters) and options.draft_policy == "adaptive"
+        self._target_only_s: list[float | None] = []  # by round, as the latency model has it
         # The draft's batches are as wide as their tokens
         self._width: Callable[[int], int] = latency.width if self._context is pair.target else lambda count: count
         self._text = list(self._prompt)
@@ -195,6 +198,16 @@ class Answer:
             stop_reason=self._stop_reason,
             time_to_first_token_s=self._time_to_first_token_s,
         )
+
+    @property
+    def target_only_s(self) -> float | None:
+        """Seconds of a token of the target's without a draft, the median of the rounds; None if this did not show it:
+        drafts of fixed length, draft-only.
+        """
+        seconds = [seconds for seconds in self._target_only_s if seconds is not None]
+        if not self._drafters and self._context is self._pair.target:
+            seconds = [one.total_s for one in self.rounds if one.width]
+        return median(seconds) if seconds else None
 
     def _checked_prompt(self) -> list[int]:
         prompt, ctx_size = self._request.prompt, self._pair.options.ctx_size
@@ -274,6 +287,7 @@ class Answer:
             self._pair.follow_threads()
             self._text += round_.emitted
             self.rounds.append(round_)
+            self._target_only_s.append(self._latency.target_only_s if self._is_adaptive else None)
             if request.trace is not None:
                 request.trace.add(round_)
             for index in range(len(round_.emitted)):

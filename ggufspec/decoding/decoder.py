@@ -58,6 +58,7 @@ class SpeculativeDecoder:
         notes: what a user should know of how it runs: a measurement that was disturbed, a draft that is of no use.
         statistics: of the last answer.
         rounds: of the last answer, with their details.
+        answer_target_only_s: seconds of a token without a draft in the last answer; None if it did not show them.
 
     Raises:
         ModelError: a file is missing or damaged, does not fit, or the draft's vocabulary is another.
@@ -75,6 +76,7 @@ class SpeculativeDecoder:
         self.notes: list[str] = []
         self.statistics: Statistics | None = None
         self.rounds: list[Round] = []
+        self.answer_target_only_s: float | None = None
         self._answering = threading.Lock()
         self._unfinished: Generator[Emitted] | None = None  # the answer that is being given
         self._closed = False
@@ -293,7 +295,7 @@ class SpeculativeDecoder:
         try:
             yield from answer.give()
         finally:
-            self.statistics = answer.statistics
+            self.statistics, self.answer_target_only_s = answer.statistics, answer.target_only_s
             if not is_lossy(self.options.accept):
                 self._experience.count(answer.rounds)
             failed = [(drafter.name, drafter.failure) for drafter in self._drafters if drafter.failure]
@@ -310,6 +312,13 @@ class SpeculativeDecoder:
     def target_only_s(self) -> float | None:
         """Seconds of a token without a draft, as last observed; None if never measured."""
         return self._latency.target_only_s
+
+    @property
+    def cpu_threads(self) -> int:
+        """Threads that the target needs on an idle machine: one if all of its weights are on GPUs."""
+        placed = self.options.target
+        is_split = self.target.gpu_layers <= self.target.layers or placed.n_cpu_moe or placed.n_cpu_ffn
+        return self._pair.threads.cores if is_split or placed.override_tensor else 1
 
     @property
     def is_backing_off(self) -> bool:

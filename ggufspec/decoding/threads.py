@@ -29,6 +29,7 @@ class Threads:
         usage, clock, sleep: the system's.
 
     Attributes:
+        cores: threads on an idle machine.
         count: threads now.
         others_cpus: CPUs that other programs used before the last look; 0 before the first.
         lowered: whether there were ever fewer than ``cores``.
@@ -46,10 +47,10 @@ class Threads:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._follows = fixed == 0
-        self._cores = fixed or cores or host.physical_cores()
+        self.cores = fixed or cores or host.physical_cores()
         self._cpus = cpus or host.usable_cpus()
         self._usage, self._clock, self._sleep = usage, clock, sleep
-        self.count, self.lowered, self.changed = self._cores, False, False
+        self.count, self.lowered, self.changed = self.cores, False, False
         self.others_cpus = 0.0
         self._next = clock() + _FIRST_LOOK_S
         self._before = usage()
@@ -65,7 +66,7 @@ class Threads:
     @property
     def quiet(self) -> bool:
         """Whether other programs leave a CPU for each core, as far as the last look saw."""
-        return threads_left(self._cores, self._cpus, self.others_cpus) == self._cores
+        return threads_left(self.cores, self._cpus, self.others_cpus) == self.cores
 
     def resume(self) -> None:
         """To be called when an answer begins: what was used since the one before is out of date."""
@@ -80,8 +81,8 @@ class Threads:
         before, self._before = self._before, self._usage()
         self._next = self._clock() + _INTERVAL_S
         self.others_cpus = self._before.others_since(before)
-        count = threads_left(self._cores, self._cpus, self.others_cpus) if self._follows else self.count
-        if count < self._cores:
+        count = threads_left(self.cores, self._cpus, self.others_cpus) if self._follows else self.count
+        if count < self.cores:
             self.lowered = True
         if count == self.count:
             return False
@@ -94,6 +95,6 @@ class Threads:
         if not self.lowered:
             return ""
         return (
-            f"other programs are using the CPUs: llama.cpp gets fewer than {self._cores} threads while they do "
+            f"other programs are using the CPUs: llama.cpp gets fewer than {self.cores} threads while they do "
             "(-t sets a number of threads for good)"
         )

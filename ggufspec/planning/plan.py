@@ -239,6 +239,17 @@ class Plan:
         """The faster option."""
         return self.pair if self.pair and self.choice == "speculative" else self.target_only
 
+    def target_s(self, run: PlannedRun) -> tuple[float, float] | None:
+        """Seconds of a token of the target's with an empty context, and those that each token in it adds; None unless
+        the devices were measured undisturbed.
+        """
+        machine, target = self.machine, replace(self.request.target, context=run.context)
+        sources = {machine.speed.device(name).source for name in (HOST, *machine.card_names)}
+        if machine.speed.disturbed or (sources != {"measured"} and not target.rehearsed):
+            return None
+        empty_s, full_s = (target.pass_s(machine, run.target, 1, depth) for depth in (0, run.context.ctx_size))
+        return empty_s, max(0.0, full_s - empty_s) / run.context.ctx_size
+
     @property
     def is_guessed(self) -> bool:
         """Whether target weights are on a host whose speed was not measured: what it reaches is no prediction then."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.serve import session
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -49,13 +51,14 @@ class Metrics:
         self._counts: Counter[tuple[str, Labels]] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)  # seconds
         self._last: deque[tuple[Statistics, dict[str, Any]]] = deque(maxlen=_LAST)  # with its figures
+        self._target: TargetSpeed | None = None  # of the last answer that showed it
 
     def answered(self, reply: session.Reply, *, seconds: float) -> None:
         """Count an answer, whole or cancelled, that took so long from the request to its last token."""
         took = reply.statistics
         reason = took.stop_reason or _CUT
         with self._lock:
-            count = self._counts
+            count, self._target = self._counts, reply.target or self._target
             count["answers", _label(stop_reason=reason)] += 1
             totals = {"prompt_tokens": took.prompt_read, "prompt_tokens_cached": reply.cached, "tokens": took.tokens}
             for name, tokens in (totals | {"rounds": took.rounds, "plain_rounds": took.plain_rounds}).items():
@@ -90,7 +93,7 @@ class Metrics:
         conversations.
         """
         with self._lock:
-            counts, sums, last = self._counts.copy(), self._sums.copy(), [*self._last]
+            counts, sums, last, target = self._counts.copy(), self._sums.copy(), [*self._last], self._target
 
         def of(name: str) -> dict[Labels, float]:
             return {labels: value for (each, labels), value in counts.items() if each == name}
@@ -109,6 +112,12 @@ class Metrics:
         if last:
             said = "Whether drafting was on at the end of the last answer: 1 or 0."
             gauges["ggufspec:speculation"] = said, int(last[-1][1]["speculation"])
+        if target:
+            said = "Tokens/s of the target without drafts in the last answer that showed them."
+            gauges["ggufspec:target_tokens_seconds"] = said, target.tokens_per_s
+        if target and target.expected is not None:
+            said = "The same as the plan or the first undisturbed answers let expect it."
+            gauges["ggufspec:target_tokens_seconds_expected"] = said, target.expected
         answers, first = sum(of("answers").values()), counts["first_tokens", ()]
         said_first = "From a request's start in the model to its first token."
         families = [
@@ -121,13 +130,14 @@ class Metrics:
         return "".join(families)
 
     def figures(self) -> dict[str, Any]:
-        """The last answers, newest first, and totals: plain JSON."""
+        """The last answers, newest first, totals, and the target's speed (None: unknown): plain JSON."""
         with self._lock:
             totals = dict.fromkeys(_SHOWN, 0)
             for (name, _), value in self._counts.items():
                 if name in totals:
                     totals[name] += value
-            return {"answers": [figures for _, figures in reversed(self._last)], "totals": totals}
+            target = asdict(self._target) if self._target else None
+            return {"answers": [figures for _, figures in reversed(self._last)], "totals": totals, "target": target}
 
 
 def _figures(number: int, reply: session.Reply, seconds: float, reason: str) -> dict[str, Any]:

@@ -30,7 +30,9 @@ from ggufspec import child
 from ggufspec.chat.session import LoadedPair, Ready, Spec
 from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.errors import UsageError
+from ggufspec.hardware.disturbance import Counters
 from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_library import Applied, Delta
 from ggufspec.llamacpp.chat_template import Wishes
@@ -73,7 +75,8 @@ class Reply:
     target_only_s: float | None  # what the tokens of ``decode_s`` would have taken target-only, as far as is known
     speculation: bool  # whether drafting was on at the end: it backs off if it does not pay
     accepted_by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) of each
-    notes: tuple[str, ...] = ()  # each once in a session
+    notes: tuple[str, ...] = ()  # each once in a session, except changes of the target's speed
+    target: TargetSpeed | None = None  # None if the answer did not show it
 
 
 class Loaded(LoadedPair):
@@ -117,7 +120,7 @@ class Loaded(LoadedPair):
         self._requests += 1
         self._used[choice.sequence] = self._requests
         decoder.use(choice.sequence, choice.copy)
-        text, tokens = [], []
+        before, text, tokens = Counters.now(), [], []
         emitting = _Events(decoder, reading, request, prompt, emit)
         if request.echo:
             emitting.echo()
@@ -141,7 +144,7 @@ class Loaded(LoadedPair):
                 break
         emitting.finish()
         self._remember("".join(text), tuple(tokens))
-        statistics, alone_s = decoder.statistics, decoder.target_only_s
+        statistics, alone_s, target = decoder.statistics, decoder.target_only_s, self._target_speed(before)
         assert statistics is not None
         if reading.is_enough and not statistics.stop_reason:
             statistics = replace(statistics, stop_reason="stop")
@@ -152,7 +155,8 @@ class Loaded(LoadedPair):
             target_only_s=None if alone_s is None else alone_s * statistics.decoded,
             speculation=bool(decoder.drafters) and not decoder.is_backing_off,
             accepted_by_drafter=_by_drafter(decoder),
-            notes=self._new_notes(),
+            notes=(*self._new_notes(), *([target.change] if target and target.change else ())),
+            target=target,
         )
 
     def _prompt(self, request: Request) -> tuple[list[int], Applied | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 
 import chat_models
 import httpx2
+import psutil
 import pytest
 from endpoints import CHATML, PATIENCE_S, Endpoint, events, serving, template
 from gguf_files import rewritten
@@ -20,6 +22,7 @@ from processes import Cli
 
 from ggufspec import Sampling, load_pair
 from ggufspec.bench.prompting import read_prompts
+from ggufspec.schema.text import number
 from ggufspec.serve.engine import FairQueue
 
 CODE = {"role": "user", "content": "def main(argv):"}
@@ -676,3 +679,48 @@ def test_a_full_queue_is_503(tmp_path: Path) -> None:
             assert error(refused, 503)["code"] == "overloaded"
             assert int(refused.headers["retry-after"]) > 0
         waiting.join()
+
+
+# ---- a machine whose speed changes -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def slowed(process: psutil.Process) -> Iterator[None]:
+    """The process runs for a few milliseconds of every thirty, as beside programs that hold its CPUs."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.005):
+            process.suspend()
+            over.wait(0.025)
+            process.resume()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_target_that_has_become_slower_is_told(tmp_path: Path) -> None:
+    with serving(tmp_path) as endpoint, endpoint.client() as client:
+
+        def ask() -> dict[str, Any]:
+            complete(client, "import os\n\n\ndef walk(path):\n", max_tokens=40, ignore_eos=True)
+            target: dict[str, Any] = client.get("/figures").json()["target"]
+            return target
+
+        complete(client, "def f(", max_tokens=1)
+        assert client.get("/figures").json()["target"] is None  # which says nothing of the machine
+        for _ in range(3):
+            assert ask()["expected"] > 0
+        with slowed(endpoint.child):
+            slow = next(target for _ in range(12) if (target := ask())["state"] == "slower")
+            assert slow["change"].startswith(f"the target is slower now: {number(slow['tokens_per_s'])} tokens/s, exp")
+        text = client.get("/metrics").text
+        assert f"\nggufspec:target_tokens_seconds {slow['tokens_per_s']!r}\n" in text
+        assert f"\nggufspec:target_tokens_seconds_expected {slow['expected']!r}\n" in text
+        again = [ask()["tokens_per_s"] for _ in range(4)]
+        assert max(again) > 1.5 * slow["tokens_per_s"]

@@ -63,7 +63,12 @@ def figures(count: int = 20) -> dict[str, Any]:
         for number in range(count, 0, -1)
     ]
     names = ("answers", "tokens", "drafted", "accepted", "refused", "restarts")
-    return {"answers": answers, "totals": dict.fromkeys(names, 7) | {"answers": count}}
+    speed = {"tokens_per_s": 22.7, "expected": 44.0, "state": "slower", "reason": "a & <b>", "change": ""}
+    return {
+        "target": speed if count else None,
+        "answers": answers,
+        "totals": dict.fromkeys(names, 7) | {"answers": count},
+    }
 
 
 class Endpoint:

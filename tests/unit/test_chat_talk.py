@@ -23,6 +23,7 @@ from ggufspec.chat.talk import Talk
 from ggufspec.child import Interrupted
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.prompting.conversation import Conversation
 from ggufspec.prompting.mends import Message
@@ -108,6 +109,20 @@ def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.Ca
     assert script.asked[1].alone == "target"
     assert script.asked[1].conversation.turns[0].tokens == (1, 2, 3)
     assert "lossy" not in capsys.readouterr().err
+
+
+def test_a_change_of_the_target_s_speed_is_a_line_whenever_it_comes(
+    talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = TargetSpeed(3.1, 8.2, "slower", "", "the target is slower now")
+    usual = TargetSpeed(8.1, 8.2)
+    chat = talk(Script(*(reply("so", target=one) for one in (usual, slow, usual, slow, None))))
+    said = []
+    for _ in range(5):
+        take(chat, "hi")
+        said.append(capsys.readouterr().err.count("the target is slower now\n"))
+    assert said == [0, 1, 0, 1, 0]
+    assert chat.document().notes.count("the target is slower now") == 2
 
 
 def test_the_first_ctrl_c_stops_the_answer(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:

@@ -315,6 +315,22 @@ def test_every_plan_says_that_its_measurement_was_disturbed(tmp_path: Path, monk
     assert notes(cpu="8xavx2") == []  # a CPU that is assumed
 
 
+def test_a_plan_expects_a_speed_of_the_target_where_all_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def planned(disturbed: str = "", **given: Any) -> Plan:
+        speed = profile(dict.fromkeys(machine_profile.TYPES, 1e10), disturbed)
+        machine_profile._keep(tmp_path / "ggufspec", speed, machine_profile.identity(1))
+        return make_plan(open_pair(spec_of("demo"), Settings(threads=1, ctx_size=512, **given))).plan
+
+    plan = planned()
+    expected_s = plan.target_s(plan.target_only)
+    assert expected_s is not None
+    assert 1 / (expected_s[0] + 256 * expected_s[1]) == pytest.approx(plan.target_only.tokens_per_s, rel=0.02)
+    for other in (planned(BUSY), planned(gpu=("RTX 4090",)), planned(cpu="8xavx2")):
+        assert other.target_s(other.target_only) is None
+
+
 def profile(types: dict[str, float], disturbed: str = "", heads: tuple[int, ...] = (64, 128)) -> MachineProfile:
     """A host that reads these types with these bandwidths."""
     attention = {"f16": {head: {1: 1e9} for head in heads}}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.serve.metrics import Metrics
 from ggufspec.serve.session import Reply
 
@@ -166,6 +167,21 @@ def test_speculation_that_backed_off_is_zero():
     assert read(metrics)["ggufspec:speculation", ()] == 0
 
 
+def test_the_target_s_speed_is_that_of_the_last_answer_that_showed_it():
+    metrics, now, expected = Metrics(), "ggufspec:target_tokens_seconds", "ggufspec:target_tokens_seconds_expected"
+    metrics.answered(reply(), seconds=1.0)
+    assert not {(now, ()), (expected, ())} & set(read(metrics))
+    assert metrics.figures()["target"] is None
+    metrics.answered(reply(target=TargetSpeed(3.5)), seconds=1.0)
+    assert read(metrics)[now, ()] == 3.5
+    assert (expected, ()) not in read(metrics)
+    metrics.answered(reply(target=TargetSpeed(3.5, 8.5, "slower", "other programs used 1.5 CPUs")), seconds=1.0)
+    metrics.answered(reply(tokens=1), seconds=1.0)
+    assert (read(metrics)[now, ()], read(metrics)[expected, ()]) == (3.5, 8.5)
+    target = json.loads(json.dumps(metrics.figures()))["target"]
+    assert (target["state"], target["reason"]) == ("slower", "other programs used 1.5 CPUs")
+
+
 def test_a_strange_name_breaks_no_line():
     metrics = Metrics()
     metrics.answered(reply(accepted_by_drafter={'a"b\\c\nd': (1, 1)}), seconds=1.0)
@@ -188,7 +204,8 @@ def test_the_parser_is_strict(wrong):
 
 def test_figures_are_the_last_answers_newest_first():
     metrics = Metrics()
-    assert metrics.figures() == {"answers": [], "totals": dict.fromkeys(metrics.figures()["totals"], 0)}
+    totals = dict.fromkeys(metrics.figures()["totals"], 0)
+    assert metrics.figures() == {"answers": [], "totals": totals, "target": None}
     for number in range(25):
         metrics.answered(reply(tokens=number + 1), seconds=2.75)
     figures = json.loads(json.dumps(metrics.figures(), allow_nan=False))

@@ -71,7 +71,11 @@
   }
 
   let newest = -1;
-  function show({ answers, totals }) {
+  function show({ answers, totals, target }) {
+    $("target").textContent = !target ? "" : `Target without drafts: ${speed(target.tokens_per_s)} tokens/s`
+      + (target.expected === null ? "" : `, expected ${speed(target.expected)}`)
+      + (target.reason ? ` (${target.reason})` : "") + ".";
+    $("target").className = target && target.state === "slower" ? "warning" : "muted";
     $("totals").textContent = totals.answers
       ? `${counted(totals.answers, "answer")}, ${counted(totals.tokens, "token")}, ${whole(totals.accepted)} of `
         + `${counted(totals.drafted, "drafted token")} accepted, ${counted(totals.refused, "request")} refused, `

@@ -1,0 +1,115 @@
+"""Whether the target has become slower or faster than expected, from answer to answer. Pure: no clock, no counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf, log2
+from statistics import median
+
+from ggufspec.schema.text import number
+
+_CHANGED = 1.5  # times as fast or as slow: what is reported
+_USUAL = 1.2  # times: closer to the expected speed, a change that was reported is over
+_FEWEST_TOKENS = 16  # of an answer: fewer say little of the machine
+_NEAR = 2  # ranges of depth
+_SHALLOW = 128  # tokens that cost next to nothing: as one range
+_FIRST_ANSWERS = 3  # undisturbed ones, whose median says what to expect
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSpeed:
+    """Speed of the target without drafts in one answer.
+
+    Attributes:
+        tokens_per_s: now.
+        expected: tokens/s at this depth by the plan, or else by the session's first undisturbed answers; None: unknown.
+        state: ``slower`` or ``faster`` than expected as last reported, else empty.
+        reason: why it is slower, or what disturbed the answer while nothing is expected yet; empty if unknown.
+        change: a sentence for the user if the state has changed with this answer, else empty.
+    """
+
+    tokens_per_s: float
+    expected: float | None = None
+    state: str = ""
+    reason: str = ""
+    change: str = ""
+
+
+@dataclass(slots=True)
+class SpeedWatch:
+    """Compares each answer with what is expected at its depth, and reports a change by more than a third once.
+
+    A token takes at most as many times longer as the context is deeper, so that answers are compared within a factor of
+    √2 in depth. At a new depth only a speed below that bound shows another machine.
+
+    Args:
+        planned: seconds of a token with an empty context and for each token in it; None: the first answers say.
+    """
+
+    planned: tuple[float, float] | None = None
+    _first: dict[tuple[bool, int], list[float]] = field(default_factory=dict)  # tokens/s by how they were timed, range
+    _level: float = 1.0  # speed ÷ expected, as last reported
+    _reason: str = ""
+
+    def observe(
+        self,
+        tokens_per_s: float | None,
+        *,
+        tokens: int,
+        depth: int,
+        drafts: bool = False,
+        disturbed: str = "",
+        look: Callable[[], str] = lambda: "",
+    ) -> TargetSpeed | None:
+        """Compare one answer; None if it says nothing.
+
+        Args:
+            tokens_per_s: of the target without drafts; None: unknown.
+            tokens: of the answer.
+            depth: tokens in the context, on average.
+            drafts: whether the speed is that of the latency model, and not of the answer itself.
+            disturbed: why the machine was slower than an idle one, or empty.
+            look: looks for a further reason; called only if the target has become slower.
+        """
+        if tokens_per_s is None or tokens < _FEWEST_TOKENS or not 0 < tokens_per_s < inf:
+            return None
+        expected = self._expected(tokens_per_s, depth, drafts, disturbed)
+        if expected is None:
+            return TargetSpeed(tokens_per_s, None, self._state, self._reason or disturbed)
+        ratio, level, how = tokens_per_s / expected, self._level, ""
+        if level != 1 and 1 / _USUAL <= ratio <= _USUAL:
+            self._level, how = 1.0, "as fast as expected again"
+        elif ratio < min(level, 1) / _CHANGED:
+            self._level, how = ratio, "slower now"
+        elif ratio > max(level, 1) * _CHANGED:
+            self._level, how = ratio, "faster now"
+        if how:
+            self._reason = (disturbed or look()) if self._level < 1 else ""
+            how = f"the target is {how}: {number(tokens_per_s)} tokens/s, expected {number(expected)}"
+            how += f" ({self._reason})" if self._reason else ""
+        return TargetSpeed(tokens_per_s, expected, self._state, self._reason, how)
+
+    @property
+    def _state(self) -> str:
+        return "" if self._level == 1 else "slower" if self._level < 1 else "faster"
+
+    def _expected(self, tokens_per_s: float, depth: int, drafts: bool, disturbed: str) -> float | None:
+        """Tokens/s, of which an undisturbed answer may be among the first to say them; None: unknown."""
+        if self.planned is not None:
+            empty_s, more_s = self.planned
+            return 1 / (empty_s + more_s * depth)
+        here = int(2 * log2(max(depth, _SHALLOW)))
+        first = self._first.get((drafts, here))
+        if first is None:
+            shallower = max((range_ for way, range_ in self._first if way == drafts and range_ < here), default=None)
+            most = inf if shallower is None else median(self._first[drafts, shallower])
+            least = 0.0 if shallower is None else most * 2 ** ((shallower - here - 1) / 2)
+            if tokens_per_s < self._level * least / _CHANGED:
+                return least
+            if disturbed:  # which slows a token down more than a context twice as deep does
+                return most if shallower is not None and here - shallower <= _NEAR else None
+            first = self._first[drafts, here] = [min(tokens_per_s / self._level, most)]
+        elif not disturbed and self._level == 1 and len(first) < _FIRST_ANSWERS:
+            first += [tokens_per_s] if tokens_per_s > median(first) / _CHANGED else []
+        return median(first)
