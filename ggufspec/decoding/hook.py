@@ -202,7 +202,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         """
         clock, drafters, rule = self._clock, self._drafters, make_rule("exact", Sampling())
         policy = Policy() if self.options.draft_policy == "fixed" else None  # till it is known what the target takes
-        learning_s = 0.0
+        learning_s, idle = 0.0, list[tuple[float, float]]()
         self.rounds = []
         rule.begin(text)
         for drafter in drafters:
@@ -211,7 +211,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             began, told_s, chain = clock(), 0.0, list[tuple[str, DraftToken]]()
             if policy is None and self._target is not None:
                 policy = Adaptive(self._target, self._drafts, self._estimators, self._back_off)
-            if policy is not None and not policy.is_backing_off():
+            resting = policy is not None and policy.cooldown > 0
+            if policy is not None and not resting:
                 remaining = self._room - len(text)
                 limit = min(self._longest, remaining)
                 policy.begin(limit, remaining, may_trim=rule.may_trim)
@@ -238,6 +239,12 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             if self._target is not None:
                 verify_s = min(verify_s, _PAUSE * self._target.seconds(width))
             ended, total_s = clock(), draft_s - told_s + verify_s
+            if resting:
+                idle.append((verify_s, total_s))
+                if len(idle) == policy.cooldown:
+                    policy.observe_cooldown(width, idle)
+                    idle.clear()
+                continue
             policy.observe_round(Outcome(width, accepted, len(emitted), verify_s, total_s, learning_s))
             learning_s = clock() - ended
 

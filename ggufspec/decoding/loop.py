@@ -152,12 +152,13 @@ def rounds(
     last = min(len(prompt) + max_tokens, capacity + 1)
     rule.begin(prompt)
     batch_width, learning_s = 0, 0.0
+    cooldown, idle = 0, list[tuple[float, float]]()  # rounds without a decision: those to come, seconds of those before
     while len(tokens) < last:
         reading_s, readings, began = 0.0, tuple[Reading, ...](), clock()
         verify_began = verify_ended = began
         if len(tokens) > len(prompt):  # the first token needs no batch: the prompt's has its row
             limit, chain = min(draft_max, last - len(tokens) - 1), []
-            if drafters and not policy.is_backing_off():
+            if drafters and not cooldown:
                 policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
                 reading_s, readings = catch_up(tokens, drafters, policy, rule, clock)
                 began += reading_s
@@ -175,15 +176,24 @@ def rounds(
         end = next((i for i, token in enumerate(emitted) if is_end(token)), None)
         emitted = emitted if end is None else emitted[: end + 1]
         tokens.extend(emitted)
-        for drafter in drafters:
-            drafter.commit(len(tokens) - 1)
-        ended = clock()
-        if drafters and batch_width:
-            verify_s = verify_ended - verify_began
-            policy.observe_round(
-                Outcome(batch_width, result.accepted, len(emitted), verify_s, ended - began, learning_s)
-            )
-            learning_s = clock() - ended
+        is_last = end is not None or result.token is None or len(tokens) >= last
+        verify_s, ended = verify_ended - verify_began, clock()
+        if cooldown:
+            idle.append((verify_s, ended - began))
+            cooldown -= 1
+        if not cooldown or is_last:
+            for drafter in drafters:
+                drafter.commit(len(tokens) - 1)
+            if idle:
+                policy.observe_cooldown(batch_width, idle)
+                idle.clear()
+            elif drafters and batch_width:
+                ended = clock()
+                policy.observe_round(
+                    Outcome(batch_width, result.accepted, len(emitted), verify_s, ended - began, learning_s)
+                )
+                cooldown = policy.cooldown
+                learning_s = clock() - ended
         yield Round(
             drafted,
             tuple(name for name, _ in chain),
@@ -191,7 +201,7 @@ def rounds(
             emitted,
             batch_width,
             reading_s + verify_began - began + clock() - ended,
-            verify_ended - verify_began,
+            verify_s,
             reading_s + clock() - began,
             result.token is None,
             readings,

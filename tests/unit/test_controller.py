@@ -138,6 +138,7 @@ class World:
     first_read: int = 0  # tokens of the prompt that it did read
     last_width: int | None = None
     latency: LatencyModel = field(init=False)
+    idle: list[tuple[float, float]] = field(default_factory=list)  # seconds of rounds in the cooldown under way
     rounds: list[tuple[int, int]] = field(default_factory=list)  # (drafted and verified, accepted)
     widths: list[int] = field(default_factory=list)
     names: Counter = field(default_factory=Counter)  # of the drafters of what was verified
@@ -169,7 +170,7 @@ class World:
 
     def round(self, policy) -> None:
         start = self.now
-        if backing_off := policy.is_backing_off():
+        if backing_off := policy.cooldown > 0:
             self.rests += 1
         else:
             self.now += self.deciding_s
@@ -203,9 +204,13 @@ class World:
         self.rounds.append((len(drafted), accepted))
         self.widths.append(width)
         self.names.update(name for name, _ in drafted)
-        policy.observe_round(Outcome(width, accepted, accepted + 1, verify_s, self.now - start))
         if backing_off:
+            self.idle.append((verify_s, self.now - start))
+            if len(self.idle) == policy.cooldown:
+                policy.observe_cooldown(width, self.idle)
+                self.idle.clear()
             return
+        policy.observe_round(Outcome(width, accepted, accepted + 1, verify_s, self.now - start))
         if self.lookup:
             policy.shadow_evaluated(LOOKUP, self.shadow(LOOKUP, accepted + 1), 0.0)
         if self.process and (count := policy.catch_up_count("draft", self.unread)):
@@ -866,3 +871,48 @@ def test_an_answer_after_one_without_a_gain_has_to_show_one_sooner():
     assert rounds_on[1] == CONSTANTS.trial_rounds // 4
     Adaptive(world.latency, None, None, back_off)
     assert not back_off.cooldown  # an answer begins without a cooldown
+
+
+def decided(back_off, deciding_s, count=1, target_only_s=1e-3):
+    """Rounds without a draft in which deciding took so long; the cooldown after the last."""
+    for _ in range(count):
+        back_off.observe_active(
+            Outcome(1, 0, 1, target_only_s, target_only_s + deciding_s), target_only_s, 0.0, drafted=False
+        )
+    return back_off.cooldown
+
+
+def test_a_process_that_was_preempted_has_not_become_slower():
+    back_off, undisturbed = BackOff(), BackOff()
+    for one in (back_off, undisturbed):
+        decided(one, 100e-6, 5)
+    assert decided(back_off, 40e-3) == decided(undisturbed, 100e-6) > 0
+
+
+def test_a_cooldown_is_bounded_whatever_the_first_decision_took():
+    back_off = BackOff()
+    assert decided(back_off, 40e-3) == CONSTANTS.longest_cooldown * CONSTANTS.least_patience
+    assert decided(back_off, 40e-3, 9) == CONSTANTS.longest_cooldown * CONSTANTS.most_patience
+
+
+def test_a_round_that_was_preempted_loses_no_more_than_its_batch():
+    back_off = BackOff()
+    back_off.observe_active(Outcome(4, 0, 1, 40e-3, 40e-3), 1e-3, 0.0, drafted=True)
+    assert back_off.gain >= 1 - 4
+
+
+def test_a_cooldown_is_observed_as_its_rounds_would_be():
+    """The rate falls alike, and the latency model sees what a batch usually took, the first one of its size alone."""
+    policy, reported = Adaptive(LatencyModel(F16)), []
+    policy.target.observe = lambda width, seconds: reported.append((width, seconds))
+    policy._tokens, policy._seconds = 30.0, 1.0
+    policy._back_off.cooldown = 5
+    policy.observe_cooldown(1, [(7.0, 7.5), (1.0, 1.5), (2.0, 2.5), (9.0, 9.5), (2.0, 2.5)])
+    tokens, seconds = 30.0, 1.0
+    for _ in range(5):
+        tokens, seconds = tokens * CONSTANTS.rate_decay + 1, seconds * CONSTANTS.rate_decay + 23.5 / 5
+    assert (policy._tokens, policy._seconds) == pytest.approx((tokens, seconds))
+    assert reported == [(1, 7.0)]
+    assert policy._back_off.undrafted == [(1, 2.0)]
+    assert policy._back_off.overhead_s == pytest.approx(0.5 * 5 / 8)
+    assert policy.cooldown == 0

@@ -146,7 +146,7 @@ def test_old_matches_are_found_in_a_text_that_has_grown():
     rng = random.Random(3)
     index, text = Index(), [rng.randrange(100_000) for _ in range(20_000)]
     for token in text:
-        index.append(token)
+        index.extend([token])
     for place in (40, 1000, 19_000):
         assert index.find(lookup.window_of(text[:place]))[:2] == (text[place], REACH)
 
@@ -277,6 +277,15 @@ def test_each_place_is_reviewed_once(by_offer, lag, keep_first):
     assert reported == expected
 
 
+def test_what_a_cooldown_missed_is_indexed_whole_and_evaluated_at_its_end():
+    text = [A, B, C, D, E] * 12
+    drafter, each = drafter_of(text[:5]), drafter_of(text[:5])
+    missed = drafter.catch_up(text, RULE, 99)
+    reported = [one for end in range(6, 61) for one in each.catch_up(text[:end], RULE, 99)]
+    assert missed == reported[-lookup.EVALUATED :]
+    assert state(drafter._index) == state(Index(text))
+
+
 def test_a_prompt_is_text_and_not_a_choice():
     assert LookupDrafter().begin([A, B, A, B, A, B]) == []
 
@@ -371,13 +380,13 @@ def test_built_appended_and_taken_back_are_the_same(tokens, built, kept, buckets
         patch.setattr(lookup, "_BUCKETS", buckets)
         index = Index(tokens[:built])
         for token in tokens[built:]:
-            index.append(token)
+            index.extend([token])
         whole = state(index)
         assert len(index) == len(tokens)
         index.rewind(kept)
         assert len(index) == min(kept, len(tokens))
         for token in tokens[kept:]:
-            index.append(token)
+            index.extend([token])
         assert state(index) == whole
         index._build()
         assert state(index) == state(Index(tokens))
@@ -405,7 +414,7 @@ def looks(count):
         index.find(lookup.window_of(text))
         asked, tokens.looks = max(asked, tokens.looks), 0
         text.append(rng.randrange(4))
-        index.append(text[-1])
+        index.extend(text[-1:])
         appended = max(appended, tokens.looks)
     return asked, appended
 

@@ -254,18 +254,11 @@ class Whim:
         self.wanted = []  # tokens to verify, of each round
         self.shadow = self.taken = 0
         self.hoped = {}
-        self.open = False
-
-    def is_backing_off(self):
-        assert not self.open
-        self.rests = self.rng.random() < 0.2
-        if self.rests:
-            self.wanted.append(0)
-        return self.rests
+        self.open, self.cooldown = False, 0
 
     def begin(self, limit, _remaining, *, may_trim):
         assert not self.open
-        assert not self.rests
+        assert not self.cooldown
         self.open, self.limit, self.may_trim, self.taken = True, limit, may_trim, 0
         self.keen = self.rng.random()
 
@@ -295,10 +288,20 @@ class Whim:
         return self.wanted[-1]
 
     def observe_round(self, outcome):
-        assert self.open != self.rests
+        assert self.open
+        assert not self.cooldown
         assert outcome.accepted <= self.wanted[-1]
         assert 0 < outcome.verify_s <= outcome.total_s
         self.open, self.taken = False, 0
+        self.cooldown = self.rng.choice((0, 0, 0, 1, 3))
+
+    def observe_cooldown(self, width, idle):
+        assert not self.open
+        assert width > 0
+        assert 0 < len(idle) <= self.cooldown
+        assert all(0 < verify_s <= total_s for verify_s, total_s in idle)
+        self.wanted += [0] * len(idle)
+        self.cooldown = 0
 
     def probe(self, name, pending):
         assert self.open

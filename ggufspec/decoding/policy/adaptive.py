@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 
 from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.options import ROWS
@@ -85,7 +86,6 @@ class Adaptive(Policy):
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
         self._last_width: int | None = None
         self._checks = CONSTANTS.most_checks  # of what a single token takes, in a row
-        self._backing_off = False  # in this round
         self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and tokens read
         self._verified = 0
 
@@ -100,9 +100,9 @@ class Adaptive(Policy):
         """Tokens per second to beat: the last rounds' gain at the target's present speed, but at least target-only."""
         return max(1.0, self._tokens / self._worth) / self.target.seconds(1)
 
-    def is_backing_off(self) -> bool:
-        self._backing_off = self._back_off.begin_round()
-        return self._backing_off
+    @property
+    def cooldown(self) -> int:  # type: ignore[override]
+        return self._back_off.cooldown
 
     def prompt_read(self, tokens: int, seconds: float) -> None:
         self._trials.elapsed_s += seconds
@@ -183,16 +183,13 @@ class Adaptive(Policy):
         self._trials.elapsed_s += total_s
         if back_off.active:  # the round before was
             back_off.learning_s = outcome.learning_s
-        if switched or (self._verified and not self._backing_off):
+        if switched or self._verified:
             self._observe_undrafted()
             self.target.observe(outcome.width, outcome.verify_s)
         else:
             back_off.undrafted.append((outcome.width, outcome.verify_s))
         self._tokens = decay * self._tokens + outcome.emitted
         self._worth = decay * self._worth + total_s / self.target.seconds(1)
-        if self._backing_off:
-            back_off.observe_idle(outcome)
-            return
         drafting_s = sum(map(sum, self._proposed.values()))
         back_off.observe_active(outcome, self.target.seconds(1), drafting_s, drafted=self._verified > 0)
         judged = self._chain[: min(outcome.accepted + 1, self._verified)]
@@ -236,6 +233,22 @@ class Adaptive(Policy):
         self.drafts[name].observe(1, seconds, trials.elapsed_s)
         self._refused.pop(name, None)
         self._looked.pop(name, None)  # whether it catches up is decided anew
+
+    def observe_cooldown(self, width: int, idle: Sequence[tuple[float, float]]) -> None:
+        count, (verify_s, total_s) = len(idle), zip(*idle, strict=True)
+        elapsed_s = sum(total_s)
+        self._trials.elapsed_s += elapsed_s
+        before = CONSTANTS.rate_decay**count
+        recent = (1 - before) / (1 - CONSTANTS.rate_decay)  # rounds that count
+        self._tokens = before * self._tokens + recent
+        self._worth = before * self._worth + recent
+        if self._last_width != width:
+            self._observe_undrafted()
+            self.target.observe(width, verify_s[0])
+            self._last_width, verify_s = width, verify_s[1:]
+        if verify_s:  # together they count as one batch
+            self._back_off.undrafted.append((width, median(verify_s)))
+        self._back_off.observe_idle(idle)
 
     def catch_up_count(self, name: str, pending: int) -> int:
         if name not in self.drafts or pending <= ROWS:

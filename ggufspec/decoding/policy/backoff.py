@@ -7,7 +7,10 @@ many rounds that deciding takes a hundredth of the time.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from ggufspec.decoding.policy.base import Outcome
 from ggufspec.decoding.policy.constants import CONSTANTS
@@ -24,7 +27,7 @@ class BackOff:
     learning_s: float = 0.0  # of updating the policy after a round
     active: int = 0  # rounds since the last cooldown
     gain: float = 0.0  # tokens that these brought more than target-only would have in their time; decayed
-    deciding_s: float = 0.0  # of one of them, for deciding
+    deciding: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds of the last decisions
     patience: float = CONSTANTS.least_patience  # of the cooldown to come: doubled by each that ends without a gain
     trial: int = CONSTANTS.trial_rounds  # rounds that drafts have to show a gain
 
@@ -34,15 +37,11 @@ class BackOff:
         self.cooldown = self.active = 0
         self.patience = CONSTANTS.least_patience
 
-    def begin_round(self) -> bool:
-        """Whether nothing is decided in the round that begins."""
-        backing_off = self.cooldown > 0
-        self.cooldown -= backing_off
-        return backing_off
-
-    def observe_idle(self, outcome: Outcome) -> None:
-        self.active = 0
-        self.overhead_s += (outcome.total_s - outcome.verify_s - self.overhead_s) * CONSTANTS.overhead_step
+    def observe_idle(self, idle: Sequence[tuple[float, float]]) -> None:
+        """A cooldown has ended; seconds in the target and in all of each of its rounds."""
+        self.cooldown = self.active = 0
+        overhead_s = median(total_s - verify_s for verify_s, total_s in idle)
+        self.overhead_s += (overhead_s - self.overhead_s) * min(1.0, CONSTANTS.overhead_step * len(idle))
 
     def observe_active(self, outcome: Outcome, target_only_s: float, drafting_s: float, *, drafted: bool) -> None:
         """A round has ended in which drafting was decided about; a cooldown may begin.
@@ -51,20 +50,22 @@ class BackOff:
         whether anything was verified.
         """
         target_only_s += self.overhead_s
-        deciding_s = outcome.total_s - outcome.verify_s - drafting_s - self.overhead_s + self.learning_s
+        spent_s = outcome.total_s - outcome.verify_s - drafting_s - self.overhead_s + self.learning_s
+        self.deciding.append(max(0.0, spent_s))
+        deciding_s = median(self.deciding)  # a process that was preempted once has not become slower
         if not self.active:
             self.gain = 0.0
         self.active += 1
-        if drafted:
-            brought = outcome.emitted - (outcome.total_s + self.learning_s) / target_only_s
+        if drafted:  # no batch takes longer than its tokens one by one: what goes beyond is a preemption
+            worst = outcome.emitted - outcome.width - deciding_s / target_only_s
+            brought = max(worst, outcome.emitted - (outcome.total_s + self.learning_s) / target_only_s)
         else:  # its one batch was target-only's, whatever the clock says of it
-            brought = -(max(0.0, deciding_s) + drafting_s) / target_only_s
+            brought = -(deciding_s + drafting_s) / target_only_s
         self.gain = CONSTANTS.rate_decay * self.gain + brought
-        self.deciding_s += (deciding_s - self.deciding_s) * (CONSTANTS.overhead_step if self.deciding_s else 1.0)
         if drafted and self.active >= self.trial and self.gain > 0:
             self.patience = CONSTANTS.least_patience
         if self.gain < 0 and (not drafted or self.active >= self.trial):
             self.trial = CONSTANTS.trial_rounds
-            for_one = max(0.0, self.deciding_s / (CONSTANTS.back_off_share * target_only_s) - 1)
-            self.cooldown = int(for_one * self.patience)
+            for_one = max(0.0, deciding_s / (CONSTANTS.back_off_share * target_only_s) - 1)
+            self.cooldown = int(min(for_one, CONSTANTS.longest_cooldown) * self.patience)
             self.patience = min(2 * self.patience, CONSTANTS.most_patience)

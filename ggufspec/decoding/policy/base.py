@@ -25,10 +25,8 @@ class Policy:
     """
 
     hoped: Mapping[str, float] = {}  # by drafter, tokens that what it read last may save
-
-    def is_backing_off(self) -> bool:
-        """Whether this round goes without a draft and without any further call but :meth:`observe_round`."""
-        return False
+    # After `observe_round`: rounds to come that go without a draft and without a call, until `observe_cooldown`
+    cooldown = 0
 
     def prompt_read(self, tokens: int, seconds: float) -> None:
         """The target has read so many tokens of the prompt in so many seconds."""
@@ -62,6 +60,9 @@ class Policy:
 
     def observe_round(self, outcome: Outcome) -> None:
         """The round has ended."""
+
+    def observe_cooldown(self, width: int, idle: Sequence[tuple[float, float]]) -> None:
+        """A cooldown has ended, perhaps early: seconds in the target and in all of its rounds, of this batch size."""
 
     def probe(self, name: str, pending: int) -> str:  # noqa: ARG002
         """Why a drafter with ``pending`` tokens to read is timed for one token now; empty: it is not.
