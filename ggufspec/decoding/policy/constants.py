@@ -40,8 +40,8 @@ class Constants:
     # ---- back-off
     back_off_share: float = 0.01  # for deciding without a gain: 011, 0.005 misses where the text begins to repeat
     least_patience: float = 0.25  # of the cooldown that this makes, the first one,
-    most_patience: float = 4.0  # and the longest,
-    longest_cooldown: int = 32  # rounds, times patience, whatever deciding takes: 011, repeating text waits for its end
+    most_patience: float = 2.0  # and the longest,
+    longest_cooldown: int = 64  # rounds, times patience, whatever deciding takes: 011, repeating text waits for its end
     trial_rounds: int = 16  # in which drafts may show a gain; a quarter, if the last answer ended without one
     overhead_step: float = 1 / 8  # of the mean of a round's seconds outside the target while backing off
     joint_batches: int = 4  # without a draft that the latency model observes as one: 011, "Small numbers are lists"
