@@ -233,6 +233,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 if len(self._target_only_s) == _TIMED:
                     points = {1: min(self._target_only_s)}
                     self._target = LatencyModel(points, trusted=False, limit=self._longest + 1, can_pad=False)
+                    for seconds in self._target_only_s:
+                        self._target.observe(1, seconds)
                     if self._draft is not None:
                         self._drafts["draft"] = DraftLatency(self._draft, self._target)
                 continue

@@ -98,6 +98,7 @@ READERS = {
     "child/job.py",  # the system's
     "verify/selfcheck.py",  # its own package
     "hardware/host.py",  # the system's
+    "hardware/disturbance.py",  # the same
     "hardware/install.py",  # the same
     "models/expanded.py",  # a model
     "models/profile.py",  # TOML of a bounded file

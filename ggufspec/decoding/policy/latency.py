@@ -152,8 +152,10 @@ class LatencyModel:
             self._build()
 
     def doubt(self, width: int) -> float:
-        """Standard deviation, in nats, of a batch of a width that was measured or has run."""
-        index, covariance = self._index[width], self._covariance
+        """Standard deviation, in nats, of a batch of this width."""
+        index, covariance = self._index.get(width), self._covariance
+        if index is None:  # neither measured nor run
+            return sqrt(covariance[0][0] + _GUESSED**2)
         return sqrt(covariance[0][0] + 2 * covariance[0][index] + covariance[index][index])
 
     def move(self, nats: float, spread: float) -> None:
