@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -25,6 +25,10 @@ from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.model import Logits
 
 _clock = time.perf_counter
+_SUMMED = (  # of Statistics, over rounds
+    *("rounds", "plain_rounds", "drafted", "accepted", "lookup_drafted", "lookup_accepted"),
+    *("decode_s", "draft_s", "verify_s"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,12 @@ class AnswerRequest:
     grammar: str | Applied
     alone: str
     cache_prompt: bool
-    trace: Trace | None
-    stopping: Callable[[], bool] | None
-    special: Collection[int]
-    logprobs: int | None
-    bias: Mapping[int, float] | None
-    on_prompt: Callable[[int], None] | None
+    trace: Trace | None = None
+    stopping: Callable[[], bool] | None = None
+    special: Collection[int] = ()
+    logprobs: int | None = None
+    bias: Mapping[int, float] | None = None
+    on_prompt: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,13 @@ class Statistics:
             "verify_s": sum(one.verify_s for one in rounds),
         }
         return cls(**found | more)
+
+    def only(self, parts: Sequence[Statistics]) -> Statistics:
+        """The same answer, with the rounds of these parts of it alone; without any it has no tokens."""
+        sums: dict[str, Any] = {name: sum(getattr(one, name) for one in parts) for name in _SUMMED}
+        for name in ("drafted_by_position", "accepted_by_position"):
+            sums[name] = tuple(map(sum, zip(*(getattr(one, name) for one in parts), strict=True)))
+        return replace(self, tokens=bool(parts) + sum(one.decoded for one in parts), **sums)
 
     @property
     def decoded(self) -> int:
@@ -171,7 +182,8 @@ class Answer:
         self._stream = TextStream(request.stop)
         self._rows: Logits | None = None  # of the round, if log-probabilities are wanted
         self.rounds: list[Round] = []
-        self._prompt_s, self._prompt_read, self._count, self._stop_reason = 0.0, len(self._prompt), 0, ""
+        self.count = 0  # tokens given
+        self._prompt_s, self._prompt_read, self._stop_reason = 0.0, len(self._prompt), ""
         self._time_to_first_token_s: float | None = None
 
     def give(self) -> Generator[Emitted]:
@@ -187,6 +199,20 @@ class Answer:
             raise
 
     @property
+    def can_pause(self) -> bool:
+        """Whether the answer stands between two rounds: another one may use the target until :meth:`resume`."""
+        return not self._stop_reason and len(self._prompt) + self.count == len(self._text)
+
+    def resume(self) -> int:
+        """Go on after another answer has used the target; returns how many tokens were decoded again."""
+        return self._cache.resume(self._text)
+
+    def part(self, rounds: Sequence[Round], tokens: int) -> Statistics:
+        """What these rounds took, which gave so many tokens."""
+        more = {"prompt_tokens": 0, "prompt_s": 0.0, "tokens": 1 + tokens, "stop_reason": ""}
+        return Statistics.of(rounds, self._draft_max, **more)
+
+    @property
     def statistics(self) -> Statistics:
         return Statistics.of(
             self.rounds,
@@ -194,7 +220,7 @@ class Answer:
             prompt_tokens=len(self._prompt),
             prompt_read=self._prompt_read,
             prompt_s=self._prompt_s,
-            tokens=self._count,
+            tokens=self.count,
             stop_reason=self._stop_reason,
             time_to_first_token_s=self._time_to_first_token_s,
         )
@@ -305,8 +331,8 @@ class Answer:
     def _emitted(self, round_: Round, index: int) -> Emitted:
         """A token of a round with its text; notes if the answer ends with it."""
         request, stream, token = self._request, self._stream, round_.emitted[index]
-        self._count += 1
-        if self._count == 1:
+        self.count += 1
+        if self.count == 1:
             self._time_to_first_token_s = _clock() - self._requested
         ends = self._model.is_end(token)
         text = stream.push(self._model.piece(token, special=token in request.special and not ends))
@@ -316,9 +342,9 @@ class Answer:
             self._stop_reason = "end"
         elif round_.dead_end and index == len(round_.emitted) - 1:
             self._stop_reason = "grammar"
-        elif self._count >= request.max_tokens:
+        elif self.count >= request.max_tokens:
             self._stop_reason = "length"
-        elif len(self._prompt) + self._count > self._pair.options.ctx_size:
+        elif len(self._prompt) + self.count > self._pair.options.ctx_size:
             self._stop_reason = "context"
         if self._stop_reason:
             text += stream.finish()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Self, Unpack
 
+from ggufspec.decoding.alternate import Half, alternate
 from ggufspec.decoding.answer import Answer, AnswerRequest, Emitted, Statistics
 from ggufspec.decoding.drafters import Drafter, Parts, make
 from ggufspec.decoding.drafters.head import HeadDrafter
@@ -290,19 +293,75 @@ class SpeculativeDecoder:
             self._answering.release()
 
     def _answer(self, request: AnswerRequest) -> Generator[Emitted]:
-        answer = Answer(request, self.options, self._pair, self._cache, self._latency, self._drafters)
-        self.rounds = answer.rounds
+        answer = self._begun(request)
         try:
             yield from answer.give()
         finally:
-            self.statistics, self.answer_target_only_s = answer.statistics, answer.target_only_s
-            if not is_lossy(self.options.accept):
-                self._experience.count(answer.rounds)
-            failed = [(drafter.name, drafter.failure) for drafter in self._drafters if drafter.failure]
-            self._note(*(f"the {DRAFTERS[name].label}: {failure}; it drafts no more" for name, failure in failed))
-            self._note(self._pair.threads.note)
-            if self.statistics.stop_reason == "grammar":
-                self._note("the answer ends where the grammar permits no further token")
+            self._ended(answer)
+
+    def _begun(self, request: AnswerRequest) -> Answer:
+        answer = Answer(request, self.options, self._pair, self._cache, self._latency, self._drafters)
+        self.rounds = answer.rounds
+        return answer
+
+    def _ended(self, answer: Answer) -> None:
+        """Keep what is known of an answer, and what it taught."""
+        self.statistics, self.answer_target_only_s = answer.statistics, answer.target_only_s
+        if not is_lossy(self.options.accept):
+            self._experience.count(answer.rounds)
+        failed = [(drafter.name, drafter.failure) for drafter in self._drafters if drafter.failure]
+        self._note(*(f"the {DRAFTERS[name].label}: {failure}; it drafts no more" for name, failure in failed))
+        self._note(self._pair.threads.note)
+        if self.statistics.stop_reason == "grammar":
+            self._note("the answer ends where the grammar permits no further token")
+
+    @property
+    def can_alternate(self) -> bool:
+        """Whether :meth:`alternate` is possible: the target's cache goes back to any length for nothing."""
+        return self.target_runs_alone and not self._pair.target.forgets
+
+    def alternate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        target_first: bool = False,
+        max_tokens: int = 128,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        grammar: str | Applied = "",
+        cache_prompt: bool = False,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> tuple[Half, Half]:
+        """Answer a prompt with drafters and with the target alone, in turn segment by segment, until one answer ends.
+
+        The arguments are :meth:`generate`'s; ``target_first``: the answer without drafters begins. ``stopping`` is
+        asked between rounds, too.
+
+        Returns:
+            the answer with drafters, and the target's.
+
+        Raises:
+            UsageError, ModelError: as :meth:`generate`; or not :attr:`can_alternate`.
+        """
+        if not self.can_alternate:
+            raise UsageError("this pair's target cannot give two answers in turn", "give them one after the other")
+        request = AnswerRequest(
+            prompt, max_tokens, sampling or Sampling(), stop, grammar, "", cache_prompt, stopping=stopping
+        )
+        begun: list[Answer] = []
+
+        def begin(alone: str) -> Answer:
+            begun.append(self._begun(replace(request, alone=alone)))
+            return begun[-1]
+
+        order = ("target", "") if target_first else ("", "target")
+        with self._idle():
+            try:
+                first, second = alternate(partial(begin, order[0]), partial(begin, order[1]), stopping)
+            finally:
+                for answer in begun:
+                    self._ended(answer)
+        return (second, first) if target_first else (first, second)
 
     def _note(self, *notes: str) -> None:
         """Add those that are not empty, each once."""

@@ -101,6 +101,19 @@ class PromptCache:
         if drafting:
             now.texts["draft"] = text
 
+    def resume(self, text: list[int]) -> int:
+        """Let the target's cache hold ``text`` without its last token again, after another answer used it.
+
+        Returns how many tokens were decoded for that: those after the beginning that both texts have in common.
+        """
+        target, texts, end = self._pair.target, self.now.texts, len(text) - 1
+        same = min(common(texts.pop("target", ())[: target.length], text), end)
+        target.rewind(same)
+        if same < end:
+            target.decode(text[same:end], outputs=0)
+        texts["target"] = text
+        return end - same
+
     def save_before_end(self, prompt: Sequence[int], cached: int, goes_on: Callable[[], bool]) -> int | None:
         """Read a prompt up to where a later one, which differs at its end, may go back to, and save the state there.
 

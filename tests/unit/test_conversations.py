@@ -99,6 +99,7 @@ def test_conversations_by_turns_are_as_each_by_itself(
 def test_a_retry_goes_back_to_a_saved_state(name: str, kept: SpeculativeDecoder) -> None:
     """Where tokens cannot be taken back, a state near the prompt's end was saved; the answer is the same again."""
     assert kept._pair.target.forgets is FORGET[name]
+    assert kept.can_alternate is not FORGET[name]
     first = answer(kept, TEXTS[0])
     other = [*TEXTS[0][:-6], *TEXTS[1][:6]]  # the end of the prompt is another
     changed = answer(kept, other)
