@@ -53,11 +53,16 @@ class Budget:
     Args:
         limit_s: None: no limit.
         clock: seconds.
+
+    Attributes:
+        overhead: times as long as their statistics say the last answers took that alternated: tokens of texts that
+            differ are decoded again.
     """
 
     limit_s: float | None
     clock: Callable[[], float]
     spent_s: float = 0.0
+    overhead: float = 1.0
     _answers: dict[str, list[Statistics]] = field(default_factory=lambda: defaultdict(list))
     _warm_ups: dict[str, list[Statistics]] = field(default_factory=dict)
 
@@ -111,10 +116,11 @@ class Budget:
 class Answers:
     """Answers to the same prompts in several ways, interleaved prompt by prompt within a budget.
 
-    The ways that share a placement are answered by one child, which has loaded the pair once. Another placement takes
-    another load: next to the first if the memory is the host's and holds both, else one after the other, so that a
-    pass over the prompts is measured before the next load. A way whose child dies is not tried again; those that shared
-    its load go on in loads of their own.
+    The ways that share a placement are answered by one child, which has loaded the pair once. If the target's cache can
+    go back to any length, speculative and target-only answers alternate there, segment by segment. Another placement
+    takes another load: next to the first if the memory is the host's and holds both, else one after the other, so that
+    a pass over the prompts is measured before the next load. A way whose child dies is not tried again; those that
+    shared its load go on in loads of their own.
 
     With a budget the first pass over the prompts is made to fit: each answer gets its share of the time that is left,
     as the speed of those before has it. If that would be too few tokens, the last prompts are left out.
@@ -156,6 +162,7 @@ class Answers:
         self._verbose, self._opened = verbose, opened
         self._apart: set[str] = {name for name, way in ways.items() if way.shared is None}
         self._open: dict[_Place, trial.Load] = {}
+        self._may_alternate = True
         self._side_by_side = True
         self._prompt_tokens: tuple[int, ...] = ()
 
@@ -174,7 +181,7 @@ class Answers:
     def cost_s(self, name: str, prompt: int, tokens: int) -> float:
         """Seconds that an answer is expected to take."""
         read = self._prompt_tokens[prompt] - self._spec.depth
-        return read * self.budget.read_s(name) + tokens * self.budget.write_s(name)
+        return self.budget.overhead * (read * self.budget.read_s(name) + tokens * self.budget.write_s(name))
 
     def _aside_s(self, prompts: int) -> float:
         """Seconds of what only informs, as far as it is not measured yet."""
@@ -192,7 +199,7 @@ class Answers:
         for name in self._compared:
             left -= sum(self.cost_s(name, i, self.lengths[i]) for i in range(asked(self.results[name]), done))
             left -= sum(self.cost_s(name, i, 0) for i in range(done, prompts))
-        each = sum(map(self.budget.write_s, self._compared))
+        each = self.budget.overhead * sum(map(self.budget.write_s, self._compared))
         return int(left / max(each * (prompts - done), 1e-9))
 
     def _fit(self) -> None:
@@ -346,11 +353,19 @@ class Answers:
             aside = [name for name in group if self._ways[name].aside]
             for prompt in range(count):
                 few = prompt < _ASIDE_PROMPTS and (repetition == 0 or self.repetitions is not None)
-                for name in (*in_turn(main, prompt + repetition), *(aside if few else ())):
+                turns = [*in_turn(self._turns(main), prompt + repetition), *([name] for name in aside if few)]
+                for names in turns:
                     done = sum(len(one.answers) for way in self._compared for one in self.results[way])
-                    progress(done, max(total, done), name.replace("_", "-"))
-                    self._answer(name, prompt, repetition)
+                    progress(done, max(total, done), " and ".join(names).replace("_", "-"))
+                    self._answer(names, prompt, repetition)
         return count == self.prompts
+
+    def _turns(self, names: Sequence[str]) -> list[list[str]]:
+        """The ways one by one, those of one load that alternate together, speculative first."""
+        shared = {self._ways[name].shared: name for name in names if self._place(name) == self._place(self._first)}
+        load = self._load(self._first) if self._may_alternate and {"", "target"} <= shared.keys() else None
+        both = [shared[""], shared["target"]] if load and load.ready.alternates else []
+        return [*filter(None, [both]), *([name] for name in names if name not in both)]
 
     def _affordable(self) -> int:
         """How many prompts another pass has the time for."""
@@ -361,20 +376,41 @@ class Answers:
                 return prompt
         return self.prompts
 
-    def _answer(self, name: str, prompt: int, repetition: int) -> None:
-        """One answer, unless its way has crashed."""
+    def _answer(self, names: Sequence[str], prompt: int, repetition: int) -> None:
+        """An answer of one way, or of two that alternate, unless they have crashed."""
+        name = names[0]
         if name in self.crashes or (load := self._load(name)) is None:
             return
         if prompt == len(self.lengths):
             self.lengths.append(self._length())
         length = min(self.lengths[prompt], _ASIDE_TOKENS) if self._ways[name].aside else self.lengths[prompt]
+        request = self._request(name, prompt, length)
+        if len(names) == 2:
+            request = replace(request, alternate=("pair", "target")[(prompt + repetition) % 2])
+        before_s = self.budget.spent_s
         try:
-            reply = self.budget.ask(load, self._request(name, prompt, length))
+            reply = self.budget.ask(load, request)
         except ChildError as error:
+            if len(names) == 2:  # which of them it was, answers one by one will tell
+                self._may_alternate = False
+                self._open.pop(self._place(name)).close()
+                for one in names:
+                    self._answer([one], prompt, repetition)
+                return
             self._crashed(name, error)
             return
         if not reply.finished or not reply.answers:
             raise _SpentError
+        self._keep(name, replace(reply, target_only=()), repetition)
+        for other in names[1:]:
+            all_s = sum(
+                s.prompt_s + s.decode_s for one in (reply.answers + reply.target_only) for s in [one.statistics]
+            )
+            self.budget.overhead = max(1.0, (self.budget.spent_s - before_s) / max(all_s, 1e-9))
+            target_only = replace(reply, answers=reply.target_only, target_only=(), draft=None, drafters=())
+            self._keep(other, target_only, repetition)
+
+    def _keep(self, name: str, reply: trial.Result, repetition: int) -> None:
         self.budget.learn(name, reply)
         kept = self.results[name]
         if len(kept) == repetition:

@@ -105,7 +105,7 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
         "gpu_layers": first.target.gpu_layers,
         "layers": first.target.layers,
         "tokens": sum(answer.statistics.tokens for answer in first.answers),
-        "tokens_per_s": spread([speed(result) for result in results]),
+        "tokens_per_s": spread(list(filter(None, map(speed, results))) or [0.0]),
         "prompt_tokens_per_s": trial.prompt_speed(answer for result in results for answer in result.answers),
         "peak_rss_bytes": max(result.peak_rss_bytes for result in results),
         "vram_bytes": max(result.vram_bytes for result in results),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -15,13 +15,16 @@ from pathlib import Path
 
 from ggufspec import child
 from ggufspec.bench.prompts import at_depth
+from ggufspec.decoding.alternate import Half, Segment
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
+from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions, WithOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.trace import Trace, spelled
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files.cache import cache_folder
 from ggufspec.hardware import gpus, host
+from ggufspec.hardware.disturbance import Counters
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import system_info
 from ggufspec.llamacpp.model import Model
@@ -60,12 +63,16 @@ class Spec(WithOptions):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one prompt; ``parts`` are its thinking and what comes after, if the model thinks."""
+    """The answer to one prompt; ``parts`` are its thinking and what comes after, if the model thinks.
+
+    ``segments`` have what other programs used meanwhile: one if the answer was decoded as a whole, with its prompt.
+    """
 
     text: str
     tokens: tuple[int, ...]
     statistics: Statistics
     parts: tuple[Statistics, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,8 @@ class Result:
     ``peak_rss_bytes`` and ``vram_bytes`` are of all that the child had loaded, a draft that did not draft included.
     ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's. ``energy_j`` is what
     all cards used from the first prompt to the last token, if NVML counts it, and ``others_cpus`` the CPUs that
-    other programs kept busy meanwhile. ``system_info`` is llama.cpp's own line about its build.
+    other programs kept busy meanwhile. ``system_info`` is llama.cpp's own line about its build. ``target_only`` are
+    the target's own answers to the same prompts if the request has both alternate; these figures are of both then.
     """
 
     answers: tuple[Answer, ...]
@@ -102,6 +110,7 @@ class Result:
     others_cpus: float = 0.0
     unwatched: tuple[str, ...] = ()
     system_info: str = ""
+    target_only: tuple[Answer, ...] = ()
 
 
 def prompt_speed(answers: Iterable[Answer]) -> float:
@@ -133,12 +142,13 @@ class Ready:
     """A pair that is loaded: how many tokens its prompts have, with the text before them.
 
     ``alone`` says whether target-only is as fast as in a load of its own: neither states nor hidden rows are kept for
-    drafts.
+    drafts. ``alternates`` says whether it can be asked for answers that alternate.
     """
 
     load_s: float
     prompt_tokens: tuple[int, ...]
     alone: bool
+    alternates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +156,15 @@ class Request:
     """Answers to the prompts of these indices, all of them by default, in one way.
 
     ``alone`` is as of :meth:`SpeculativeDecoder.generate`; ``max_tokens`` the spec's if it is 0. With ``warm_up``
-    it is a short answer to the beginning of the first prompt, of which there are no events.
+    it is a short answer to the beginning of the first prompt, of which there are no events. ``alternate`` asks for two
+    answers in turn, with the drafters and of the target alone, and names the one that begins: ``pair`` or ``target``.
     """
 
     prompts: tuple[int, ...] | None = None
     max_tokens: int = 0
     alone: str = ""
     warm_up: bool = False
+    alternate: str = ""
 
 
 Reply = Result
@@ -163,6 +175,7 @@ class Engine:
     """What answers prompts, with its models loaded.
 
     ``answer`` takes a prompt, its tokens and a request; it gives None if a stop came before the prompt was read.
+    ``alternate`` does the same for two answers, with the drafters and of the target alone; None if it cannot.
     """
 
     target: LoadedModel
@@ -172,6 +185,7 @@ class Engine:
     read: Callable[[str], list[int]]
     answer: Callable[[str, list[int], Request], Answer | None]
     alone: bool = True
+    alternate: Callable[[str, list[int], Request], tuple[Answer, Answer] | None] | None = None
 
 
 def check_room(spec: Spec, longest: int) -> None:
@@ -190,16 +204,15 @@ def check_room(spec: Spec, longest: int) -> None:
         )
 
 
-def _parts(decoder: SpeculativeDecoder, prompt: str) -> tuple[Statistics, ...]:
-    """What the thinking of the last answer took and what the rest did; nothing if the model did not think."""
+def _parts(target: Model, prompt: str, all_rounds: Sequence[Round], whole: Statistics) -> tuple[Statistics, ...]:
+    """What the thinking of an answer took and what the rest did; nothing if the model did not think."""
     texts = (
-        b"".join(decoder.target.piece(token, special=True) for token in one.emitted).decode("utf-8", "replace")
-        for one in decoder.rounds
+        b"".join(target.piece(token, special=True) for token in one.emitted).decode("utf-8", "replace")
+        for one in all_rounds
     )
     count = thinking_rounds(prompt, texts)
-    if not count or decoder.statistics is None:
+    if not count:
         return ()
-    whole = decoder.statistics
     return tuple(
         Statistics.of(
             rounds,
@@ -209,7 +222,7 @@ def _parts(decoder: SpeculativeDecoder, prompt: str) -> tuple[Statistics, ...]:
             tokens=sum(len(one.emitted) for one in rounds),
             stop_reason=whole.stop_reason,
         )
-        for rounds in (decoder.rounds[:count], decoder.rounds[count:])
+        for rounds in (all_rounds[:count], all_rounds[count:])
     )
 
 
@@ -257,7 +270,22 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
             assert decoder.statistics is not None
             if stopping() and not decoder.statistics.tokens:
                 return None
-            return Answer("".join(texts), tuple(tokens), decoder.statistics, _parts(decoder, text))
+            parts = _parts(decoder.target, text, decoder.rounds, decoder.statistics)
+            return Answer("".join(texts), tuple(tokens), decoder.statistics, parts)
+
+        def alternate(text: str, prompt: list[int], request: Request) -> tuple[Answer, Answer] | None:
+            halves = decoder.alternate(
+                prompt,
+                target_first=request.alternate == "target",
+                max_tokens=request.max_tokens,
+                sampling=spec.sampling,
+                stop=spec.stop,
+                grammar=spec.grammar,
+                cache_prompt=bool(spec.depth),
+                stopping=stopping,
+            )
+            ours, theirs = (_half(decoder.target, text, half) for half in halves)
+            return (ours, theirs) if ours and theirs else None
 
         yield Engine(
             *loaded_models(decoder),
@@ -266,7 +294,22 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
             lambda prompt: at_depth(decoder.target.tokenize, prompt, spec.depth, special=spec.templated),
             answer,
             decoder.target_runs_alone,
+            alternate if decoder.can_alternate else None,
         )
+
+
+def _half(target: Model, prompt: str, half: Half) -> Answer | None:
+    """One of two answers in turn; None if it has no token."""
+    if half.answer is None or not half.emitted:
+        return None
+    whole = half.answer.statistics
+    return Answer(
+        "".join(one.text for one in half.emitted),
+        tuple(one.token for one in half.emitted if one.token >= 0),
+        whole,
+        _parts(target, prompt, half.answer.rounds, whole),
+        tuple(half.segments),
+    )
 
 
 Opened = Callable[[Spec, child.Emit, Callable[[], bool]], AbstractContextManager[Engine]]
@@ -303,7 +346,8 @@ class Serving:
     @property
     def ready(self) -> Ready:
         """What there is to say before the first request."""
-        return Ready(self.load_s, tuple(map(len, self.prompts)), self.engine.alone)
+        engine = self.engine
+        return Ready(self.load_s, tuple(map(len, self.prompts)), engine.alone, engine.alternate is not None)
 
     def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Result:
         self.stopping, engine = stopping, self.engine
@@ -314,16 +358,22 @@ class Serving:
             most = self._spec.depth + (_WARM_UP_AGAIN if self._warm else WARM_UP_PROMPT)
             prompts, self._warm = [(prompts[0][0], prompts[0][1][:most])], True
             request = replace(request, max_tokens=self._warm_up_tokens)
-        answers: list[Answer] = []
-        energy_before, cpu_before = gpus.energy_j(), host.cpu_use()
+        answers, target_only = list[Answer](), list[Answer]()
+        energy_before, began = gpus.energy_j(), Counters.now()
         for prompt in prompts:
-            if (answer := engine.answer(*prompt, request)) is not None:
-                answers.append(answer)
-                if not request.warm_up:
-                    emit({"event": "answer", "index": len(answers) - 1})
+            before = Counters.now()
+            if request.alternate and engine.alternate:
+                if both := engine.alternate(*prompt, request):
+                    answers.append(both[0])
+                    target_only.append(both[1])
+            elif (answer := engine.answer(*prompt, request)) is not None:
+                segment = Segment(answer.statistics, Counters.now().since(before).others_cpus)
+                answers.append(replace(answer, segments=(segment,)))
+            if answers and not request.warm_up:
+                emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():
                 break
-        energy_after, cpu_after = gpus.energy_j(), host.cpu_use()
+        energy_after, used = gpus.energy_j(), Counters.now().since(began)
         writes = engine.draft if request.alone == "draft" else engine.target
         assert writes is not None
         return Result(
@@ -337,9 +387,10 @@ class Serving:
             drafters=() if request.alone else engine.drafters,
             notes=tuple(engine.notes),
             energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
-            others_cpus=cpu_after.others_since(cpu_before),
+            others_cpus=used.others_cpus,
             unwatched=devices.unwatched(),
             system_info=system_info(),
+            target_only=tuple(target_only),
         )
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
-from ggufspec.bench import divergence, hooked, trial
+from ggufspec.bench import disturbed, divergence, hooked, trial
 from ggufspec.bench.answers import Answers, Budget, Way, asked
 from ggufspec.bench.statistics import mean_ratio, paired_ratios
 from ggufspec.bench.summary import (
     alone,
-    busy_notes,
     by_kind,
     by_part,
     machine_and_build,
@@ -23,12 +22,13 @@ from ggufspec.bench.summary import (
     summarise,
 )
 from ggufspec.bench.trials import Progress
+from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.models.profile import Pair
 from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
-from ggufspec.schema.bench import BenchDocument, Divergence, HookComparison, Verdict
+from ggufspec.schema.bench import BenchDocument, Disturbance, Divergence, HookComparison, Verdict
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.text import counted
 from ggufspec.settings.registry import is_lossy
@@ -45,6 +45,7 @@ _EXPLAINED = 16  # times target-only's time of a text: docs of ggufspec.bench.di
 _FEWEST_TRIALS = 3
 _FEWEST_PROMPTS = 3  # that stand for others like them; fewer stand for themselves
 _FEWEST_PASSES = 6  # over fewer prompts, before an interval may end the measurement
+_POSSIBLE = 0.9  # target-only tokens in the time of a round: at least one, but for noise
 _PRECISE = 0.02  # of the speedup: half an interval that needs no more trials
 
 
@@ -173,7 +174,11 @@ class Bench:
         """Whether the verdict is clear, or so precise that more answers would not change it."""
         pairs = [("speculative", "target_only")]
         pairs += [(LLAMA_HOOK, LLAMA_ALONE)] if self.experiment.engine == "hook" else []
-        return all(self._is_clear(self._speedup(*pair)) for pair in pairs)
+        return all(self._counted(*pair).is_enough and self._is_clear(self._speedup(*pair)) for pair in pairs)
+
+    def _counted(self, mode: str, rival: str) -> disturbed.Counted:
+        """Both runs' results, as far as they count."""
+        return disturbed.count(self.results[mode], self.results[rival])
 
     def _is_clear(self, speedup: Spread | None) -> bool:
         if speedup is None:  # one of them has crashed
@@ -265,8 +270,9 @@ class Bench:
 
     def document(self, *, interrupted: bool = False) -> BenchDocument:
         """Everything that has been measured so far."""
-        spec = self.experiment.spec
-        runs = {mode: self._summary(mode) if results else None for mode, results in self.results.items()}
+        spec, counted = self.experiment.spec, self._counted("speculative", "target_only")
+        chosen = self.results | {"speculative": counted.ours, "target_only": counted.theirs}
+        runs = {mode: self._summary(mode, results) if results else None for mode, results in chosen.items()}
         speedup = self._speedup("speculative", "target_only")
         return BenchDocument(
             pair=self.experiment.pair.describe(),
@@ -279,17 +285,22 @@ class Bench:
             identical_output=self.own.identical,
             identity_check={"note": self.own.note},
             divergences=self.own.divergences,
-            verdict=judge(speedup, runs["target_only"], runs["speculative"], crashed=bool(self.crashes)),
-            notes=(
-                *notes_of(self.results["speculative"]),
-                *self._cut_off,
-                *busy_notes(result for results in self.results.values() for result in results),
+            verdict=judge(
+                speedup,
+                runs["target_only"],
+                runs["speculative"],
+                crashed=bool(self.crashes),
+                streams=spec.options.op_offload_min_batch < STREAM_WIDTH,
             ),
+            notes=tuple(filter(None, (*notes_of(self.results["speculative"]), *self._cut_off, counted.note))),
             interrupted=interrupted,
             hook=self._hook() if self.experiment.engine == "hook" else None,
-            by_kind=by_kind(spec.kinds, self.results["target_only"], self.results["speculative"]),
+            by_kind=by_kind(spec.kinds, counted.theirs, counted.ours),
             by_part=by_part(self.results["target_only"], self.results["speculative"]),
             failures={mode: Failure.of(error) for mode, error in self.crashes.items()},
+            disturbance=Disturbance(
+                counted.busy_share, counted.others_cpus, counted.pairs, counted.counting, counted.part
+            ),
         )
 
     def _extent(self) -> dict[str, object]:
@@ -303,25 +314,32 @@ class Bench:
             "spent_s": self.answers.budget.spent_s if self.experiment.limit_s else None,
         }
 
-    def _summary(self, mode: str) -> Run | SpeculativeRun:
-        """One row of the table. Of three prompts and more its speed is the mean, as that of the speedup."""
-        results = self.results[mode]
+    def _summary(self, mode: str, results: list[trial.Result]) -> Run | SpeculativeRun:
+        """One row of the table, of the results that count. Of three prompts and more its speed is the mean, as that of
+        the speedup, and so are tokens per round.
+        """
         row = summarise(results, lossy=is_lossy(self.experiment.spec.options.accept))
+        row = replace(row, tokens=sum(answer.statistics.tokens for answer in self.results[mode][0].answers))
         rows = [
-            [_token_s(one.answers[i]) for one in results if i < len(one.answers) and one.answers[i].statistics.decoded]
+            [s for one in results if i < len(one.answers) for s in [one.answers[i].statistics] if s.decoded]
             for i in range(asked(results))
         ]
         if sum(map(bool, rows)) < _FEWEST_PROMPTS:
             return row
-        return replace(row, tokens_per_s=self._mean([[(ours, 1.0) for ours in found] for found in rows]))
+        row = replace(row, tokens_per_s=self._mean([[(_token_s(s), 1.0) for s in found] for found in rows]))
+        if not isinstance(row, SpeculativeRun):
+            return row
+        tokens_per_round = self._mean([[(s.rounds / s.decoded, 1.0) for s in found] for found in rows]).median
+        return replace(row, tokens_per_round=tokens_per_round)
 
     def _speedup(self, mode: str, rival: str) -> Spread | None:
         """Of one way over another, answer by answer; of one prompt or two pass by pass."""
-        ours, theirs = self.results[mode], self.results[rival]
+        counted = self._counted(mode, rival)
+        ours, theirs = counted.ours, counted.theirs
         both = [tuple(zip(a.answers, b.answers, strict=False)) for a, b in zip(ours, theirs, strict=False)]
         rows = [
             [
-                (_token_s(pairs[i][0]), _token_s(pairs[i][1]))
+                (_token_s(pairs[i][0].statistics), _token_s(pairs[i][1].statistics))
                 for pairs in both
                 if i < len(pairs) and all(one.statistics.decoded for one in pairs[i])
             ]
@@ -330,7 +348,8 @@ class Bench:
         if sum(map(bool, rows)) >= _FEWEST_PROMPTS:
             return self._mean(rows)
         whole = [tuple(zip(*pairs, strict=True)) for pairs in both if len(pairs) == len(rows)]
-        return paired_ratios([speed_of(a) for a, _ in whole], [speed_of(b) for _, b in whole]) if any(rows) else None
+        speeds = [(a, b) for a, b in ((speed_of(a), speed_of(b)) for a, b in whole) if a and b]
+        return paired_ratios(*zip(*speeds, strict=True)) if speeds else None
 
     def _mean(self, rows: list[list[tuple[float, float]]]) -> Spread:
         """How many times as fast ours is, of pairs (our seconds, theirs) for each prompt, each kind counting alike."""
@@ -365,8 +384,8 @@ def _by_kind(spec: trial.Spec) -> trial.Spec:
     return replace(spec, prompts=tuple(spec.prompts[i] for i in order), kinds=tuple(spec.kinds[i] for i in order))
 
 
-def _token_s(answer: trial.Answer) -> float:
-    return max(answer.statistics.decode_s, 1e-9) / answer.statistics.decoded
+def _token_s(statistics: Statistics) -> float:
+    return max(statistics.decode_s, 1e-9) / statistics.decoded
 
 
 def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:
@@ -380,8 +399,14 @@ def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:
     return f"Llama with the hook: {ratio(over_alone)} Llama alone, {ratio(over_own)} our own loop with the same draft."
 
 
-def judge(speedup: Spread | None, alone: Run | None, pair: Run | None, *, crashed: bool = False) -> Verdict:
-    """Worth it or not in one sentence, and why in the next."""
+def judge(
+    speedup: Spread | None, alone: Run | None, pair: Run | None, *, crashed: bool = False, streams: bool = False
+) -> Verdict:
+    """Worth it or not in one sentence, and why in the next.
+
+    A round decodes at least one token, so that a gain above the tokens per round was not the draft's. It may be where
+    target-only is placed otherwise, or where a GPU ``streams`` the CPU's weights for wider batches alone.
+    """
     if speedup is None or alone is None or pair is None:
         why = (
             "not every run could be measured"
@@ -392,6 +417,13 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None, *, crashe
     if not isinstance(pair, SpeculativeRun):
         return Verdict(False, "Not worth it: no draft could pay for this target, so speculation was off.")
     low, high = speedup.ci95
+    gained = pair.tokens_per_round
+    if not streams and alone.gpu_layers == pair.gpu_layers and gained < _POSSIBLE * speedup.median:
+        why = (
+            f"A gain of {speedup.median:.2f}× (95 % interval {low:.2f} to {high:.2f}) is more than the {gained:.2f} "
+            "tokens that a round gave. Measure again while other programs are idle, or longer: --budget 6m."
+        )
+        return Verdict(False, "No verdict: the machine's speed changed during the measurement.", why)
     ratio, interval = f"{speedup.median:.2f}× as fast as without a draft", f"95 % interval {low:.2f} to {high:.2f}"
     enough = len(speedup.samples) >= _FEWEST_TRIALS
     if not enough:
@@ -413,6 +445,7 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None, *, crashe
 def _why(ratio: float, alone: Run, pair: SpeculativeRun) -> str:
     """What a round gives and what it costs, in tokens without a draft; and whether the rival had more layers."""
     cost = pair.tokens_per_round / ratio
+    cost = 1.0 if _POSSIBLE <= cost < 1 else cost
     round_s = pair.tokens_per_round / pair.tokens_per_s.median
     text = (
         f"A round gives {pair.tokens_per_round:.2f} tokens in the time of {cost:.2f} without a draft: "

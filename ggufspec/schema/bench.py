@@ -36,6 +36,17 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What other programs used while speculative and target-only answers were compared, and what counts therefore."""
+
+    busy_share: float  # of the time: other programs used half a CPU or more
+    others_cpus: float  # the most CPUs during a segment of an answer
+    pairs: int  # of segments, the same part of both answers each
+    counting: int
+    part: str  # that counts: quiet, similar load, all
+
+
+@dataclass(frozen=True, slots=True)
 class HookComparison:
     """llama-cpp-python's ``Llama`` with our draft model: the runs ``llama_target_only``, ``llama_hook``."""
 
@@ -67,5 +78,6 @@ class BenchDocument:
     hook: HookComparison | None = None  # with ``--engine hook``
     failures: dict[str, Failure] = field(default_factory=dict)  # of the runs that crashed
     by_kind: tuple[Portion, ...] = ()  # of prompts, if there are several
+    disturbance: Disturbance | None = None
     by_part: tuple[Portion, ...] = ()  # thinking and answer, if the model thinks
     schema: str = field(default="ggufspec/bench@1")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ggufspec.bench import answers, summary, trial, versus
+from ggufspec.decoding.alternate import Segment
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -282,11 +283,25 @@ def test_a_document_of_nothing(bench):
 class Machine:
     """Loads and answers by arithmetic, on a clock of its own: a token of the target's takes 0.1 s, of a pair's less.
 
-    ``token_s`` of a way is a number, or a number by prompt; ``crashing`` are ways whose child dies.
+    ``token_s`` of a way is a number, or a number by prompt; ``crashing`` are ways whose child dies. With ``alternates``
+    answers of a load alternate in segments of 16 tokens, and ``busy`` says by the clock how many CPUs other programs
+    use: a token takes 1 + 4 × as long then.
     """
 
-    def __init__(self, *, token_s=None, prompt_tokens=(10,) * 8, alone=True, crashing=(), dies_at_load=(), texts=None):
+    def __init__(
+        self,
+        *,
+        token_s=None,
+        prompt_tokens=(10,) * 8,
+        alone=True,
+        crashing=(),
+        dies_at_load=(),
+        texts=None,
+        alternates=False,
+        busy=lambda now: 0.0,
+    ):
         self.now, self.loads, self.asked, self.closed = 0.0, [], [], 0
+        self.alternates, self.busy = alternates, busy
         self.token_s = {"target": 0.1, "draft": 0.01, "pair": 0.05} | (token_s or {})
         self.prompt_tokens, self.alone, self.crashing, self.dies_at_load = prompt_tokens, alone, crashing, dies_at_load
         self.texts = texts or {}
@@ -306,14 +321,18 @@ class Machine:
 class Loaded:
     def __init__(self, machine, spec, kind):
         self.machine, self.spec, self.kind = machine, spec, kind
-        self.ready = trial.Ready(1.0, machine.prompt_tokens[: len(spec.prompts)], machine.alone)
+        prompt_tokens = machine.prompt_tokens[: len(spec.prompts)]
+        self.ready = trial.Ready(1.0, prompt_tokens, machine.alone, machine.alternates)
 
     def ask(self, request):
         machine, way = self.machine, request.alone or self.kind
         prompts = range(len(self.spec.prompts)) if request.prompts is None else request.prompts
         machine.asked.append((way, "warm-up" if request.warm_up else tuple(prompts), request.max_tokens))
-        if way in machine.crashing and not request.warm_up:
+        ways = {"pair", "target"} if request.alternate else {way}
+        if ways & set(machine.crashing) and not request.warm_up:
             raise ChildError("the driver most likely crashed", "update it", "SIGSEGV")
+        if request.alternate:
+            return self.alternate(request)
         answers = []
         for prompt in prompts[:1] if request.warm_up else prompts:
             tokens = 4 if request.warm_up else request.max_tokens or self.spec.max_tokens
@@ -328,6 +347,25 @@ class Loaded:
             result(draft=0 if drafts and self.spec.draft else None, drafters=("draft",) if drafts else ()),
             answers=tuple(answers),
         )
+
+    def alternate(self, request):
+        machine, (prompt,) = self.machine, request.prompts
+        parts = {"pair": [], "target": []}
+        order = sorted(parts, key=lambda way: way != request.alternate)
+        for first in range(1, request.max_tokens, 16):
+            for way in order:
+                count, each = min(16, request.max_tokens - first), machine.token_s[way]
+                others = machine.busy(machine.now)
+                seconds = count * (each if isinstance(each, float) else each[prompt]) * (1 + 4 * others)
+                machine.now += seconds
+                parts[way].append(Segment(statistics(count, seconds, max(count // 2, 1), (1,), (1,)), others))
+            order.reverse()
+        found = {}
+        for way, segments in parts.items():
+            machine.now += 0.5
+            whole = statistics(0, 0.0, 1, (0,), (0,)).only([one.statistics for one in segments])
+            found[way] = (trial.Answer("", tuple(range(whole.tokens)), whole, segments=tuple(segments)),)
+        return replace(result(draft=0), answers=found["pair"], target_only=found["target"])
 
     def stop(self):
         raise AssertionError("nothing here takes as long as the budget")
@@ -547,6 +585,117 @@ def test_divergences_are_looked_into_as_far_as_the_budget_goes(measured):
     assert note.startswith(f"{slow.answers.prompts} answers with a draft differ from the one without")
     fast = measured(Machine(texts={"pair": text}), prompted(8), 1)
     assert not [one for one in fast.document().notes if "budget" in one]
+
+
+def test_answers_of_one_load_alternate_and_the_other_one_begins_each_time(measured):
+    machine = Machine(alternates=True)
+    bench = measured(machine, prompted(4, max_tokens=64), 2)
+    main = [one for one in machine.asked[3:] if one[0] == "pair"]
+    assert [prompt for _, prompt, _ in main] == [(0,), (1,), (2,), (3,)] * 2 + [(0, 1, 2)]  # and the check
+    assert [[len(one.answers) for one in bench.results[mode]] for mode in versus.MODES] == [[4, 4], [3, 3], [4, 4]]
+    assert all(not one.target_only and one.drafters for one in bench.results["speculative"])
+    assert all(not one.target_only and not one.drafters for one in bench.results["target_only"])
+    document = bench.document()
+    assert document.speedup.median == pytest.approx(2.0)
+    assert document.runs["target_only"].tokens_per_s.median == pytest.approx(10.0)
+    assert type(document.runs["target_only"]) is Run
+    assert document.disturbance.part == "quiet"
+    assert document.notes == ()
+
+
+@pytest.mark.parametrize("period", [24.0, 37.0, 60.0])
+def test_a_load_that_comes_and_goes_changes_no_verdict(measured, period):
+    """Half of the time other programs make every token five times as slow."""
+    quiet = measured(Machine(alternates=True), prompted(8, max_tokens=64), 1).document()
+    machine = Machine(alternates=True, busy=lambda now: float(now % period > period / 2))
+    document = measured(machine, prompted(8, max_tokens=64), budget_s=180.0).document()
+    assert document.speedup.median == pytest.approx(quiet.speedup.median, rel=0.02)
+    assert document.speedup.ci95[0] < 2.0 < document.speedup.ci95[1] or document.speedup.ci95 == pytest.approx((2, 2))
+    assert document.verdict.text.startswith("Worth it: 2.0")
+    assert document.runs["target_only"].tokens_per_s.median == pytest.approx(10.0, rel=0.02)
+    assert 0 < document.disturbance.counting < document.disturbance.pairs
+    (note,) = document.notes
+    assert "of the run; the verdict is from the quiet part" in note
+    found = json.loads(to_json(document))
+    assert 0.3 < found["disturbance"]["busy_share"] < 1.0
+
+
+def test_a_bench_goes_on_while_too_little_was_quiet(measured):
+    """Here the first minutes are busy."""
+    machine = Machine(alternates=True, busy=lambda now: float(4 < now - 1000 < 60))
+    bench = measured(machine, prompted(3, max_tokens=32), budget_s=180.0)
+    assert len(bench.results["speculative"]) > 1
+    assert bench.document().disturbance.part == "quiet"
+    assert bench.document().speedup.median == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("crashing", ["pair", "target"])
+def test_where_answers_that_alternate_crash_the_way_that_does_is_found(measured, crashing):
+    machine = Machine(alternates=True, crashing=(crashing,))
+    bench = measured(machine, prompted(4, max_tokens=16), 2)
+    wrong, right = ("speculative", "target_only") if crashing == "pair" else ("target_only", "speculative")
+    assert set(bench.crashes) == {wrong}
+    assert len(bench.results[right]) == 2
+    assert [len(one.answers) for one in bench.results[right]] == [4, 4]
+
+
+def test_a_budget_counts_what_is_decoded_again(measured):
+    """Texts that differ: the same tokens take longer than their statistics say."""
+
+    class Slower(Machine):
+        def opened(self, *arguments, **more):
+            loaded = super().opened(*arguments, **more)
+            alternate = loaded.alternate
+
+            def slower(request):
+                before = self.now
+                found = alternate(request)
+                self.now += 0.5 * (self.now - before)
+                return found
+
+            loaded.alternate = slower
+            return loaded
+
+    machine = Slower(alternates=True)
+    bench = measured(machine, prompted(8), budget_s=120.0)
+    assert 1.3 < bench.answers.budget.overhead < 1.6
+    assert bench.answers.budget.spent_s <= 120
+    assert [len(one.answers) for one in bench.results["target_only"]] == [8]
+    assert bench.own.identical is not None
+
+
+def test_a_gain_that_is_more_than_a_round_s_tokens_is_no_verdict():
+    """A round of 1.12 tokens in the time of 0.78 would contradict itself."""
+    impossible = Spread(1.43, (0.95, 2.13), (0.95, 1.43, 2.13))
+    pair = replace(speculative(), tokens_per_round=1.12)
+    verdict = versus.judge(impossible, run(), pair)
+    assert verdict == Verdict(
+        False,
+        "No verdict: the machine's speed changed during the measurement.",
+        "A gain of 1.43× (95 % interval 0.95 to 2.13) is more than the 1.12 tokens that a round gave. Measure again "
+        "while other programs are idle, or longer: --budget 6m.",
+    )
+    assert versus.judge(impossible, run(), pair, streams=True).text.startswith("Not shown")
+    assert versus.judge(impossible, run(gpu_layers=14), pair).text.startswith("Not shown")  # placed otherwise
+    nearly = versus.judge(Spread(1.15, (1.1, 1.2), (1.1, 1.15, 1.2)), run(), pair)
+    assert nearly.text.startswith("Worth it: 1.15×")
+    assert nearly.why.startswith("A round gives 1.12 tokens in the time of 1.00 without a draft")
+
+
+def test_tokens_per_round_are_weighed_as_the_speedup_is(bench):
+    """By kinds: five prompts of one kind that give a token a round, one of another that gives ten."""
+    spec = replace(bench.experiment.spec, prompts=tuple("abcdef"), kinds=("story",) * 5 + ("copy",))
+    bench = versus.Bench(replace(bench.experiment, spec=spec))
+    answers = [statistics(20, 2.0, 20, (1,), (0,))] * 5
+    kinds = bench.experiment.spec.kinds
+    answers.insert(kinds.index("copy"), statistics(20, 0.2, 2, (9,), (9,)))
+    bench.results["target_only"] = [result(*[statistics(20, 2.0)] * 6)]
+    bench.results["speculative"] = [result(*answers, draft=0)]
+    document = bench.document()
+    gain = document.speedup.median
+    assert gain == pytest.approx(2 / 1.1)
+    assert document.runs["speculative"].tokens_per_round == pytest.approx(2 / 1.1)
+    assert "in the time of 1.00 without" in document.verdict.why
 
 
 def test_answers_of_one_token_have_no_speed(bench, measured, monkeypatch):

@@ -1,0 +1,138 @@
+"""Which parts of a measurement count if other programs use the machine, too. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ggufspec.bench.trial import Answer, Result
+from ggufspec.decoding.alternate import SEGMENT_S, Segment
+from ggufspec.hardware.host import TOLERATED_CPUS
+from ggufspec.schema.text import counted
+
+BUSY_CPUS = 0.25  # more than at the quietest time: disturbed. Idle machines vary by 0.15
+MOST_TRIES = 3  # of a trial that is disturbed
+_FEWEST = 1 / 3  # of the pairs: if fewer are quiet, those count that were disturbed alike
+_Key = TypeVar("_Key")
+
+
+def to_repeat(tries: Mapping[_Key, Sequence[float]], least: float) -> _Key | None:
+    """The first trial that was disturbed in every try and has tries left; None if there is none.
+
+    Args:
+        tries: CPUs that other programs used in each try at each trial.
+        least: CPUs that they used in the least disturbed trial.
+    """
+    disturbed = (key for key, others in tries.items() if min(others) >= least + BUSY_CPUS)
+    return next((key for key in disturbed if len(tries[key]) < MOST_TRIES), None)
+
+
+def are_alike(loads: Sequence[float]) -> bool:
+    """Whether trials that are compared met the same load."""
+    return max(loads) - min(loads) < BUSY_CPUS
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Two runs' results with the segments that count, and how they were chosen.
+
+    Attributes:
+        ours, theirs: results by pass; statistics are of the segments that count alone, with no tokens if none does.
+        pairs, counting: pairs of segments, and how many of them count.
+        part: which ones: ``quiet``, ``similar load``, or ``all``.
+        busy_share: share of the time in which other programs used ``TOLERATED_CPUS`` or more.
+        others_cpus: the most CPUs that they used during a segment.
+        least_cpus: the fewest.
+    """
+
+    ours: list[Result]
+    theirs: list[Result]
+    pairs: int = 0
+    counting: int = 0
+    part: str = "all"
+    busy_share: float = 0.0
+    others_cpus: float = 0.0
+    least_cpus: float = 0.0
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether a verdict may rest on this; where a machine is idle at times, the quiet part is worth waiting for."""
+        return self.part == "quiet" or not self.pairs or self.least_cpus >= BUSY_CPUS
+
+    @property
+    def note(self) -> str:
+        """A sentence if other programs were at work or pairs do not count, else empty."""
+        if self.counting == self.pairs and self.busy_share < _FEWEST:
+            return ""
+        used = f"other programs used up to {self.others_cpus:.1f} CPUs, and {TOLERATED_CPUS} or more during "
+        used += f"{self.busy_share:.0%} of the run; "
+        if self.counting == self.pairs:
+            return used + "an idle machine reaches more tokens/s, and ratios compare what met the same load"
+        part = "the quiet part" if self.part == "quiet" else "the parts in which both ways met a similar load"
+        return f"{used}the verdict is from {part}, {self.counting} of {counted(self.pairs, 'pair')} of segments"
+
+
+def count(ours: list[Result], theirs: list[Result]) -> Counted:
+    """Choose the pairs of segments that count.
+
+    These are the quiet ones; if they are less than a third, those of a similar load on both sides; if these are, all.
+    """
+    pairs = [
+        (key, pair)
+        for turn, results in enumerate(zip(ours, theirs, strict=False))
+        for prompt, answers in enumerate(zip(*(one.answers for one in results), strict=False))
+        for number, pair in enumerate(zip(*(one.segments for one in answers), strict=False))
+        if all(one.statistics.decoded for one in pair)
+        for key in [(turn, prompt, number)]
+    ]
+    if not pairs:
+        return Counted(ours, theirs)
+    loads = _loads([pair for _, pair in pairs])
+    least = min(map(min, loads))
+    quiet = [max(load) < least + BUSY_CPUS for load in loads]
+    alike = [are_alike(load) for load in loads]
+    named = (("quiet", quiet), ("similar load", alike), ("all", [True] * len(pairs)))
+    part, chosen = next((name, rows) for name, rows in named if sum(rows) >= _FEWEST * len(pairs))
+    keys = {key for (key, _), is_chosen in zip(pairs, chosen, strict=True) if is_chosen}
+    times = [
+        (one.statistics.decode_s, others)
+        for (_, pair), load in zip(pairs, loads, strict=True)
+        for one, others in zip(pair, load, strict=True)
+    ]
+    busy_s, all_s = sum(s for s, others in times if others >= TOLERATED_CPUS), sum(s for s, _ in times)
+    if len(keys) < len(pairs):
+        paired = min(len(ours), len(theirs))
+        ours, theirs = (
+            [*(_only(result, turn, keys) for turn, result in enumerate(one[:paired])), *one[paired:]]
+            for one in (ours, theirs)
+        )
+    return Counted(
+        ours, theirs, len(pairs), len(keys), part, busy_s / max(all_s, 1e-9), max(others for _, others in times), least
+    )
+
+
+def _loads(pairs: Sequence[tuple[Segment, ...]]) -> list[tuple[float, ...]]:
+    """CPUs that others used in both halves of each pair; pairs that are too short to tell are joined."""
+    loads, group = list[tuple[float, ...]](), list[tuple[Segment, ...]]()
+    for number, pair in enumerate(pairs, 1):
+        group.append(pair)
+        seconds = [sum(one.statistics.decode_s for one in half) for half in zip(*group, strict=True)]
+        if min(seconds) >= SEGMENT_S or number == len(pairs):
+            weighted = [
+                sum(one.others_cpus * one.statistics.decode_s for one in half) / max(all_s, 1e-9)
+                for half, all_s in zip(zip(*group, strict=True), seconds, strict=True)
+            ]
+            loads += [tuple(weighted)] * len(group)
+            group = []
+    return loads
+
+
+def _only(result: Result, turn: int, keys: set[tuple[int, int, int]]) -> Result:
+    """A result with the segments of these keys alone."""
+
+    def cut(prompt: int, answer: Answer) -> Answer:
+        chosen = [one.statistics for i, one in enumerate(answer.segments) if (turn, prompt, i) in keys]
+        return replace(answer, statistics=answer.statistics.only(chosen))
+
+    return replace(result, answers=tuple(cut(i, one) for i, one in enumerate(result.answers)))
