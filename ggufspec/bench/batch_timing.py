@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from statistics import median
 
 from ggufspec import child
 from ggufspec.hardware import host
+from ggufspec.hardware.disturbance import Counters
+from ggufspec.hardware.host import BUSY_CPUS
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.head import Head
@@ -26,6 +29,7 @@ from ggufspec.models.dummy_weights import TOKENS
 _BURST_S = 0.25  # a shorter batch is timed three times in a row, after one that brings its graph back: the median
 _BURST = 3
 _FEWEST_ROUNDS = 3
+_LOOK_S = 0.2  # between two looks at the system's counters, which count in steps of 10 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,17 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All models; ``ram_bytes`` is the process's memory at the end, ``vram_bytes`` what all cards' use rose by."""
+    """All models; ``ram_bytes`` is the process's memory at the end, ``vram_bytes`` what all cards' use rose by.
+
+    ``disturbed`` samples were left out, as other programs used up to ``others_cpus`` CPUs.
+    """
 
     parts: tuple[Timed, ...]
     ram_bytes: int
     vram_bytes: int
     finished: bool
+    disturbed: int = 0
+    others_cpus: float = 0.0
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
@@ -96,6 +105,8 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
             loaded.append(_load(part, spec.depth, stack, emit, on))
         order, until = random.Random(0), time.perf_counter() + spec.seconds
         turns = [(context, timed, width) for context, timed in loaded for width in timed.seconds]
+        loads: dict[tuple[int, int], list[float]] = {(id(timed), width): [] for _, timed, width in turns}
+        waiting, before = list[tuple[int, int]](), Counters.now()
         for done in range(spec.rounds):
             if stopping.is_set() or (done >= _FEWEST_ROUNDS and time.perf_counter() > until):
                 break
@@ -104,12 +115,37 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
                 if stopping.is_set():
                     break
                 timed.seconds[width].append(_burst(context, timed.depth, width))
+                waiting.append((id(timed), width))
+                if (now := Counters.now()).cpu.clock_s - before.cpu.clock_s >= _LOOK_S:
+                    others_cpus = now.since(before).others_cpus
+                    for key in waiting:
+                        loads[key].append(others_cpus)
+                    waiting, before = [], now
+        others_cpus = Counters.now().since(before).others_cpus
+        for key in waiting:
+            loads[key].append(others_cpus)
+        every = [others for found in loads.values() for others in found]
+        least = min(every, default=0.0)
+        disturbed = sum(undisturbed(timed.seconds[width], loads[id(timed), width], least) for _, timed, width in turns)
         return Result(
             parts=tuple(timed for _, timed in loaded),
             ram_bytes=host.resident_bytes(),
             vram_bytes=max(0, devices.used_bytes() - vram_before),
             finished=not stopping.is_set(),
+            disturbed=disturbed,
+            others_cpus=max(every, default=0.0),
         )
+
+
+def undisturbed(seconds: list[float], loads: Sequence[float], least: float) -> int:
+    """Leave out the samples during which others used clearly more than the ``least`` CPUs, but for the least disturbed.
+
+    Returns how many that are; ``loads`` are the CPUs that others used during each.
+    """
+    order = sorted(range(len(seconds)), key=loads.__getitem__)
+    kept = max(sum(others < least + BUSY_CPUS for others in loads), min(_FEWEST_ROUNDS, len(seconds)))
+    seconds[:] = [seconds[i] for i in sorted(order[:kept])]
+    return len(order) - kept
 
 
 def _load(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ggufspec.bench.trial import Answer, Result
 from ggufspec.decoding.alternate import SEGMENT_S, Segment
-from ggufspec.hardware.host import TOLERATED_CPUS
+from ggufspec.hardware.host import BUSY_CPUS, TOLERATED_CPUS
 from ggufspec.schema.text import counted
 
-BUSY_CPUS = 0.25  # more than at the quietest time: disturbed. Idle machines vary by 0.15
 MOST_TRIES = 3  # of a trial that is disturbed
 _FEWEST = 1 / 3  # of the pairs: if fewer are quiet, those count that were disturbed alike
 _Key = TypeVar("_Key")
@@ -30,7 +30,17 @@ def to_repeat(tries: Mapping[_Key, Sequence[float]], least: float) -> _Key | Non
 
 def are_alike(loads: Sequence[float]) -> bool:
     """Whether trials that are compared met the same load."""
-    return max(loads) - min(loads) < BUSY_CPUS
+    return max(loads, default=0.0) - min(loads, default=0.0) < BUSY_CPUS
+
+
+def repeated(tries: Iterable[Sequence[float]]) -> tuple[str, ...]:
+    """A sentence if trials were repeated, by the CPUs that others used in each try at each trial."""
+    again = [others for others in tries if len(others) > 1]
+    if not again:
+        return ()
+    most = max(one for others in again for one in others if one < math.inf)
+    met = f"{counted(len(again), 'trial')} met other programs, which used up to {most:.1f} CPUs, and "
+    return (f"{met}{'was' if len(again) == 1 else 'were'} repeated: the least disturbed counts",)
 
 
 @dataclass(frozen=True, slots=True)

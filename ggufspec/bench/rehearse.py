@@ -17,7 +17,7 @@ from ggufspec.planning.memory import HOST, Bytes, DryRun
 from ggufspec.planning.plan import ModelRequest, Plan, PlannedRun
 from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
 from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
-from ggufspec.schema.text import of_memory
+from ggufspec.schema.text import counted, of_memory
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)
@@ -115,7 +115,13 @@ def run_of(stage: Stage, result: batch_timing.Result, plan: Plan) -> RehearsedRu
     subjects: tuple[ModelRequest | None, ...] = (plan.request.target, plan.request.draft)
     models = [_model(timed, subject) for timed, subject in zip(result.parts, subjects, strict=False) if subject]
     return RehearsedRun(
-        stage.name, models[0], models[1] if len(models) > 1 else None, result.ram_bytes, result.vram_bytes
+        stage.name,
+        models[0],
+        models[1] if len(models) > 1 else None,
+        result.ram_bytes,
+        result.vram_bytes,
+        disturbed=result.disturbed,
+        others_cpus=result.others_cpus,
     )
 
 
@@ -166,8 +172,17 @@ def document(
         expected=rows,
         break_even_acceptance=even,
         why=_why(best, rows, even),
-        notes=tuple(notes),
+        notes=(*notes, *_disturbed(runs)),
     )
+
+
+def _disturbed(runs: Sequence[RehearsedRun]) -> tuple[str, ...]:
+    """A sentence if samples do not count."""
+    found = sum(run.disturbed for run in runs)
+    if not found:
+        return ()
+    most = max(run.others_cpus for run in runs)
+    return (f"{counted(found, 'sample')} left out: other programs used up to {most:.1f} CPUs meanwhile",)
 
 
 def expectations(latencies: dict[int, float], draft_s: float, rival: float, most: int) -> Iterator[Expected]:

@@ -17,12 +17,12 @@ from ggufspec.bench import trial
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.hardware import gpus, host, install
+from ggufspec.hardware.host import BUSY_CPUS
 from ggufspec.llamacpp import probe
 from ggufspec.schema.base import Portion, Run, SpeculativeRun
 from ggufspec.settings.registry import is_lossy
 
 _PARTS = ("thinking", "answer")  # of an answer, in the order of trial.Answer.parts
-BUSY_CPUS = 0.25  # in others' hands for half of the trials: worth telling
 
 
 def alone(spec: trial.Spec) -> trial.Spec:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ggufspec import child
 from ggufspec.bench import trial
+from ggufspec.bench.disturbed import are_alike, repeated, to_repeat
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios
 from ggufspec.bench.summary import busy_notes, notes_of, speed, summarise, unwatched_notes
@@ -17,6 +18,7 @@ from ggufspec.hardware import gpus
 from ggufspec.models.locate import locate
 from ggufspec.schema import codec
 from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
+from ggufspec.schema.text import counted
 from ggufspec.settings.registry import is_lossy
 
 _BUSY = 0.1  # of a card's time, before the first trial
@@ -60,6 +62,7 @@ def identity(path: Path) -> str:
 
 class Trials:
     """Trials by run and repetition, of an earlier measurement too if the log has them; what failed is not tried again.
+    A trial that other programs disturbed is repeated, also if only a later one shows that the machine can be quieter.
 
     ``resumed`` is how many the log had, ``attempt`` what does a trial.
     """
@@ -73,6 +76,8 @@ class Trials:
         self.watch = CardWatch()
         self._log, self._verbose, self._attempt = log, verbose, attempt or trial.attempt
         self._keys: dict[trial.Spec, str] = {}
+        self._tries: dict[tuple[trial.Spec, int], list[float]] = {}  # CPUs that others used in each of this process
+        self._unlike: set[tuple[frozenset[trial.Spec], int]] = set()  # that were compared with nothing
 
     def run(
         self,
@@ -102,7 +107,7 @@ class Trials:
         return done
 
     def measure(self, run: trial.Spec, repetition: int) -> None:
-        """Do a trial unless the run has failed, or the trial is in the log.
+        """Do a trial unless the run has failed, or the trial is in the log, and repeat what was disturbed.
 
         Raises:
             GgufspecError: it cannot be written.
@@ -110,20 +115,33 @@ class Trials:
         """
         if run in self.failures:
             return
-        key = f"{self.key(run)} {repetition}"
-        result = self._log.get(key, trial.Result)
-        if result is not None:
+        if (result := self._log.get(self._entry(run, repetition), trial.Result)) is not None:
             self.resumed += 1
-        else:
-            done = self._attempt(run, on_event=self.watch.see, verbose=self._verbose)
-            self.watch.look_for_strangers()
-            if done.failure is not None:
-                self.failures[run] = done.failure
-            if done.result is None:
-                return
-            result = done.result
-            self._log.put(key, result)
-        self.results[run][repetition] = result
+            self.results[run][repetition] = result
+            return
+        again: tuple[trial.Spec, int] | None = (run, repetition)
+        while again is not None:
+            self._try(*again)
+            least = min((one.others_cpus for found in self.results.values() for one in found.values()), default=0.0)
+            again = to_repeat(self._tries, least)
+
+    def _try(self, run: trial.Spec, repetition: int) -> None:
+        """Do a trial; of several tries at it the least disturbed counts."""
+        done, tries = self._attempt(run, on_event=self.watch.see, verbose=self._verbose), (run, repetition)
+        self.watch.look_for_strangers()
+        if done.failure is not None:
+            self.failures[run] = done.failure
+        if done.result is None:
+            self._tries.pop(tries, None)
+            return
+        before = self._tries.setdefault(tries, [])
+        if not before or done.result.others_cpus < min(before):
+            self._log.put(self._entry(run, repetition), done.result)
+            self.results[run][repetition] = done.result
+        before.append(done.result.others_cpus)
+
+    def _entry(self, run: trial.Spec, repetition: int) -> str:
+        return f"{self.key(run)} {repetition}"
 
     def key(self, run: trial.Spec) -> str:
         """The same for the same run of the same files, in any process."""
@@ -141,8 +159,12 @@ class Trials:
         return paired_ratios(list(map(speed, ours)), list(map(speed, theirs))) if ours else None
 
     def paired(self, *runs: trial.Spec) -> list[list[trial.Result]]:
-        """The results of each run, of the repetitions that all of them have."""
+        """The results of each run, of the repetitions that all of them have and in which they met the same load."""
         common = sorted(set.intersection(*(set(self.results[run]) for run in runs)))
+        alike = [n for n in common if are_alike([self.results[run][n].others_cpus for run in runs])]
+        if alike:
+            self._unlike |= {(frozenset(runs), n) for n in {*common} - {*alike}}
+            common = alike
         return [[self.results[run][repetition] for repetition in common] for run in runs]
 
     def summary(self, run: trial.Spec) -> Run | SpeculativeRun | None:
@@ -151,7 +173,10 @@ class Trials:
 
     def notes(self) -> tuple[str, ...]:
         results = [result for by_repetition in self.results.values() for result in by_repetition.values()]
-        return (*notes_of(results), *busy_notes(results), *unwatched_notes(results))
+        notes = (*notes_of(results), *busy_notes(results), *repeated(self._tries.values()), *unwatched_notes(results))
+        if not self._unlike:
+            return notes
+        return (*notes, f"{counted(len(self._unlike), 'pair')} of trials met different loads: no speedup counts them")
 
 
 class CardWatch:

@@ -21,6 +21,10 @@ _ROOT = Path("/")
 _VECTOR_SETS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sve")  # beginnings of flags
 
 _NO_LIMIT = 2**62  # of version 1, whose highest number of whole pages is no limit
+BUSY_CPUS = 0.25
+"""So much more of a CPU in others' hands than at the quietest time disturbs a measurement; idle machines vary by 0.15.
+"""
+
 _FAST = 0.8  # of the fastest core's speed: below are efficiency cores, above are like cores that boost less
 
 TOLERATED_CPUS = 0.5

@@ -36,6 +36,8 @@ class RehearsedRun:
     ram_bytes: int
     vram_bytes: int
     left_out: str = ""
+    disturbed: int = 0  # samples that do not count, as other programs used the CPUs
+    others_cpus: float = 0.0  # that they used at most
 
 
 @dataclass(frozen=True, slots=True)

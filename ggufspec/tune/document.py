@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from ggufspec.bench.disturbed import repeated
 from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import machine, settings_of
 from ggufspec.schema.base import Spread
@@ -49,9 +50,20 @@ def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
         stopped=tuning.stopped,
         saved=None,
         explanation=tuple(explanation(tuning)),
-        notes=(*tuning.experiment.notes, *tuning.log.notes),
+        notes=(*tuning.experiment.notes, *tuning.log.notes, *repeated(tuning.tries().values()), *_uneven(tuning)),
         interrupted=interrupted,
     )
+
+
+def _uneven(tuning: Tuning) -> tuple[str, ...]:
+    """Whether repetitions of the final do not count, or should not."""
+    uneven = tuning.uneven()
+    if not uneven:
+        return ()
+    which = f"{counted(len(uneven), 'repetition')} of the final"
+    if uneven == tuning.rounds():
+        return (f"in {which}, all there are, the finalists met different loads: tune again on an idle machine",)
+    return (f"{which} {'does' if len(uneven) == 1 else 'do'} not count: the finalists met different loads",)
 
 
 def _trials(tuning: Tuning) -> list[TuneTrial]:

@@ -8,11 +8,10 @@ from ggufspec.api.options import sampling
 from ggufspec.api.plan import PlanResult
 from ggufspec.api.resolve import with_placement
 from ggufspec.bench import prompting
-from ggufspec.bench.summary import BUSY_CPUS
 from ggufspec.bench.trial import Spec, check_room
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.hardware.host import others_cpus, physical_cores, usable_cpus
+from ggufspec.hardware.host import BUSY_CPUS, others_cpus, physical_cores, usable_cpus
 from ggufspec.models.profile import Pair
 from ggufspec.settings.registry import DRAFTERS, drafter_text, parse_drafters, with_head
 from ggufspec.settings.table import Settings, names

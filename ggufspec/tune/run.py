@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ggufspec.bench import trial
+from ggufspec.bench.disturbed import are_alike, to_repeat
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.bench.summary import machine, speed
@@ -102,6 +103,7 @@ class Measurement:
     why: str
     repetition: int = 0  # of the final; 0 is the search
     failure: Failure | None = None
+    others_cpus: float | None = None  # that other programs used; None if it failed, or if an earlier version measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Tuning:
 
     def _search(self, show: Show) -> None:
         while True:
-            proposal = self.search.suggest()
+            proposal = self._again() or self.search.suggest()
             if isinstance(proposal, Done):
                 self.stopped = proposal.why
                 break
@@ -181,6 +183,21 @@ class Tuning:
                 break
             self._measure(proposal, 0, show)
         self._end()
+
+    def tries(self) -> dict[int, list[float]]:
+        """CPUs that other programs used in each of the search's trials of a setting that succeeded."""
+        found: dict[int, list[float]] = {}
+        for kept in self.kept:
+            index, counts = self._index.get(kept.setting), self._by_round[kept.setting, kept.repetition]
+            if index is not None and kept.repetition == 0 and counts.others_cpus is not None:
+                found.setdefault(index, []).append(math.inf if kept.others_cpus is None else kept.others_cpus)
+        return found
+
+    def _again(self) -> Next | None:
+        """A trial of the search that other programs disturbed: a setting must not win for having met none."""
+        least = min((kept.others_cpus for kept in self.kept if kept.others_cpus is not None), default=0.0)
+        index = to_repeat(self.tries(), least)
+        return None if index is None else Next(index, self.search.expected(index), "again: other programs were at work")
 
     def _end(self) -> None:
         """Choose who is measured side by side; if they are the same as in a final before, that one goes on."""
@@ -195,11 +212,16 @@ class Tuning:
         self.log.put(_FINAL, self._final)
 
     def _side_by_side(self, show: Show) -> None:
-        """Measure the finalists in turn, and again as long as the first place is open."""
+        """Measure the finalists in turn, and again as long as the first place is open or they met different loads."""
         finalists, above = self.finalists(), self._final.above if self._final else 0
         if len(finalists) < _FEWEST_FINALISTS:
             return
-        turns = rounds(finalists, self.experiment.repeats, 1, lambda: finalists if self._unsure() else ())
+
+        def leaders() -> list[int]:
+            few = len(self._whole()) - len(self.uneven()) < self.experiment.repeats
+            return finalists if few or self._unsure() else []
+
+        turns = rounds(finalists, self.experiment.repeats, 1, leaders)
         for repetition, turn in turns:
             number = above + repetition + 1
             missing = [index for index in turn if not self._has(index, number)]
@@ -249,6 +271,7 @@ class Tuning:
             proposal.why,
             repetition,
             tried.failure,
+            result.others_cpus if result else None,
         )
         self.log.put(str(len(self.kept)), kept)
         self._learn(kept)
@@ -263,11 +286,18 @@ class Tuning:
     def _learn(self, kept: Measurement) -> None:
         """From a trial of this run or an earlier one."""
         self.kept.append(kept)
-        self._by_round[kept.setting, kept.repetition] = kept
+        before = self._by_round.get((kept.setting, kept.repetition))
+        counts = before is None or (kept.others_cpus is not None and kept.others_cpus < (before.others_cpus or 0.0))
+        if counts:
+            self._by_round[kept.setting, kept.repetition] = kept
         index = self._index.get(kept.setting)
         if index is None:  # the space is another now: less memory is free, say, or other options are given
             return
         self.spent_s += kept.seconds
+        if not counts:
+            return
+        if before is not None:
+            self.search.forget(index)
         if kept.failure is not None:
             self.search.observe(index, None, of_memory=out_of_memory(kept.failure))
         else:
@@ -344,6 +374,20 @@ class Tuning:
         return list(dict.fromkeys(found))
 
     def rounds(self) -> list[int]:
+        """The final's repetitions that count: whole ones, in which the finalists met the same load if there are any."""
+        uneven = self.uneven()
+        return [number for number in self._whole() if number not in uneven] or self._whole()
+
+    def uneven(self) -> list[int]:
+        """The final's whole repetitions in which other programs disturbed one finalist more than another."""
+
+        def loads(repetition: int) -> list[float]:
+            rows = [self._by_round[self.experiment.space[index].setting, repetition] for index in self.finalists()]
+            return [row.others_cpus for row in rows if row.others_cpus is not None]
+
+        return [repetition for repetition in self._whole() if not are_alike(loads(repetition))]
+
+    def _whole(self) -> list[int]:
         """The final's repetitions that are whole: others would hold those that had their turn against the rest."""
         finalists = self.finalists()
         if self._final is None or len(finalists) < _FEWEST_FINALISTS:
@@ -361,7 +405,7 @@ class Tuning:
         Those of the final count, if there are any: what a search chose for its luck is measured anew there.
         """
         rounds = set(self.rounds())
-        mine = [kept for kept in self.kept if kept.setting == setting and kept.tokens_per_s]
+        mine = [kept for kept in self._by_round.values() if kept.setting == setting and kept.tokens_per_s]
         final = [kept.tokens_per_s for kept in mine if kept.tokens_per_s and kept.repetition in rounds]
         before = [kept.tokens_per_s for kept in mine if kept.tokens_per_s and kept.repetition not in rounds]
         return (final, before) if final else (before, [])

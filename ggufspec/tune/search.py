@@ -133,6 +133,10 @@ class Search:
         self._out[index] = True
         self._give_up_values()
 
+    def forget(self, index: int) -> None:
+        """Of a trial that was repeated the first outcome is not believed."""
+        self._measured = [one for one in self._measured if one[0] != index]
+
     def _next(self, index: int, why: str) -> Next:
         return Next(index, self.expected(index), why)
 

@@ -333,6 +333,16 @@ def test_two_placements_on_a_card_give_both_speeds(header) -> None:
     assert latency.nearest(header, Placement(5), ("GPU0",)) == MeasuredBatches(Placement(9), {1: 1.0, 4: 1.5})
 
 
+def test_samples_beside_other_programs_are_left_out() -> None:
+    samples = [0.1, 0.5, 0.11, 0.12, 0.4]
+    assert batch_timing.undisturbed(samples, [0.0, 1.9, 0.2, 0.1, 0.3], 0.0) == 2
+    assert samples == [0.1, 0.11, 0.12]
+    samples = [0.5, 0.1, 0.4, 0.3]
+    assert batch_timing.undisturbed(samples, [1.9, 0.0, 1.5, 1.2], 0.0) == 1  # three stay, the least disturbed
+    assert samples == [0.1, 0.4, 0.3]
+    assert batch_timing.undisturbed([0.5], [1.9], 0.0) == batch_timing.undisturbed([], [], 0.0) == 0
+
+
 @pytest.mark.parametrize("kind", ["mtp", "mtp chained", "mtp sidecar", "mtp assistant", "eagle3", "eagle3 shared"])
 def test_heads_are_rehearsed(cli: Cli, target: Path, tmp_path: Path, kind: str) -> None:
     """On dummy weights beside their target's, which are theirs where the blocks are in its file."""

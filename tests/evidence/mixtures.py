@@ -35,8 +35,7 @@ from common import save
 from processes import rpc_worker
 
 from ggufspec.bench import batch_timing
-from ggufspec.bench.summary import BUSY_CPUS
-from ggufspec.hardware.host import others_cpus
+from ggufspec.hardware.host import BUSY_CPUS, others_cpus
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret

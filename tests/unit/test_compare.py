@@ -157,6 +157,48 @@ def test_a_speedup_is_over_the_same_target_alone_pair_by_pair(machine, run_log):
     assert [cell.leads for cell in cells] == [False, False, False, True]
 
 
+def disturbed_at(trials, others):
+    """An attempt of a machine, with ``others`` CPUs used in these trials, which take twice as long."""
+    made, count = trial.attempt, iter(range(1000))
+
+    def attempt(spec, **more):
+        done, number = made(spec, **more), next(count)
+        if number not in trials or done.result is None:
+            return done
+        (answer,) = done.result.answers
+        slower = replace(answer, statistics=replace(answer.statistics, decode_s=2 * answer.statistics.decode_s))
+        return trial.Attempt(replace(done.result, answers=(slower,), others_cpus=others))
+
+    return attempt
+
+
+def test_a_trial_beside_other_programs_is_repeated(machine, run_log):
+    """The first one too, once another shows that the machine can be quieter."""
+    speeds = {("a", None): 10.0, ("a", "d"): 20.0}
+    found, log = machine(speeds), run_log()
+    comparison = run(experiment(*FOUR[:2]), log, attempt=disturbed_at({0, 5}, 1.8))
+    assert found.asked == [*speeds, *[("a", None)], *[("a", "d"), ("a", None)], *[("a", None)] * 2, ("a", "d")]
+    document = comparison.document()
+    assert [cell.run.tokens_per_s.samples for cell in document.cells] == [(10.0,) * 3, (20.0,) * 3]
+    (note,) = document.notes
+    assert note == (
+        "2 trials met other programs, which used up to 1.8 CPUs, and were repeated: the least disturbed counts"
+    )
+    log.close()
+    again = run(experiment(*FOUR[:2]), run_log(), attempt=disturbed_at(range(1000), 2.0))
+    assert again.trials.resumed == 6
+    assert [cell.run.tokens_per_s.samples for cell in again.document().cells] == [(10.0,) * 3, (20.0,) * 3]
+
+
+def test_what_stays_disturbed_is_compared_with_nothing(machine, run_log):
+    found = machine({("a", None): 10.0, ("a", "d"): 50.0})
+    document = run(experiment(*FOUR[:2]), run_log(), attempt=disturbed_at({1, 2, 3}, 1.8)).document()
+    assert len(found.asked) == 6 + 2
+    assert document.cells[1].speedup.samples == (5.0, 5.0)
+    assert document.cells[1].run.tokens_per_s.samples == (25.0, 50.0, 50.0)
+    assert "1 pair of trials met different loads: no speedup counts them" in document.notes
+
+
 def test_leaders_that_overlap_are_measured_again_and_no_others(machine, run_log):
     speeds = {("a", None): 10.0, ("a", "d"): [40.0, 50.0], ("b", None): [41.0, 49.0], ("b", "d"): 5.0}
     found = machine(speeds)

@@ -55,6 +55,7 @@ class Trials:
         self.run: Tuning | None = None  # whose trials they are
         self.noise = random.Random(0)
         self.by_options = {one.options: one for one in machine.space}
+        self.busy: Callable[[float], float] = lambda now: 0.0  # CPUs that others use at a time; tokens take longer then
 
     def __call__(self, spec: trial.Spec) -> Attempt:
         self.count += 1
@@ -68,8 +69,10 @@ class Trials:
                 return Attempt(None, Failure("llama.cpp died (SIGABRT)", "lower -ngl"))
             return Attempt(None, Failure("no context of 4096 tokens: out of memory", "lower -c"))
         speed *= self.machine._wobble(0.01, one.setting, self.count)
+        others_cpus = self.busy(self.now)
+        speed /= 1 + others_cpus
         self.now += 10 + TOKENS / speed
-        return Attempt(result(speed, drafted=one.setting.drafted))
+        return Attempt(replace(result(speed, drafted=one.setting.drafted), others_cpus=others_cpus))
 
 
 def result(speed: float, *, drafted: bool) -> trial.Result:
@@ -95,6 +98,87 @@ def tune(
         trials.run = run = Tuning(experiment, run_log, attempt=trials, clock=lambda: trials.now)
         run.run(watch)
         return run, tune_document(run)
+
+
+def test_a_trial_beside_other_programs_is_repeated_and_the_least_disturbed_counts(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    """Also the first ones, which only later trials show to have been disturbed; it goes on after any trial."""
+    trials = Trials(machine)
+    trials.busy = lambda now: 1.9 if now < 60 or 200 < now < 260 else 0.1
+    short = smaller(experiment)
+    run, document = tune(short, tmp_path / "busy", trials)
+    counts = [kept for (_, repetition), kept in run._by_round.items() if repetition == 0]
+    assert {kept.others_cpus for kept in counts if kept.failure is None} == {0.1}
+    assert sum(len(others) > 1 for others in run.tries().values()) >= 2
+    assert max(map(len, run.tries().values())) <= 3
+    (note,) = [note for note in document.notes if "were repeated" in note]
+    assert "other programs, which used up to 1.9 CPUs" in note
+    _, quiet = tune(short, tmp_path / "quiet", Trials(machine))
+    best = {found.trials[found.winner].setting for found in (document, quiet) if found.winner is not None}
+    assert len(best) == 1
+    for row in document.trials:
+        if row.tokens_per_s is not None and row.index != document.winner:
+            true = machine.true(next(one for one in machine.space if one.setting == row.setting))
+            assert row.tokens_per_s.median > true / 1.5  # none as it was beside others
+    again, _ = tune(short, tmp_path / "busy", trials)
+    assert len(again.kept) == len(run.kept) == again.resumed
+
+
+def test_a_load_that_stays_costs_two_more_trials_of_a_setting(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    trials = Trials(machine)
+    trials.busy = lambda now: 0.0 if now < 40 else 1.0
+    run, _ = tune(replace(smaller(experiment), budget_s=1500.0), tmp_path / "log", trials)
+    assert max(map(len, run.tries().values())) == 3
+    assert run.spent_s <= 1500
+
+
+def test_a_repetition_of_the_final_with_different_loads_does_not_count(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    """It is repeated; if all are like that they count, and it is said."""
+    finals = 0
+
+    def make(busy: Callable[[int], float]) -> tuple[Tuning, TuneDocument]:
+        nonlocal finals
+        finals, trials = 0, Trials(machine)
+
+        def cpus(now: float) -> float:
+            nonlocal finals
+            if trials.run is None or trials.run._final is None:
+                return 0.0
+            finals += 1
+            return busy(finals)
+
+        trials.busy = cpus
+        return tune(experiment, tmp_path / str(len(list(tmp_path.iterdir()))), trials)
+
+    run, document = make(lambda trial: 1.5 * (trial == 2))
+    above = run._final.above if run._final else 0
+    assert run.uneven() == [above + 1]
+    assert len(run.rounds()) >= run.experiment.repeats
+    assert above + 1 not in run.rounds()
+    assert "1 repetition of the final does not count: the finalists met different loads" in document.notes
+    run, document = make(lambda trial: 1.5 * (trial % 2))
+    if run.uneven() == run.rounds():
+        assert any("tune again on an idle machine" in note for note in document.notes)
+
+
+def test_a_log_of_the_version_before_goes_on(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    """Its trials do not say what others used."""
+    path, short = tmp_path / "log", smaller(experiment)
+    run, before = tune(short, path, Trials(machine))
+    lines = path.read_text().splitlines()
+    assert sum(', "others_cpus": 0.0' in line for line in lines) > 3
+    path.write_text("\n".join(line.replace(', "others_cpus": 0.0', "") for line in lines) + "\n")
+    again, after = tune(short, path, Trials(machine))
+    assert again.resumed == len(again.kept) == len(run.kept)
+    assert after.winner == before.winner
+    assert again.tries() == {}
 
 
 def smaller(experiment: Experiment, count: int = 150) -> Experiment:
