@@ -22,7 +22,7 @@ _MOVED = 0.02  # nats that a width must have moved before the best widths are lo
 _NOISE = 0.1  # of one batch's time
 _SHARED, _SHARED_STEP = 0.2, 0.03  # of the shared factor: at first, and its drift from batch to batch
 _MEASURED, _GUESSED, _OWN_STEP = 0.05, 0.3, 0.003  # of a width's own point, measured or not; its drift
-_RESHAPED = 0.3  # of what all widths feel alike: by how much the others' own points may have moved with it
+_RESHAPED = 0.3  # of what all widths feel alike: by how much a single token's own point may differ from that
 _SURPRISE = 2.0  # standard deviations beyond which a time is cut off
 _CUT = log(2)  # what is believed of a surprise that is not the first
 
@@ -143,9 +143,9 @@ class LatencyModel:
             gain = common / variance
             state[part] += gain * believed
             row[:] = [known - gain * other for known, other in zip(row, with_all, strict=True)]
-        reshaped = (_RESHAPED * believed * with_all[0] / variance) ** 2
-        for part in range(1, len(state)):
-            covariance[part][part] += reshaped if part != index else 0.0
+        single = self._index.get(self._best[1], index)  # what drafts must beat, and what they keep from being timed
+        if single != index:
+            covariance[single][single] += (_RESHAPED * believed * with_all[0] / variance) ** 2
 
         self._factor = exp(state[0])
         if any(abs(now - built) > _MOVED for now, built in zip(state[1:], self._built, strict=True)):
