@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from ggufspec.api.resolve import with_placement
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.chat import session
@@ -68,7 +69,7 @@ def notebook_tasks(lab: Lab) -> Iterator[Task]:
 
         def at_best(lab: Lab, repetition: int = repetition) -> WaysFound:
             option = lab.plan(pair, lab.pair_ceiling(pair)).target_only
-            options = lab.options(target=Placement(option.target.gpu_layers), drafters=())
+            options = replace(with_placement(lab.options(), option), drafters=())
             predicted = None if lab.is_remote else option.tokens_per_s
             runs = (Run(OWN_BEST, "target"),)
             return _ask(lab, job(repetition, options=options, runs=runs, predicted=predicted))
@@ -77,11 +78,8 @@ def notebook_tasks(lab: Lab) -> Iterator[Task]:
             option = lab.plan(pair, lab.pair_ceiling(pair)).pair
             if option is None or option.draft is None:
                 raise GgufspecError(f"the draft of {pair.name} does not fit beside its target", "more --vram")
-            options = lab.options(
-                target=Placement(option.target.gpu_layers),
-                draft=Placement(option.draft.gpu_layers),
-                draft_max=max(*scale.lengths, DecoderOptions().draft_max),
-            )
+            most = max(*scale.lengths, DecoderOptions().draft_max)
+            options = with_placement(lab.options(), option, draft_max=most)
             predicted = None if lab.is_remote else option.tokens_per_s
             turned = _turned(runs, repetition)
             return _ask(lab, job(repetition, draft=pair.draft, options=options, runs=turned, predicted=predicted))
