@@ -187,10 +187,22 @@ def test_a_single_token_that_seems_slower_than_wider_batches_is_looked_at_a_few_
     target = LatencyModel({1: 1.0, 2: 0.15, 16: 0.3})
     policy = Adaptive(target, {})
     chosen = []
-    for _ in range(CONSTANTS.most_checks + 1):
+    for _ in range(100):
         begin(policy)
         chosen.append(policy.choose({"lookup": 0.99}, {}))
-    assert chosen == [None] * CONSTANTS.most_checks + ["lookup"]
+        if chosen[-1] is None:
+            target.observe(1, 1.0)  # it really is
+    assert chosen[: int(CONSTANTS.most_checks)] == [None] * int(CONSTANTS.most_checks)
+    assert chosen.count(None) <= CONSTANTS.most_checks + 100 * CONSTANTS.checks
+
+
+def test_a_single_token_that_was_timed_too_slow_is_put_right_by_one_look():
+    target = LatencyModel({1: 1.0, 2: 0.15, 16: 0.3})
+    policy = Adaptive(target, {})
+    begin(policy)
+    assert policy.choose({"lookup": 0.99}, {}) is None
+    target.observe(1, 0.13)
+    assert target.seconds(1) < 0.3
 
 
 def test_a_latency_model_goes_on_from_another_measurement():

@@ -85,7 +85,7 @@ class Adaptive(Policy):
         self._in_large = 1.0  # seconds for a token beyond the widest batch of a round, of those for one in it
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
         self._last_width: int | None = None
-        self._checks = CONSTANTS.most_checks  # of what a single token takes, in a row
+        self._checks = CONSTANTS.most_checks  # rounds that may still look at what a single token takes
         self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and tokens read
         self._verified = 0
 
@@ -130,15 +130,17 @@ class Adaptive(Policy):
         """Whether this round drafts nothing, to see what drafts must beat.
 
         No single token was decoded since the machine changed, or it seems to take longer than wider batches, of which
-        (limit + 1,) ``seconds`` are expected. Where it really does, a few rounds have shown it.
+        (limit + 1,) ``seconds`` are expected. Where it really does, a few rounds show it.
         """
-        if self.target.doubt(self.target.width(1)) > CONSTANTS.stale:
+        single, least_s = self.target.width(1), CONSTANTS.impossible * seconds[0]
+        self._checks = min(self._checks + CONSTANTS.checks, CONSTANTS.most_checks)
+        if self.target.doubt(single) > CONSTANTS.stale:
             return True
-        if min(seconds) > CONSTANTS.impossible * seconds[0]:
-            self._checks = CONSTANTS.most_checks
+        if min(seconds) > least_s or self._checks < 1:
             return False
         self._checks -= 1
-        return self._checks >= 0
+        self.target.loosen(single, math.log(seconds[0] / min(seconds)))
+        return True
 
     def choose(self, confidences: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
         position = len(self._chain)
@@ -209,11 +211,13 @@ class Adaptive(Policy):
         doubt, again_s = self._refused.get(name, (0.0, 0.0))
         if spread < doubt and now_s < again_s:
             return ""
-        if PROBE_TOKENS * draft.seconds(1) > self._allowance_s(first=False):
+        cheaper = draft.cheaper(now_s)
+        cost_s = PROBE_TOKENS * draft.seconds(1) * math.sqrt(cheaper)  # between what is expected and what is hoped for
+        if cost_s > self._allowance_s(first=False):
             return ""
         estimator, stale = self.estimator(name), 1 - math.exp(-pending / CONSTANTS.forgotten)
-        hoped = self._hoped(estimator, name, stale, draft.cheaper(now_s))
-        if hoped * self._horizon * CONSTANTS.reading_share < self._rate * PROBE_TOKENS * draft.seconds(1):
+        hoped = self._hoped(estimator, name, stale, cheaper)
+        if hoped * self._horizon * CONSTANTS.reading_share < self._rate * cost_s:
             self._refused[name] = spread + CONSTANTS.stale / 2, now_s + ROWS / self._rate
             return ""
         self.hoped[name] = hoped * self._horizon

@@ -28,14 +28,21 @@ class BackOff:
     active: int = 0  # rounds since the last cooldown
     gain: float = 0.0  # tokens that these brought more than target-only would have in their time; decayed
     deciding: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds of the last decisions
+    earned: float = 0.0  # gain of all rounds of this answer
+    fruitless: int = 0  # answers in a row that ended without one
     patience: float = CONSTANTS.least_patience  # of the cooldown to come: doubled by each that ends without a gain
     trial: int = CONSTANTS.trial_rounds  # rounds that drafts have to show a gain
 
     def begin_answer(self) -> None:
-        """An answer begins without a cooldown; after one without a gain it has to show one sooner."""
+        """An answer begins without a cooldown; after one without a gain it has to show one sooner.
+
+        After some without a gain its first cooldown is a whole one.
+        """
         self.trial = CONSTANTS.trial_rounds // 4 if self.gain < 0 else CONSTANTS.trial_rounds
         self.cooldown = self.active = 0
-        self.patience = CONSTANTS.least_patience
+        self.fruitless = self.fruitless + 1 if self.earned < 0 else 0
+        self.earned = 0.0
+        self.patience = 1.0 if self.fruitless >= CONSTANTS.fruitless_answers else CONSTANTS.least_patience
 
     def observe_idle(self, idle: Sequence[tuple[float, float]]) -> None:
         """A cooldown has ended; seconds in the target and in all of each of its rounds."""
@@ -62,6 +69,7 @@ class BackOff:
         else:  # its one batch was target-only's, whatever the clock says of it
             brought = -(deciding_s + drafting_s) / target_only_s
         self.gain = CONSTANTS.rate_decay * self.gain + brought
+        self.earned += brought
         if drafted and self.active >= self.trial and self.gain > 0:
             self.patience = CONSTANTS.least_patience
         if self.gain < 0 and (not drafted or self.active >= self.trial):

@@ -31,16 +31,18 @@ class Constants:
 
     # ---- how stale a latency is: 048, lived-in.json (tests/evidence/lived_in.py)
     unshared_change: float = 0.7  # standard deviation of a draft's change in speed, relative to the target's, in nats
-    drift_per_s: float = 1 / 1500  # squared nats a second, of a draft that is not timed
+    drift_per_s: float = 1 / 800  # squared nats a second, of a draft that is not timed
     hopeful: float = 1.3  # standard deviations by which a draft may be faster than expected: one in ten
     stale: float = 0.25  # nats: a draft that is known better is not timed for its own sake
     impossible: float = 0.8  # of a single token's time: a wider batch that takes less shows that it was mistimed
-    most_checks: int = 3  # rounds in a row without a draft, to see what a single token takes
+    most_checks: float = 3  # rounds without a draft that may look at it in a row,
+    checks: float = 1 / 64  # and in the long run, of all
 
     # ---- back-off
     back_off_share: float = 0.01  # for deciding without a gain: 011, 0.005 misses where the text begins to repeat
     least_patience: float = 0.25  # of the cooldown that this makes, the first one,
     most_patience: float = 2.0  # and the longest,
+    fruitless_answers: int = 2  # without a gain, after which the first one of an answer is a whole one
     longest_cooldown: int = 64  # rounds, times patience, whatever deciding takes: 011, repeating text waits for its end
     trial_rounds: int = 16  # in which drafts may show a gain; a quarter, if the last answer ended without one
     overhead_step: float = 1 / 8  # of the mean of a round's seconds outside the target while backing off

@@ -158,6 +158,11 @@ class LatencyModel:
             return sqrt(covariance[0][0] + _GUESSED**2)
         return sqrt(covariance[0][0] + 2 * covariance[0][index] + covariance[index][index])
 
+    def loosen(self, width: int, spread: float) -> None:
+        """What a width takes differs from what was known by ``spread`` nats, up or down."""
+        if index := self._index.get(width):
+            self._covariance[index][index] += spread**2
+
     def move(self, nats: float, spread: float) -> None:
         """All widths take exp(``nats``) times as long, give or take ``spread`` nats: known from something else."""
         self._state[0] += nats
