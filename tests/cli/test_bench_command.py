@@ -169,7 +169,7 @@ def test_a_bench_teaches_the_speed_of_its_target(cli: Cli) -> None:
     done = cli("bench", "demo", "-p", "def main(", "-n", "24", "-r", "2", "--json")
     document = done.document()
     busy = any("other programs used" in note for note in document["notes"])
-    plan = cli("plan", "demo", "--json").document()
+    plan = cli("plan", "demo", "-c", "64", "--json").document()  # as deep in the text as the answers were
     assert (said in plan["speed"]) == (not busy)
     if not busy:
         measured = document["runs"]["target_only"]["tokens_per_s"]["median"]

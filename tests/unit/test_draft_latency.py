@@ -166,6 +166,24 @@ def test_the_rate_to_beat_follows_the_machine(factor):
     assert policy.rate * target.seconds(1) == pytest.approx(gain)
 
 
+def test_a_machine_that_is_suspended_in_a_round_changes_little():
+    policy, target, _, trials = disturbed_policy()
+    for _ in range(40):
+        policy.begin(15, 128, may_trim=True)
+        policy._verified = 3
+        policy.observe_round(Outcome(4, 2, 3, 1.5 * target.seconds(1), 1.6 * target.seconds(1)))
+    before, gain, token_s = trials.elapsed_s, policy.rate * target.seconds(1), target.seconds(1)
+    policy.begin(15, 128, may_trim=True)
+    policy.observe_round(Outcome(4, 2, 3, 3600.0, 3600.0))
+    assert trials.elapsed_s <= before + 60
+    assert policy.rate * target.seconds(1) > 0.7 * gain
+    for seconds in (0.0, -1.0):  # a clock that stands, or was set back
+        policy.begin(15, 128, may_trim=True)
+        policy.observe_round(Outcome(1, 0, 1, seconds, seconds))
+        assert policy.rate > 0
+    assert target.seconds(1) < 2 * token_s
+
+
 def test_what_drafts_must_beat_is_looked_at_when_it_is_in_doubt():
     """A machine that changed while batches of other widths ran: the next round decodes a single token."""
     policy, target, _, _ = disturbed_policy()

@@ -85,6 +85,7 @@ class Adaptive(Policy):
         self._in_large = 1.0  # seconds for a token beyond the widest batch of a round, of those for one in it
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
         self._last_width: int | None = None
+        self._checks_target_only = False  # in this round
         self._checks = CONSTANTS.most_checks  # rounds that may still look at what a single token takes
         self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and tokens read
         self._verified = 0
@@ -105,7 +106,7 @@ class Adaptive(Policy):
         return self._back_off.cooldown
 
     def prompt_read(self, tokens: int, seconds: float) -> None:
-        self._trials.elapsed_s += seconds
+        self._trials.elapsed_s += min(seconds, CONSTANTS.longest_s)
         widest = self.target.limit
         if tokens > widest:
             more = seconds / self.target.seconds(widest) - 1
@@ -119,8 +120,8 @@ class Adaptive(Policy):
         self._rate = self.rate
         self._runs: dict[str, list[float]] = {}
         self._proposed.clear()
-        # (limit + 1,) tokens that the time to verify i drafted tokens and one more is worth
         seconds = self.target.up_to(self._limit + 1, self._last_width)
+        # (limit + 1,) tokens that the time to verify i drafted tokens and one more is worth
         self._price = [self._rate * one for one in seconds]
         self._checks_target_only = self._doubts_target_only(seconds)
         self._chain: list[tuple[str, float, float]] = []  # drafter, confidence, chance that all up to here are accepted
@@ -182,7 +183,7 @@ class Adaptive(Policy):
         switched = self._last_width != outcome.width
         self._last_width = outcome.width
         total_s = outcome.total_s + outcome.learning_s
-        self._trials.elapsed_s += total_s
+        self._trials.elapsed_s += min(total_s, CONSTANTS.longest_s)
         if back_off.active:  # the round before was
             back_off.learning_s = outcome.learning_s
         if switched or self._verified:
@@ -191,7 +192,8 @@ class Adaptive(Policy):
         else:
             back_off.undrafted.append((outcome.width, outcome.verify_s))
         self._tokens = decay * self._tokens + outcome.emitted
-        self._worth = decay * self._worth + total_s / self.target.seconds(1)
+        # A round is worth its tokens one by one, and as many of a draft, at most: else the machine was suspended
+        self._worth = decay * self._worth + min(total_s / self.target.seconds(1), 2 * outcome.width + 2)
         drafting_s = sum(map(sum, self._proposed.values()))
         back_off.observe_active(outcome, self.target.seconds(1), drafting_s, drafted=self._verified > 0)
         judged = self._chain[: min(outcome.accepted + 1, self._verified)]
@@ -206,7 +208,7 @@ class Adaptive(Policy):
 
     def probe(self, name: str, pending: int) -> str:
         draft, now_s = self.drafts.get(name), self._trials.elapsed_s
-        if draft is None or (spread := draft.spread(now_s)) < CONSTANTS.stale:
+        if draft is None or self._checks_target_only or (spread := draft.spread(now_s)) < CONSTANTS.stale:
             return ""
         doubt, again_s = self._refused.get(name, (0.0, 0.0))
         if spread < doubt and now_s < again_s:
@@ -216,7 +218,7 @@ class Adaptive(Policy):
         if cost_s > self._allowance_s(first=False):
             return ""
         estimator, stale = self.estimator(name), 1 - math.exp(-pending / CONSTANTS.forgotten)
-        hoped = self._hoped(estimator, name, stale, cheaper)
+        hoped = self._mean_gain(estimator, name, stale, cheaper)
         if hoped * self._horizon * CONSTANTS.reading_share < self._rate * cost_s:
             self._refused[name] = spread + CONSTANTS.stale / 2, now_s + ROWS / self._rate
             return ""
@@ -255,7 +257,7 @@ class Adaptive(Policy):
         self._back_off.observe_idle(idle)
 
     def catch_up_count(self, name: str, pending: int) -> int:
-        if name not in self.drafts or pending <= ROWS:
+        if name not in self.drafts or pending <= ROWS or self._checks_target_only:
             return 0
         first = name not in self._begun
         if 0 <= pending - self._looked.get(name, -ROWS) < ROWS:
@@ -280,7 +282,7 @@ class Adaptive(Policy):
         expected_s = known * worth_s * max(0.0, self._gain(estimator, name, 0.0))
         allowance_s = self._allowance_s(first=first)
         if allowance_s > expected_s:
-            hoped_s = worth_s * self._hoped(estimator, name, stale)
+            hoped_s = worth_s * self._mean_gain(estimator, name, stale)
             most_s = max(expected_s, min(allowance_s, hoped_s))
         else:
             most_s = hoped_s = expected_s
@@ -297,7 +299,7 @@ class Adaptive(Policy):
             self._charged = max(0.0, 1 - expected_s / self._reading_s(name, count)) if count else 0.0
         return count
 
-    def _hoped(self, estimator: AcceptanceEstimator, name: str, stale: float, cheaper: float = 1.0) -> float:
+    def _mean_gain(self, estimator: AcceptanceEstimator, name: str, stale: float, cheaper: float = 1.0) -> float:
         """Tokens gained for each token of the text: the mean over how good the drafter may be.
 
         ``stale`` is how much of what is known of it may hold no more; it takes ``cheaper`` of the expected time.

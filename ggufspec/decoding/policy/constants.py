@@ -23,6 +23,7 @@ class Constants:
     first_share: float = 0.025  # of the first answer's time, prompt included: what reading its prompt may take
     later_share: float = 0.006  # of all time: what catching up and reading later prompts may take,
     credit: float = 0.5  # and target-only tokens' time beyond that
+    longest_s: float = 60.0  # of a round or a prompt that count in all time: a machine may be suspended meanwhile
     forgotten: int = 256  # unread tokens after which most of what is known of a drafter may hold no more
     horizon: int = 128  # tokens that an answer is expected to go on for, at most
     reading_share: float = 0.5  # of the gain that is expected in them: what reading may take

@@ -19,6 +19,10 @@ from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
 DRAFT_BUDGET_S = 0.2  # for timing a draft
+REFRESH_WAIT_S, REFRESH_WAITS = (
+    10.0,
+    4,
+)  # from one try to measure again to the next, and how many times longer each time
 
 
 class PairLatency:
@@ -50,6 +54,7 @@ class PairLatency:
         self.draft_max = options.draft_max
         self._contexts = target, draft
         self._experience, self._quiet = experience, quiet
+        self._refresh_at, self._refresh_wait_s = 0.0, REFRESH_WAIT_S
         self._loaded, self._cache = options, cache
         self._options, self._back_off = options, BackOff()
         self._models: list[tuple[Context | Head, latency_cache.Key, LatencyModel, float]] = []  # the last: its budget
@@ -121,7 +126,12 @@ class PairLatency:
         """Measure again what was disturbed, while no answer is given and the machine is idle.
 
         The KV caches stay as they are. ``goes_on`` is asked before every batch; False ends it, and nothing has changed.
+        A try that was disturbed, too, is followed by another one after some seconds, which get more each time.
         """
+        if (now := time.monotonic()) < self._refresh_at:
+            return
+        self._refresh_at = now + self._refresh_wait_s
+        self._refresh_wait_s *= REFRESH_WAITS
         for context, key, latency, budget_s in self._models:
             if latency.trusted or context.capacity - context.length < key.limit:
                 continue
