@@ -164,6 +164,8 @@ def rounds(
                 began += reading_s
                 chain = draft(tokens, limit, drafters, policy, rule, is_end, clock)
             batch_width = width(1 + len(chain))
+            if drafters and not chain and not cooldown:
+                batch_width = policy.undrafted_width(batch_width)
             unverified = (tokens[-1], *(token.token for _, token in chain))
             verify_began = clock()
             rows = yield Batch(unverified, len(unverified), batch_width)

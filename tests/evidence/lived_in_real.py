@@ -60,6 +60,7 @@ while True:
 HOLDER = (
     "import sys, time; held = bytearray(int(sys.argv[1])); held[::4096] = b'x' * len(held[::4096]); time.sleep(9999)"
 )
+CLOSED = httpx2.Limits(max_keepalive_connections=0)  # llama-server closes idle ones after 5 s
 GOALS = {"first_after": 0.95, "later": 0.98, "llama_server_worst": 0.97, "during": 0.95}
 
 Row = dict[str, Any]
@@ -105,7 +106,7 @@ def one_session(target: Path, tasks: Sequence[str], tokens: int, *, disturbed: b
         if disturbed:
             load.enter_context(busy(2))
         server = stack.enter_context(serving("ours", target, *arguments_of("default")))
-        client = stack.enter_context(httpx2.Client(timeout=3600))
+        client = stack.enter_context(httpx2.Client(timeout=3600, limits=CLOSED))
         if disturbed:  # ends in the midst of an answer, as in life
             stack.enter_context(_ended_at(load, ends_at))
         for task in tasks:
@@ -135,7 +136,7 @@ def _ended_at(load: contextlib.ExitStack, at_s: float) -> Iterator[None]:
 def rivals(target: Path, kinds: dict[str, Sequence[str]], tokens: int) -> list[Row]:
     """llama-server's answers: to each task by the settings that may be its best."""
     rows = []
-    with tempfile.TemporaryDirectory() as folder, httpx2.Client(timeout=3600) as client:
+    with tempfile.TemporaryDirectory() as folder, httpx2.Client(timeout=3600, limits=CLOSED) as client:
         for kind in sorted({kind for some in kinds.values() for kind in some}):
             more: list[str] = []
             if kind.startswith("draft"):
@@ -236,7 +237,7 @@ def middle(target: str, loads: Sequence[str], ways: Sequence[str], tokens: int) 
     for number, kind in enumerate(loads):
         tasks = rotated(TASKS, 5 * number)[:5]
         for way in rotated(ways, number):
-            with serving(way, path, *arguments_of(way)) as server, httpx2.Client(timeout=3600) as client:
+            with serving(way, path, *arguments_of(way)) as server, httpx2.Client(timeout=3600, limits=CLOSED) as client:
                 for place, task in enumerate(tasks):
                     phase = "before" if place < 1 else "during" if place < 3 else "after"
                     if place == 1:

@@ -223,6 +223,41 @@ def test_a_single_token_that_was_timed_too_slow_is_put_right_by_one_look():
     assert target.seconds(1) < 0.3
 
 
+def retimed(policy, rounds=60):
+    """Batch sizes of rounds without a draft."""
+    sizes = []
+    for _ in range(rounds):
+        begin(policy)
+        policy.verify_count()
+        sizes.append(policy.undrafted_width(1))
+        policy.observe_round(Outcome(sizes[-1], 0, 1, TARGET[1] if sizes[-1] == 1 else 0.2, 0.2))
+    return [size for size in sizes if size > 1]
+
+
+def test_batch_sizes_that_were_disturbed_are_timed_again_by_padding():
+    """Each once, and only while the machine is quiet."""
+    steep = {1: 0.13, 2: 0.26, 4: 0.52, 8: 1.0, 16: 2.0}
+    quiet = False
+    target = LatencyModel(steep, trusted=False)
+    policy = Adaptive(target, {}, quiet=lambda: quiet)
+    assert retimed(policy) == []
+    quiet = True
+    assert sorted(retimed(policy)) == sorted(CONSTANTS.retimed)
+    assert retimed(policy) == []
+    assert target.seconds(4) == pytest.approx(0.2, rel=0.2)
+
+
+@pytest.mark.parametrize("more", [{"trusted": True}, {"can_pad": False, "limit": 16}])
+def test_a_batch_size_that_was_not_disturbed_or_cannot_be_padded_is_left(more):
+    assert retimed(Adaptive(LatencyModel(TARGET, **{"trusted": False} | more), {})) == []
+
+
+def test_strict_mode_is_padded_within_its_class():
+    policy = Adaptive(LatencyModel({4: 0.2, 8: 0.4, 12: 0.6}, widths=(4, 8, 12), trusted=False), {})
+    begin(policy)
+    assert {policy.undrafted_width(4) for _ in range(20)} <= {4, 8}
+
+
 def test_a_latency_model_goes_on_from_another_measurement():
     target, draft = pair(scaled(TARGET, BUSY))
     width = target.width

@@ -287,6 +287,10 @@ class Whim:
         self.wanted.append(self.rng.randint(0, self.taken) if self.may_trim and self.rng.random() < 0.4 else self.taken)
         return self.wanted[-1]
 
+    def undrafted_width(self, width):
+        assert self.open
+        return width
+
     def observe_round(self, outcome):
         assert self.open
         assert not self.cooldown

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
@@ -55,6 +55,7 @@ class Adaptive(Policy):
         estimators: what earlier answers taught about each drafter; it fades, and this answer adds to it.
         back_off: what they taught about deciding.
         trials: what finding out took so far.
+        quiet: whether other programs leave the machine alone now.
     """
 
     def __init__(
@@ -64,7 +65,10 @@ class Adaptive(Policy):
         estimators: dict[str, AcceptanceEstimator] | None = None,
         back_off: BackOff | None = None,
         trials: Trials | None = None,
+        quiet: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._quiet = quiet
+        self._undrafted = 0  # rounds without a draft
         self.target, self.drafts = target, drafts or {}
         self._trials = trials or Trials()
         self._trials.answers += 1
@@ -177,6 +181,16 @@ class Adaptive(Policy):
             values = [tokens - price for tokens, price in zip(accepted, self._price, strict=False)]
             self._verified = values.index(max(values))
         return self._verified
+
+    def undrafted_width(self, width: int) -> int:
+        target = self.target
+        if target.trusted or not target.can_pad or not self._quiet():
+            return width
+        self._undrafted += 1
+        if self._undrafted % CONSTANTS.retimed_every:
+            return width
+        stale = (wide for wide in CONSTANTS.retimed if target.doubt(wide) > CONSTANTS.stale and target.allows(wide))
+        return next((wide for wide in stale if wide > width), width)
 
     def observe_round(self, outcome: Outcome) -> None:
         back_off, decay = self._back_off, CONSTANTS.rate_decay

@@ -58,6 +58,10 @@ class Policy:
         """How many tokens of the chain the target verifies."""
         return self._length
 
+    def undrafted_width(self, width: int) -> int:
+        """The batch size of a round that drafts nothing; ``width`` unless a larger one is to be timed, padded."""
+        return width
+
     def observe_round(self, outcome: Outcome) -> None:
         """The round has ended."""
 

@@ -36,6 +36,8 @@ class Constants:
     hopeful: float = 1.3  # standard deviations by which a draft may be faster than expected: one in ten
     stale: float = 0.25  # nats: a draft that is known better is not timed for its own sake
     impossible: float = 0.8  # of a single token's time: a wider batch that takes less shows that it was mistimed
+    retimed: tuple[int, ...] = (4, 2, 8, 3, 6)  # batch sizes that are timed again if something disturbed them at first,
+    retimed_every: int = 3  # rounds without a draft
     most_checks: float = 3  # rounds without a draft that may look at it in a row,
     checks: float = 1 / 64  # and in the long run, of all
 

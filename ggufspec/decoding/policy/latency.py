@@ -158,6 +158,10 @@ class LatencyModel:
             return sqrt(covariance[0][0] + _GUESSED**2)
         return sqrt(covariance[0][0] + 2 * covariance[0][index] + covariance[index][index])
 
+    def allows(self, width: int) -> bool:
+        """Whether batches may have this width."""
+        return width in self._allowed
+
     def loosen(self, width: int, spread: float) -> None:
         """What a width takes differs from what was known by ``spread`` nats, up or down."""
         if index := self._index.get(width):

@@ -148,7 +148,8 @@ class PairLatency:
         assert self._target is not None
         drafts = {self._options.head or "draft": self._draft} if self._draft and self._options.needs_draft else {}
         experience = self._experience
-        return Adaptive(self._target, drafts, experience.estimators, self._back_off, experience.trials)
+        lasting = experience.estimators, self._back_off, experience.trials
+        return Adaptive(self._target, drafts, *lasting, self._quiet)
 
     @property
     def target_only_s(self) -> float | None:
