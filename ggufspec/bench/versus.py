@@ -422,8 +422,9 @@ def judge(
     if not isinstance(pair, SpeculativeRun):
         return Verdict(False, "Not worth it: no draft could pay for this target, so speculation was off.")
     low, high = speedup.ci95
-    gained = pair.tokens_per_round
-    if not streams and alone.gpu_layers == pair.gpu_layers and gained < _POSSIBLE * speedup.median:
+    gained, comparable = pair.tokens_per_round, not streams and alone.gpu_layers == pair.gpu_layers
+    least = low * min(1.0, gained / speedup.median) if comparable else low  # if the gain were what a round gave
+    if comparable and gained < _POSSIBLE * speedup.median:
         why = (
             f"A gain of {speedup.median:.2f}× (95 % interval {low:.2f} to {high:.2f}) is more than the {gained:.2f} "
             "tokens that a round gave. Measure again while other programs are idle, or longer: --budget 6m."
@@ -433,18 +434,20 @@ def judge(
     enough = len(speedup.samples) >= _FEWEST_TRIALS
     if not enough:
         text = f"No verdict from so few trials: {ratio}, without an interval."
-    elif low > 1:
+    elif least > 1:
         text = f"Worth it: {ratio} ({interval})."
     elif high < 1:
         text = f"Not worth it: {ratio} ({interval})."
+    elif low > 1:
+        text = f"Not shown to be worth it: {ratio} ({interval}), but a round gave {gained:.2f} tokens."
     else:
         text = f"Not shown to be worth it: {ratio}, within the noise ({interval})."
     if pair.lossy:
         text += " The rule is lossy: the text is not the target's own."
     why = _why(speedup.median, alone, pair)
-    if low <= 1 and 2 * pair.plain_rounds > pair.rounds:
+    if least <= 1 and 2 * pair.plain_rounds > pair.rounds:
         why += f" In {pair.plain_rounds / pair.rounds:.0%} of the rounds no draft would have paid, and none was made."
-    return Verdict(enough and low > 1, text, why)
+    return Verdict(enough and least > 1, text, why)
 
 
 def _why(ratio: float, alone: Run, pair: SpeculativeRun) -> str:

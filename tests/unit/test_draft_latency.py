@@ -184,6 +184,18 @@ def test_a_machine_that_is_suspended_in_a_round_changes_little():
     assert target.seconds(1) < 2 * token_s
 
 
+@pytest.mark.parametrize("factor", [0.12, 8.6])
+def test_a_change_of_the_machine_is_believed_within_a_few_rounds(factor):
+    """Batches without a draft are observed four at a time, but for those that are far from what was expected."""
+    target = LatencyModel(TARGET)
+    policy = Adaptive(target, {})
+    for seconds in [TARGET[1]] * 20 + [factor * TARGET[1]] * 5:
+        begin(policy)
+        policy.verify_count()
+        policy.observe_round(Outcome(1, 0, 1, seconds, seconds))
+    assert target.seconds(1) == pytest.approx(factor * TARGET[1], rel=0.25)
+
+
 def test_what_drafts_must_beat_is_looked_at_when_it_is_in_doubt():
     """A machine that changed while batches of other widths ran: the next round decodes a single token."""
     policy, target, _, _ = disturbed_policy()

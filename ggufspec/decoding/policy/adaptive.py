@@ -200,7 +200,9 @@ class Adaptive(Policy):
         self._trials.elapsed_s += min(total_s, CONSTANTS.longest_s)
         if back_off.active:  # the round before was
             back_off.learning_s = outcome.learning_s
-        if switched or self._verified:
+        expected_s = self.target.seconds(1)
+        changed = not expected_s / CONSTANTS.changed < outcome.verify_s < expected_s * CONSTANTS.changed
+        if switched or self._verified or changed:
             self._observe_undrafted()
             self.target.observe(outcome.width, outcome.verify_s)
         else:

@@ -49,7 +49,10 @@ class Constants:
     longest_cooldown: int = 64  # rounds, times patience, whatever deciding takes: 011, repeating text waits for its end
     trial_rounds: int = 16  # in which drafts may show a gain; a quarter, if the last answer ended without one
     overhead_step: float = 1 / 8  # of the mean of a round's seconds outside the target while backing off
-    joint_batches: int = 4  # without a draft that the latency model observes as one: 011, "Small numbers are lists"
+    joint_batches: int = 4  # without a draft that the latency model observes as one: 011, "Small numbers are lists",
+    changed: float = (
+        1.5  # unless one takes so many times as long as expected, or as short: the machine may have changed
+    )
 
     # ---- a drafter's level, in nats of log-odds: how much better or worse it is now than its confidence tells
     level_spread: float = 1.2  # standard deviation before anything was seen
