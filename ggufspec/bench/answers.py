@@ -391,7 +391,7 @@ class Answers:
         try:
             reply = self.budget.ask(load, request)
         except ChildError as error:
-            if len(names) == 2:  # which of them it was, answers one by one will tell
+            if len(names) == 2:  # answering one way at a time shows which of them crashed
                 self._may_alternate = False
                 self._open.pop(self._place(name)).close()
                 for one in names:

@@ -12,13 +12,13 @@ from ggufspec.decoding.alternate import SEGMENT_S, Segment
 from ggufspec.hardware.host import BUSY_CPUS, TOLERATED_CPUS
 from ggufspec.schema.text import counted
 
-MOST_TRIES = 3  # of a trial that is disturbed
-_FEWEST = 1 / 3  # of the pairs: if fewer are quiet, those count that were disturbed alike
+MOST_TRIES = 3  # including repetitions, of a trial that other programs disturb
+_FEWEST = 1 / 3  # smallest share of pairs that a verdict may rest on; below it, pairs of similar load count too
 _Key = TypeVar("_Key")
 
 
 def to_repeat(tries: Mapping[_Key, Sequence[float]], least: float) -> _Key | None:
-    """The first trial that was disturbed in every try and has tries left; None if there is none.
+    """Return the first trial to repeat: every try was disturbed, and tries are left. None if there is none.
 
     Args:
         tries: CPUs that other programs used in each try at each trial.
@@ -29,7 +29,7 @@ def to_repeat(tries: Mapping[_Key, Sequence[float]], least: float) -> _Key | Non
 
 
 def are_alike(loads: Sequence[float]) -> bool:
-    """Whether trials that are compared met the same load."""
+    """Return whether trials met about the same load, so that they may be compared."""
     return max(loads, default=0.0) - min(loads, default=0.0) < BUSY_CPUS
 
 
@@ -67,7 +67,7 @@ class Counted:
 
     @property
     def is_enough(self) -> bool:
-        """Whether a verdict may rest on this; where a machine is idle at times, the quiet part is worth waiting for."""
+        """Whether a verdict may rest on this. If the machine is idle at times, it waits for enough quiet pairs."""
         return self.part == "quiet" or not self.pairs or self.least_cpus >= BUSY_CPUS
 
     @property

@@ -92,7 +92,7 @@ def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> N
 
     A plan knows the cards by their descriptions: if layers were given and nothing was planned, nothing is written.
     """
-    results = [one for one in results if speed(one)]  # of one that other programs disturbed nothing may count
+    results = [one for one in results if speed(one)]  # a disturbed pass may have no segment that counts
     answers = [answer.statistics for result in results for answer in result.answers if answer.statistics.tokens]
     tokens = sum(one.tokens for one in answers)
     if tokens < _ENOUGH_TOKENS or busy_notes(results) or (resolved.cards and resolved.plan is None):

@@ -205,7 +205,7 @@ def check_room(spec: Spec, longest: int) -> None:
 
 
 def _parts(target: Model, prompt: str, all_rounds: Sequence[Round], whole: Statistics) -> tuple[Statistics, ...]:
-    """What the thinking of an answer took and what the rest did; nothing if the model did not think."""
+    """Return the statistics of an answer's thinking and of the rest; empty if the model did not think."""
     texts = (
         b"".join(target.piece(token, special=True) for token in one.emitted).decode("utf-8", "replace")
         for one in all_rounds

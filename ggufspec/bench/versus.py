@@ -271,13 +271,17 @@ class Bench:
     @property
     def counting(self) -> dict[str, list[trial.Result]]:
         """What was measured of each mode, as far as it counts."""
-        counted = self._counted("speculative", "target_only")
+        return self._chosen(self._counted("speculative", "target_only"))
+
+    def _chosen(self, counted: disturbed.Counted) -> dict[str, list[trial.Result]]:
         return self.results | {"speculative": counted.ours, "target_only": counted.theirs}
 
     def document(self, *, interrupted: bool = False) -> BenchDocument:
         """Everything that has been measured so far."""
         spec, counted = self.experiment.spec, self._counted("speculative", "target_only")
-        runs = {mode: self._summary(mode, results) if results else None for mode, results in self.counting.items()}
+        runs = {
+            mode: self._summary(mode, results) if results else None for mode, results in self._chosen(counted).items()
+        }
         speedup = self._speedup("speculative", "target_only")
         return BenchDocument(
             pair=self.experiment.pair.describe(),

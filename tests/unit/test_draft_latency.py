@@ -5,11 +5,12 @@ import math
 import pytest
 
 from ggufspec.decoding.options import ROWS
-from ggufspec.decoding.policy.adaptive import PROBE_TOKENS, Adaptive, Trials
+from ggufspec.decoding.policy.adaptive import Adaptive, Trials
 from ggufspec.decoding.policy.base import Outcome
 from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.latency import LatencyModel
+from ggufspec.decoding.policy.timing import CHECKED
 
 TARGET = {1: 0.13, 2: 0.15, 4: 0.17, 8: 0.2, 16: 0.3}
 DRAFT = {1: 0.027, 2: 0.03, 16: 0.08}
@@ -95,7 +96,7 @@ def test_a_draft_that_was_timed_on_a_busy_machine_is_probed_when_the_target_reco
     assert why == "a token of the target takes 0.12 times as long since the draft was last timed"
     policy.probed("draft", 0.027)
     assert draft.seconds(1) == pytest.approx(0.027, rel=0.1)
-    assert trials.spent_s == pytest.approx(PROBE_TOKENS * 0.027)
+    assert trials.spent_s == pytest.approx(CHECKED * 0.027)
     begin(policy)
     assert policy.probe("draft", 100) == ""
     assert policy.catch_up_count("draft", 100) >= ROWS

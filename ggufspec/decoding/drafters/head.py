@@ -13,7 +13,7 @@ import numpy as np
 
 from ggufspec.decoding.drafters.base import Candidate, Parts, RowDrafter, ShadowEvaluation
 from ggufspec.decoding.options import ROWS
-from ggufspec.decoding.policy.timing import time_batch
+from ggufspec.decoding.policy.timing import time_token
 from ggufspec.decoding.rules.base import Rule
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context, Logits
@@ -82,7 +82,7 @@ class HeadDrafter(RowDrafter):
             return None  # a cache that is the target's would be overwritten
         self._chain = []
         self._rewind()
-        return min(time_batch(self.head, clock, text[-1:], 1) for _ in range(2))
+        return time_token(self.head, clock, text[-1:])
 
     def commit(self, length: int) -> None:
         self._chain = []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ggufspec.decoding.drafters.base import Candidate, Parts, RowDrafter, ShadowEvaluation
 from ggufspec.decoding.options import ROWS
-from ggufspec.decoding.policy.timing import time_batch
+from ggufspec.decoding.policy.timing import time_token
 from ggufspec.decoding.rules.base import Rule
 from ggufspec.llamacpp.model import Context
 
@@ -91,7 +91,7 @@ class ModelDrafter(RowDrafter):
         token = self._known(text[self.has_read : self.has_read + 1])
         if self.failure or not token or self.model.length >= self.model.capacity:
             return None
-        return min(time_batch(self.model, clock, token, 1) for _ in range(2))
+        return time_token(self.model, clock, token)
 
     def commit(self, length: int) -> None:
         self.model.rewind(min(length - self._first, self.model.length))

@@ -29,9 +29,9 @@ from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.estimator import LOOKUP, MODEL, AcceptanceEstimator, shifted
 from ggufspec.decoding.policy.latency import LatencyModel
+from ggufspec.decoding.policy.timing import CHECKED
 
 _AHEAD = 16  # tokens that a decision looks ahead
-PROBE_TOKENS = 2  # that a probe decodes: the shorter time counts
 # How much better or worse than expected a drafter may be, in standard deviations, and how likely that is: a normal
 # distribution's mean is exact with these three up to the fifth power (Gauss and Hermite).
 _LEVELS = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
@@ -230,7 +230,7 @@ class Adaptive(Policy):
         if spread < doubt and now_s < again_s:
             return ""
         cheaper = draft.cheaper(now_s)
-        cost_s = PROBE_TOKENS * draft.seconds(1) * math.sqrt(cheaper)  # between what is expected and what is hoped for
+        cost_s = CHECKED * draft.seconds(1) * math.sqrt(cheaper)  # between what is expected and what is hoped for
         if cost_s > self._allowance_s(first=False):
             return ""
         estimator, stale = self.estimator(name), 1 - math.exp(-pending / CONSTANTS.forgotten)
@@ -250,8 +250,8 @@ class Adaptive(Policy):
             self._refused[name] = math.inf, math.inf
             return
         trials = self._trials
-        trials.spent_s += PROBE_TOKENS * seconds
-        trials.elapsed_s += PROBE_TOKENS * seconds
+        trials.spent_s += CHECKED * seconds
+        trials.elapsed_s += CHECKED * seconds
         self.drafts[name].observe(1, seconds, trials.elapsed_s)
         self._refused.pop(name, None)
         self._looked.pop(name, None)  # whether it catches up is decided anew

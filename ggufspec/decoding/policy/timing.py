@@ -29,6 +29,7 @@ _NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
 _WIDE = 16  # where kernels may be far better than narrower widths suggest: timed in the end
 _WIDE_PATIENCE = 3  # within so many budgets
 _ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # the most telling first
+CHECKED = 2  # batches of a spot check, of which the shortest counts
 _AGREE = 1.25  # two timings of a width that are further apart were disturbed
 _TRIES = 3  # further timings of a width that do not agree, before it is given up
 _SLOW = 1 / 8  # of the budget: a width that takes so long is timed once at first
@@ -129,7 +130,7 @@ def measure(
 def spot_check(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
     """Seconds of the shorter of two batches of one width; the cache is left as it was."""
     text = model.model.sample_tokens(_TEXT)
-    return min(_once(model, clock, text, width, outputs) for _ in range(2))
+    return min(_once(model, clock, text, width, outputs) for _ in range(CHECKED))
 
 
 def _once(
@@ -137,6 +138,11 @@ def _once(
 ) -> float:
     tokens = [text[i % len(text)] for i in range(width)]
     return time_batch(model, clock, tokens, width if outputs is None else min(width, outputs))
+
+
+def time_token(model: Context | Head, clock: Callable[[], float], tokens: Sequence[int]) -> float:
+    """Seconds of the shortest of some batches of this one token; the cache is left as it was."""
+    return min(time_batch(model, clock, tokens, 1) for _ in range(CHECKED))
 
 
 def time_batch(model: Context | Head, clock: Callable[[], float], tokens: Sequence[int], outputs: int) -> float:
