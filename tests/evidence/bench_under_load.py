@@ -10,14 +10,13 @@ kept in docs/evidence/bench-under-load.json as it ends; the same command goes on
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from busy import programs
 from common import EVIDENCE, save
 
 from ggufspec.bench.statistics import spread
@@ -32,19 +31,6 @@ while True:
     time.sleep(max(0.0, period - on))
 """
 NAME = "bench-under-load"
-
-
-@contextlib.contextmanager
-def load(count: int, on_s: float, period_s: float) -> Iterator[None]:
-    """So many programs that compute for a part of every period, all at the same times."""
-    command = [sys.executable, "-c", PROGRAM, str(on_s), str(period_s)]
-    programs = [subprocess.Popen(command) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
 
 
 def bench(arguments: list[str]) -> dict[str, Any]:
@@ -106,7 +92,7 @@ def main() -> None:
     rows = kept["runs"] if all(kept.get(name) == value for name, value in facts.items()) else []
     for number in range(len(rows), 2 * asked.runs):
         kind = ("quiet", "busy")[(number + number // 2) % 2]  # another one first each time
-        with load(asked.busy if kind == "busy" else 0, asked.on, asked.period):
+        with programs([[PROGRAM, str(asked.on), str(asked.period)]] * (asked.busy if kind == "busy" else 0)):
             rows.append({"load": kind} | bench([*files, *asked.arguments]))
         print(json.dumps(rows[-1]), flush=True)
         save(NAME, facts | {"summary": summary(rows), "runs": rows})

@@ -19,7 +19,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from common import EVIDENCE, grown_targets, save
@@ -43,14 +43,19 @@ SETTINGS: dict[str, tuple[int, dict[str, str]]] = {
 }
 
 
-@contextlib.contextmanager
-def busy(count: int) -> Iterator[None]:
+def busy(count: int) -> contextlib.AbstractContextManager[None]:
     """So many programs that do nothing but compute."""
-    programs = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    return programs([[BUSY]] * count)
+
+
+@contextlib.contextmanager
+def programs(texts: Sequence[Sequence[str]]) -> Iterator[None]:
+    """Python programs that run meanwhile, each a text and its arguments."""
+    running = [subprocess.Popen([sys.executable, "-c", *text]) for text in texts]
     try:
         yield
     finally:
-        for program in programs:
+        for program in running:
             program.kill()
             program.wait()
 

@@ -22,8 +22,6 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -33,7 +31,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import httpx2
-from busy import busy
+from busy import busy, programs
 from common import EVIDENCE, ROOT, save
 from real_pair import DRAFT, MODELS, TARGETS
 from real_pair_tasks import MESSAGES
@@ -219,16 +217,8 @@ def loaded(kind: str) -> Iterator[None]:
             for _ in range(FILE_BYTES >> 22):
                 out.write(block)
     hold = max(1 << 30, host.free_memory_bytes() - SPARE_BYTES)
-    programs = [
-        subprocess.Popen([sys.executable, "-c", HOLDER, str(hold)]),
-        subprocess.Popen([sys.executable, "-c", READER, str(file)]),
-    ]
-    try:
+    with programs([[HOLDER, str(hold)], [READER, str(file)]]):
         yield
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
 
 
 def middle(target: str, loads: Sequence[str], ways: Sequence[str], tokens: int) -> dict[str, Any]:
