@@ -66,6 +66,11 @@ class Counted:
     least_cpus: float = 0.0
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether what counts was measured on a quiet machine, so that its speeds may be saved for later plans."""
+        return self.part == "quiet" and self.least_cpus < BUSY_CPUS
+
+    @property
     def is_enough(self) -> bool:
         """Whether a verdict may rest on this. If the machine is idle at times, it waits for enough quiet pairs."""
         return self.part == "quiet" or not self.pairs or self.least_cpus >= BUSY_CPUS
@@ -73,7 +78,7 @@ class Counted:
     @property
     def note(self) -> str:
         """A sentence if other programs were at work or pairs do not count, else empty."""
-        if self.counting == self.pairs and self.busy_share < _FEWEST:
+        if self.is_quiet and self.counting == self.pairs and self.busy_share < _FEWEST:
             return ""
         used = f"other programs used up to {self.others_cpus:.1f} CPUs, and {TOLERATED_CPUS} or more during "
         used += f"{self.busy_share:.0%} of the run; "
@@ -97,7 +102,11 @@ def count(ours: list[Result], theirs: list[Result]) -> Counted:
         for key in [(turn, prompt, number)]
     ]
     if not pairs:
-        return Counted(ours, theirs)
+        others = sorted(result.others_cpus for result in (*ours, *theirs)) or [0.0]
+        middle = others[len(others) // 2]
+        part = "quiet" if middle < BUSY_CPUS else "all"
+        busy_share = sum(one >= TOLERATED_CPUS for one in others) / len(others)
+        return Counted(ours, theirs, 0, 0, part, busy_share, others[-1], middle)
     loads = _loads([pair for _, pair in pairs])
     least = min(map(min, loads))
     quiet = [max(load) < least + BUSY_CPUS for load in loads]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 
 from ggufspec.api.resolve import Resolved
-from ggufspec.bench.summary import busy_notes, speed
+from ggufspec.bench.summary import speed
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.errors import GgufspecError
 from ggufspec.files.cache import cache_folder
@@ -30,10 +30,16 @@ _ROOM = 1.1
 _SHORT_CONTEXT = 2048
 
 
-def learn(resolved: Resolved, spec: Spec, results: Mapping[str, Sequence[Result]]) -> tuple[str, ...]:
-    """Write what a bench has measured, by run, for later plans; returns what its user should know of it."""
+def learn(
+    resolved: Resolved, spec: Spec, results: Mapping[str, Sequence[Result]], *, is_quiet: bool
+) -> tuple[str, ...]:
+    """Save what a bench has measured, by mode, for later plans; returns notes for its user.
+
+    Speeds are saved only if they were measured on a quiet machine.
+    """
     record_overhead(resolved, results["speculative"])
-    record_speed(resolved, spec, results["target_only"])
+    if is_quiet:
+        record_speed(resolved, spec, results["target_only"])
     return spilled(resolved, "speculative", results["speculative"])
 
 
@@ -88,14 +94,14 @@ def _ran_as_planned(option: PlannedOption, result: Result) -> bool:
 
 
 def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> None:
-    """Write how fast target-only was at its placement; nothing of a short run, or next to other programs.
+    """Save the target-only speed at its placement; a short run is not saved.
 
     A plan knows the cards by their descriptions: if layers were given and nothing was planned, nothing is written.
     """
     results = [one for one in results if speed(one)]  # a disturbed pass may have no segment that counts
     answers = [answer.statistics for result in results for answer in result.answers if answer.statistics.tokens]
     tokens = sum(one.tokens for one in answers)
-    if tokens < _ENOUGH_TOKENS or busy_notes(results) or (resolved.cards and resolved.plan is None):
+    if tokens < _ENOUGH_TOKENS or (resolved.cards and resolved.plan is None):
         return
     cards = [one for one in resolved.plan.devices if one.name in resolved.cards] if resolved.plan else []
     options, placement = resolved.alone, resolved.alone.target

@@ -134,5 +134,5 @@ def _measure(experiment: versus.Experiment, places: Resolved, on_event: OnEvent)
         lambda done, total, what: on_event({"event": "progress", "done": done, "total": total, "what": what}),
         lambda text: on_event({"event": "note", "text": text}),
     )
-    notes, document = learn(places, experiment.spec, run.counting), run.document()
+    notes, document = learn(places, experiment.spec, run.counting, is_quiet=run.is_quiet), run.document()
     return replace(document, notes=(*document.notes, *notes))

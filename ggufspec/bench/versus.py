@@ -273,6 +273,11 @@ class Bench:
         """What was measured of each mode, as far as it counts."""
         return self._chosen(self._counted("speculative", "target_only"))
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether what counts was measured on a quiet machine."""
+        return self._counted("speculative", "target_only").is_quiet
+
     def _chosen(self, counted: disturbed.Counted) -> dict[str, list[trial.Result]]:
         return self.results | {"speculative": counted.ours, "target_only": counted.theirs}
 

@@ -151,7 +151,7 @@ def _measure(
     limit = run.experiment.limit_s
     said(f"measuring {pair.name}: {modes}" + (f"; at most {duration(limit)} after loading" if limit else ""))
     interrupted = measured(lambda progress: run.run(progress, said), lambda: any(run.results.values()))
-    notes, document = learn(resolved, spec, run.counting), run.document(interrupted=interrupted)
+    notes, document = learn(resolved, spec, run.counting, is_quiet=run.is_quiet), run.document(interrupted=interrupted)
     document = replace(document, notes=(*document.notes, *notes))
     return finish(
         document,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from ggufspec.bench import disturbed, trial
 from ggufspec.decoding.alternate import Segment
 from ggufspec.decoding.answer import Statistics
+from ggufspec.hardware.host import BUSY_CPUS
 
 Row = tuple[float, float]  # seconds for each token, CPUs that others used
 
@@ -67,6 +69,7 @@ def test_without_any_of_a_similar_load_all_counts() -> None:
 def test_a_machine_that_is_always_busy_is_as_quiet_as_it_gets() -> None:
     found = disturbed.count([result([BUSY, BUSY])], [result([BUSY, BUSY])])
     assert (found.counting, found.part, found.is_enough, found.busy_share) == (2, "quiet", True, 1.0)
+    assert not found.is_quiet
     assert "an idle machine reaches more tokens/s" in found.note
 
 
@@ -90,8 +93,17 @@ def test_what_is_in_one_run_alone_is_not_compared() -> None:
     assert [one.statistics.decoded for one in found.theirs[0].answers] == [10, 0]
     assert found.theirs[1] is long
     bare = made(trial.Answer("", (), result([QUIET]).answers[0].statistics))
-    assert disturbed.count([bare], [bare]) == disturbed.Counted([bare], [bare])
+    assert disturbed.count([bare], [bare]) == disturbed.Counted([bare], [bare], part="quiet")
     assert disturbed.count([], []).is_enough
+
+
+@pytest.mark.parametrize("others_cpus", [0.1, 0.3, 0.6])
+def test_results_without_segments_count_by_the_load_of_the_whole_run(others_cpus: float) -> None:
+    """Their speeds are saved for later plans, or a note says why they are not: never neither."""
+    bare = replace(made(trial.Answer("", (), result([QUIET]).answers[0].statistics)), others_cpus=others_cpus)
+    found = disturbed.count([bare], [bare])
+    assert found.is_quiet == (others_cpus < BUSY_CPUS)
+    assert ("an idle machine reaches more tokens/s" in found.note) != found.is_quiet
 
 
 @pytest.mark.parametrize(
