@@ -1,8 +1,8 @@
-"""Two answers on one target in turn: a segment of one, then the same positions of the other.
+"""Two answers decoded in turn on one target: a segment of one, then the same positions of the other.
 
-Other programs come and go within seconds, and segments that follow each other meet the same load. While both texts are
-equal, the target's cache only goes back to the length of the answer that goes on; where they differ, the tokens after
-the common beginning are decoded again, and that is not measured.
+Other programs come and go within seconds, and consecutive segments meet the same load. While both texts are equal, the
+target's cache is only rewound to the length of the answer that goes on. After they diverge, the tokens after the common
+prefix are decoded again, outside of the measured time.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass
 from ggufspec.decoding.answer import Answer, Emitted, Statistics
 from ggufspec.hardware.disturbance import Counters
 
-SEGMENT_TOKENS, SEGMENT_S = 16, 0.2  # at least; the system counts CPU time in steps of 10 ms
+SEGMENT_TOKENS, SEGMENT_S = 16, 0.2  # minimum per segment; the system counts CPU time in steps of 10 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Rounds of an answer that were decoded without a break."""
+    """Consecutive rounds of one answer."""
 
-    statistics: Statistics  # of the rounds; ``tokens`` includes the token before them
+    statistics: Statistics  # statistics of the rounds; ``tokens`` includes the token before them
     others_cpus: float  # CPUs that other programs kept busy meanwhile
 
 
 class Half:
-    """One of two answers.
+    """One of two alternating answers.
 
     Args:
-        begin: makes the answer when its turn comes first, so that its time to the first token is its own.
-        stopping: asked between rounds.
+        begin: makes the answer at its first turn, so that its time to first token starts there.
+        stopping: called between rounds; True ends the answer.
         counters: reads the system's counters.
 
     Attributes:
         answer: None before its first turn.
         emitted: its tokens.
-        segments: what was measured of it; the prompt is in the answer's statistics.
-        has_ended: whether no token follows.
+        segments: measurements; those of the prompt are in the answer's statistics.
+        has_ended: True if no token follows.
         repeated: tokens that were decoded again for its last turn.
     """
 
@@ -51,15 +51,15 @@ class Half:
 
     @property
     def count(self) -> int:
-        """Tokens given so far."""
+        """Tokens emitted so far."""
         return self.answer.count if self.answer else 0
 
     def decode(self, count: int, seconds: float = 0.0) -> None:
-        """Decode whole rounds until so many tokens are given and the rounds took so long, or the answer ends."""
+        """Decode whole rounds until ``count`` tokens are emitted and the rounds took ``seconds``, or until the end."""
         if self.answer is None:
             self.answer = answer = self._begin()
             self._steps = answer.give()
-            self._round(answer)  # the first token, which the prompt's batch gives
+            self._round(answer)  # the first token, from the prompt's batch
         else:
             answer = self.answer
             self.repeated = answer.resume()
@@ -89,10 +89,10 @@ def alternate(
     stopping: Callable[[], bool] = lambda: False,
     counters: Callable[[], Counters] = Counters.now,
 ) -> tuple[Half, Half]:
-    """Decode two answers in turn until one of them ends, each time beginning with the other one.
+    """Decode two answers in turn until one of them ends, alternating which goes first.
 
-    Segments of the same number are of the same positions, up to a round; the last ones may be empty. They grow with
-    what has to be decoded again, so that all of that is a small part of the time.
+    Segments with the same number cover the same positions, give or take a round; the last ones may be empty. Segments
+    grow with the number of tokens to decode again, so that this stays a small part of the time.
     """
     order = halves = Half(first, stopping, counters), Half(second, stopping, counters)
     try:
@@ -103,7 +103,7 @@ def alternate(
             follower.decode(leader.count)
             order = follower, leader
         if any(half.has_ended for half in halves):
-            for half in order:  # the last round of the other one may have been longer
+            for half in order:  # the other's last round may have been longer
                 if not half.has_ended:
                     half.decode(max(one.count for one in halves))
     finally:

@@ -1,4 +1,4 @@
-"""One answer: its prompt is read, rounds are decoded, tokens become text, and what it took is counted."""
+"""One answer: read its prompt, decode rounds, turn tokens into text, and count tokens and seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.model import Logits
 
 _clock = time.perf_counter
-_SUMMED = (  # of Statistics, over rounds
+_SUMMED = (  # fields of Statistics that add up over rounds
     *("rounds", "plain_rounds", "drafted", "accepted", "lookup_drafted", "lookup_accepted"),
     *("decode_s", "draft_s", "verify_s"),
 )
@@ -33,7 +33,7 @@ _SUMMED = (  # of Statistics, over rounds
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """What is asked for; see :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`."""
+    """Arguments of one answer; see :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`."""
 
     prompt: str | Sequence[int]
     max_tokens: int
@@ -52,34 +52,34 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What one answer took.
+    """Token counts and timings of one answer.
 
     ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
-    permits no further token), or empty if the caller left off.
+    permits no further token), or empty if the caller stopped reading.
     """
 
     prompt_tokens: int
-    prompt_s: float  # the target's decoding of the tokens read, which gives the first token, too
+    prompt_s: float  # seconds to decode the uncached prompt, which also gives the first token
     tokens: int
-    decode_s: float  # of the rounds, which give all tokens but the first; draft_s and verify_s are parts of it
+    decode_s: float  # seconds of the rounds: all tokens but the first; includes draft_s and verify_s
     rounds: int
     drafted: int
     accepted: int
-    drafted_by_position: tuple[int, ...]  # of the draft
+    drafted_by_position: tuple[int, ...]  # counts of drafted tokens by place in the draft
     accepted_by_position: tuple[int, ...]
     draft_s: float
     verify_s: float
     stop_reason: str
-    plain_rounds: int = 0  # without a draft
+    plain_rounds: int = 0  # rounds without a draft
     lookup_drafted: int = 0
     lookup_accepted: int = 0
-    prompt_read: int = 0  # tokens decoded for it: all, unless some were in the cache or the caller left off before
-    time_to_first_token_s: float | None = None  # from the request on; None if no token came
+    prompt_read: int = 0  # prompt tokens decoded: all but the cached ones, fewer if the caller stopped early
+    time_to_first_token_s: float | None = None  # seconds since the request; None without tokens
 
     @classmethod
     def of(cls, rounds: Sequence[Round], draft_max: int, **more: Any) -> Statistics:
-        """Those of an answer's rounds, none longer than ``draft_max``; ``more`` are the fields that rounds lack."""
-        rounds = [one for one in rounds if one.width]  # the first token has none
+        """Count an answer's rounds, with drafts of ``draft_max`` tokens at most; ``more`` has the other fields."""
+        rounds = [one for one in rounds if one.width]  # skip the first token
         drafted = [one for one in rounds if one.drafted]
         names = [(name, place < one.accepted) for one in drafted for place, name in enumerate(one.drafters)]
         found: dict[str, Any] = {
@@ -98,7 +98,7 @@ class Statistics:
         return cls(**found | more)
 
     def only(self, parts: Sequence[Statistics]) -> Statistics:
-        """The same answer, with the rounds of these parts of it alone; without any it has no tokens."""
+        """Return the same answer's statistics with only the rounds of ``parts``; without parts it has no tokens."""
         sums: dict[str, Any] = {name: sum(getattr(one, name) for one in parts) for name in _SUMMED}
         for name in ("drafted_by_position", "accepted_by_position"):
             sums[name] = tuple(map(sum, zip(*(getattr(one, name) for one in parts), strict=True)))
@@ -106,17 +106,17 @@ class Statistics:
 
     @property
     def decoded(self) -> int:
-        """Tokens that ``decode_s`` and ``rounds`` gave."""
+        """Tokens produced by ``rounds`` in ``decode_s`` (all but the first)."""
         return max(0, self.tokens - 1)
 
     @property
     def tokens_per_s(self) -> float:
-        """Those by their seconds; 0 if there are none."""
+        """Decoded tokens per second; 0 if there are none."""
         return self.decoded / self.decode_s if self.decoded and self.decode_s else 0.0
 
     @property
     def tokens_per_round(self) -> float:
-        """Those by their rounds; 0 if there are none."""
+        """Decoded tokens per round; 0 if there are none."""
         return self.decoded / self.rounds if self.rounds else 0.0
 
 
@@ -124,21 +124,22 @@ class Statistics:
 class Emitted:
     """One token of the answer."""
 
-    token: int  # -1 if a grammar ended the answer and text was still held back
-    text: str  # what became certain with it; it may be empty or end an earlier character
-    source: str  # who wrote it, as of :meth:`Round.source`
-    logprob: Logprob | None = None  # if it was asked for
+    token: int  # -1 if a grammar ended the answer while text was still held back
+    text: str  # text that became certain with this token; may be empty or complete an earlier character
+    source: str  # its writer, see :meth:`Round.source`
+    logprob: Logprob | None = None  # None unless requested
 
     @property
     def drafted(self) -> bool:
-        """Whether a drafter wrote it."""
+        """True if a drafter wrote the token."""
         return self.source not in ("bonus", "target")
 
 
 class Answer:
-    """One answer of a pair: the request is checked when it is made, and :meth:`give` decodes.
+    """One answer of a pair: construction checks the request, :meth:`give` decodes.
 
-    ``rounds`` and ``statistics`` are of what was decoded so far. The ``drafters`` draft unless one model answers alone.
+    ``rounds`` and ``statistics`` cover what has been decoded so far. The ``drafters`` draft unless the request is for
+    the target or the draft only.
 
     Raises:
         UsageError, ModelError: as :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`.
@@ -175,24 +176,24 @@ class Answer:
         self._draft_max = latency.draft_max if self._drafters else 0
         self._policy = latency.policy() if self._drafters else None
         self._latency, self._is_adaptive = latency, bool(self._drafters) and options.draft_policy == "adaptive"
-        self._target_only_s: list[float | None] = []  # by round, as the latency model has it
-        # The draft's batches are as wide as their tokens
+        self._target_only_s: list[float | None] = []  # by round, from the latency model
+        # The draft's batches are not padded
         self._width: Callable[[int], int] = latency.width if self._context is pair.target else lambda count: count
         self._text = list(self._prompt)
         self._stream = TextStream(request.stop)
-        self._rows: Logits | None = None  # of the round, if log-probabilities are wanted
+        self._rows: Logits | None = None  # the round's logits, if log-probabilities are requested
         self.rounds: list[Round] = []
-        self.count = 0  # tokens given
+        self.count = 0  # tokens yielded
         self._prompt_s, self._prompt_read, self._stop_reason = 0.0, len(self._prompt), ""
         self._time_to_first_token_s: float | None = None
 
     def give(self) -> Generator[Emitted]:
-        """The tokens, as they are accepted."""
+        """Yield tokens as they are accepted."""
         try:
             first = self._read_prompt()
             if first is not None:
                 yield from self._decode(first)
-        except GeneratorExit:  # the caller left off, between two rounds
+        except GeneratorExit:  # the caller stopped reading between two rounds
             raise
         except BaseException:
             self._text.clear()  # the caches are in an unknown state
@@ -200,15 +201,15 @@ class Answer:
 
     @property
     def can_pause(self) -> bool:
-        """Whether the answer stands between two rounds: another one may use the target until :meth:`resume`."""
+        """True between two rounds: another answer may use the target until :meth:`resume`."""
         return not self._stop_reason and len(self._prompt) + self.count == len(self._text)
 
     def resume(self) -> int:
-        """Go on after another answer has used the target; returns how many tokens were decoded again."""
+        """Go on after another answer has used the target; return how many tokens were decoded again."""
         return self._cache.resume(self._text)
 
     def part(self, rounds: Sequence[Round], tokens: int) -> Statistics:
-        """What these rounds took, which gave so many tokens."""
+        """Return the statistics of some rounds, which gave ``tokens`` tokens."""
         more = {"prompt_tokens": 0, "prompt_s": 0.0, "tokens": 1 + tokens, "stop_reason": ""}
         return Statistics.of(rounds, self._draft_max, **more)
 
@@ -227,8 +228,8 @@ class Answer:
 
     @property
     def target_only_s(self) -> float | None:
-        """Seconds of a token of the target's without a draft, the median of the rounds; None if this did not show it:
-        drafts of fixed length, draft-only.
+        """Median seconds of a target token without a draft; None if this answer does not show it (drafts of fixed
+        length, draft-only).
         """
         seconds = [seconds for seconds in self._target_only_s if seconds is not None]
         if not self._drafters and self._context is self._pair.target:
@@ -248,7 +249,7 @@ class Answer:
         return tokens
 
     def _read_prompt(self) -> Logits | None:
-        """The row (1, vocab) by which the first token is chosen; None if the caller does not want the answer."""
+        """Return the logits (1, vocab) that choose the first token; None if the caller stopped."""
         request, pair, cache, prompt = self._request, self._pair, self._cache, self._prompt
         cached, draft_cached = cache.found(prompt, request.alone) if request.cache_prompt else (0, 0)
         self._prompt_read = len(prompt) - cached
@@ -276,14 +277,14 @@ class Answer:
         if rows is None:
             self._prompt_read = self._context.length - cached
             if cache.now.drafter in self._drafters:
-                cache.now.texts.pop("draft", None)  # which may not have begun with it
+                cache.now.texts.pop("draft", None)  # the cached text may not begin with this prompt
             return None
         if self._policy is not None:
             self._policy.prompt_read(self._prompt_read, self._prompt_s)
         return rows
 
     def _goes_on(self) -> bool:
-        """Between two batches of the prompt: whether the caller still wants the answer."""
+        """Return True if the caller still wants the answer; called between two batches of the prompt."""
         request = self._request
         self._pair.follow_threads()
         if request.stopping is not None and request.stopping():
@@ -293,7 +294,7 @@ class Answer:
         return True
 
     def _decode(self, first: Logits) -> Generator[Emitted]:
-        """The tokens of the rounds, of which the first token is chosen by the row ``first``."""
+        """Yield the rounds' tokens; the logits ``first`` choose the first token."""
         request = self._request
         steps = rounds(
             self._prompt,
@@ -329,7 +330,7 @@ class Answer:
         self._rows = rows.copy()
 
     def _emitted(self, round_: Round, index: int) -> Emitted:
-        """A token of a round with its text; notes if the answer ends with it."""
+        """Return a round's token with its text; set the stop reason if the answer ends with it."""
         request, stream, token = self._request, self._stream, round_.emitted[index]
         self.count += 1
         if self.count == 1:

@@ -1,4 +1,4 @@
-"""The public decoder: a target and a draft from GGUF files, text in, text out."""
+"""The public decoder: loads a target and a draft from GGUF files; takes text, yields text."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ggufspec.settings.registry import DRAFTERS, is_lossy
 
 __all__ = ["MOST_CORPUS_BYTES", "Emitted", "SpeculativeDecoder", "Statistics"]
 
-MOST_CORPUS_BYTES = 16 << 20  # some millions of tokens, and up to 150 bytes of memory for each
+MOST_CORPUS_BYTES = 16 << 20  # some millions of tokens, at up to 150 bytes of memory each
 
 
 class SpeculativeDecoder:
-    r"""Decodes with a target and, if there is one, a draft model.
+    r"""Decoder for a target and, optionally, a draft model.
 
     >>> from ggufspec import SpeculativeDecoder, demo_pair
     >>> target, draft = demo_pair()
@@ -45,23 +45,23 @@ class SpeculativeDecoder:
     >>> decoder.statistics.tokens
     48
 
-    A decoder is one conversation with one cache, or ``options.parallel`` of them, of which :meth:`use` chooses one: it
-    gives one answer at a time. While one is unfinished, another answer and :meth:`configure` raise UsageError, from
-    whatever thread they come, and so does :meth:`close` while another thread reads a prompt or is in the midst of a
-    round. Different decoders may be used by different threads.
+    A decoder has one conversation with one cache, or ``options.parallel`` of them, of which :meth:`use` selects one. It
+    gives one answer at a time. While an answer is unfinished, another answer and :meth:`configure` raise UsageError in
+    any thread, and so does :meth:`close` while another thread reads a prompt or is in the middle of a round. Different
+    decoders may be used by different threads.
 
     Args:
         target: path of the target's GGUF file.
         draft: path of the draft's, or None.
-        options: placement and decoding. The draft is not loaded if only the lookup drafts.
-        cache: folder in which measured latency models are cached; None caches none.
+        options: placement and decoding options. The draft is not loaded if only the lookup drafts.
+        cache: folder for measured latency models; None caches nothing.
 
     Attributes:
-        target, draft: their models.
-        notes: what a user should know of how it runs: a measurement that was disturbed, a draft that is of no use.
-        statistics: of the last answer.
-        rounds: of the last answer, with their details.
-        answer_target_only_s: seconds of a token without a draft in the last answer; None if it did not show them.
+        target, draft: the two models.
+        notes: what a user should know about the run, e.g. a disturbed measurement or a draft that never pays.
+        statistics: token counts and timings of the last answer.
+        rounds: rounds of the last answer, in detail.
+        answer_target_only_s: seconds per token without a draft in the last answer; None if it did not show them.
 
     Raises:
         ModelError: a file is missing or damaged, does not fit, or the draft's vocabulary is another.
@@ -81,7 +81,7 @@ class SpeculativeDecoder:
         self.rounds: list[Round] = []
         self.answer_target_only_s: float | None = None
         self._answering = threading.Lock()
-        self._unfinished: Generator[Emitted] | None = None  # the answer that is being given
+        self._unfinished: Generator[Emitted] | None = None  # the answer in progress
         self._closed = False
         self._stack = ExitStack()
         self._pair = pair = LoadedPair(Path(target), Path(draft) if draft else None, options or DecoderOptions())
@@ -89,8 +89,8 @@ class SpeculativeDecoder:
         try:
             self._note(*pair.notes)
             self.target, self.draft, self.options = pair.model, pair.draft_model, pair.options
-            self._head = self.options.head  # what is loaded as the draft, if it is a head
-            self._made: dict[tuple[str, Path | None], Drafter] = {}  # by name, and corpus if it has one
+            self._head = self.options.head  # name of the head that is loaded as the draft, if any
+            self._made: dict[tuple[str, Path | None], Drafter] = {}  # by name and corpus
             self._cache = PromptCache(pair, [self._new_file_drafter() for _ in range(self.options.parallel)])
             self._experience = PairExperience(cache, *self._fingerprints(cache))
             self._latency = PairLatency(
@@ -103,13 +103,13 @@ class SpeculativeDecoder:
             raise
 
     def _fingerprints(self, cache: Path | None) -> tuple[str, dict[str, str]]:
-        """The target's, and by drafter its file's, or its name; as far as headers are in the cache."""
+        """Return the target's fingerprint, and each drafter's (its file's, or its name), where headers are cached."""
         target, draft = (fingerprint(cache, one.path) if cache and one else "" for one in (self.target, self.draft))
         drafters = {name: name for name, row in DRAFTERS.items() if not row.needs_model}
         return target, drafters | ({self._head or "draft": draft} if draft else {})
 
     def _engage(self, options: DecoderOptions) -> None:
-        """Make the drafters of the options; they hold if that succeeds."""
+        """Make the drafters of the options; switch to the options if that succeeds."""
         engaged = options.drafters if options.drafts(with_draft=self.draft is not None) else ()
         drafters = [self._drafter(name, options.lookup_corpus) for name in engaged]
         self._latency.configure(options)
@@ -122,7 +122,7 @@ class SpeculativeDecoder:
         self.options = options
 
     def _drafter(self, name: str, corpus: Path | None) -> Drafter:
-        """A drafter of the registry, made when it is needed first; one with a file is the conversation's own."""
+        """Return a drafter of the registry, made at first use; each conversation has its own drafter with a file."""
         row = DRAFTERS[name]
         if row.needs_model:
             assert self._cache.now.drafter is not None
@@ -146,7 +146,7 @@ class SpeculativeDecoder:
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
-        """No answer is given meanwhile; UsageError if one is, or the decoder is closed."""
+        """Block answers meanwhile; UsageError if one is unfinished or the decoder is closed."""
         if not self._answering.acquire(blocking=False):
             raise _unfinished()
         try:
@@ -157,11 +157,11 @@ class SpeculativeDecoder:
             self._answering.release()
 
     def use(self, sequence: int, copy: int | None = None) -> None:
-        """Answer in this conversation from now on; the caches of the others stay as they are.
+        """Answer in another conversation from now on; the other caches stay as they are.
 
         Args:
             sequence: 0 … ``options.parallel`` - 1.
-            copy: begin with the caches of that conversation, if they can be copied (:class:`PromptCache`).
+            copy: start with a copy of that conversation's caches, if they can be copied (:class:`PromptCache`).
 
         Raises:
             UsageError: an answer is unfinished, or the decoder is closed.
@@ -171,16 +171,16 @@ class SpeculativeDecoder:
             self._drafters = [self._drafter(name, self.options.lookup_corpus) for name in self._engaged]
 
     def held(self, sequence: int) -> tuple[Sequence[int], int]:
-        """The text that the target's cache of a conversation begins with, and how many tokens of it were its prompt."""
+        """Return the text at the start of a conversation's target cache, and how many tokens of it were the prompt."""
         conversation = self._cache.conversations[sequence]
         return conversation.texts.get("target", ()), conversation.prompt
 
     def configure(self, **changes: Unpack[AnswerOptions]) -> None:
-        """Draft and judge later answers differently, with the same models loaded.
+        """Change how later answers are drafted and accepted, with the same models loaded.
 
         Raises:
-            UsageError: another option, which needs loading; a value out of range; a drafter or a draft length that the
-                pair was not loaded for; an answer is unfinished, or the decoder is closed.
+            UsageError: an option that needs loading; a value out of range; a drafter or a draft length that the pair
+                was not loaded for; an answer is unfinished, or the decoder is closed.
         """
         with self._idle():
             options = self.options.with_answer(
@@ -192,20 +192,20 @@ class SpeculativeDecoder:
             try:
                 self._engage(options)
             except BaseException:
-                self._cache.forget()  # a measurement that broke off left the caches in an unknown state
+                self._cache.forget()  # an interrupted measurement leaves the caches in an unknown state
                 raise
 
     def _save(self) -> None:
-        """Cache what was learned of the models' speed, for the number of threads that was begun with."""
-        if not is_lossy(self.options.accept):  # whose acceptance says nothing about exact drafts
+        """Save measured speeds and acceptance, unless the number of threads changed."""
+        if not is_lossy(self.options.accept):  # lossy acceptance says nothing about exact drafts
             self._experience.save()
         if not self._pair.threads.changed:
             self._latency.save()
 
     def refresh(self, goes_on: Callable[[], bool] = lambda: True) -> bool:
-        """Use a pause between two answers: measure again what was disturbed, if the machine is idle now.
+        """Use a pause between two answers to repeat measurements that were disturbed, if the machine is idle now.
 
-        ``goes_on`` is asked before every batch; False ends it. Returns whether there is anything left to measure.
+        ``goes_on`` is called before every batch; False ends it. Returns True if anything is left to measure.
         """
         with self._idle():
             threads = self._pair.threads
@@ -217,12 +217,12 @@ class SpeculativeDecoder:
 
     @property
     def target_runs_alone(self) -> bool:
-        """Whether ``alone="target"`` is as fast as a decoder without drafters: nothing is kept aside for drafts."""
+        """True if ``alone="target"`` is as fast as a decoder without drafters: nothing is reserved for drafts."""
         return self._pair.head is None and self._pair.target.rewind_kind == "exact"
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Who drafts; none in a target-only decoder."""
+        """Names of the active drafters; empty in a target-only decoder."""
         return tuple(drafter.name for drafter in self._drafters)
 
     def generate(
@@ -249,21 +249,21 @@ class SpeculativeDecoder:
             max_tokens: tokens to emit at most.
             sampling: temperature, truncation, seed and penalties; greedy by default.
             stop: strings that end the answer and are not part of it.
-            grammar: the answer follows this grammar, in llama.cpp's GBNF, or a chat template's; empty for none.
-            alone: ``target`` or ``draft`` lets one model answer without the other, in the same loop.
-            cache_prompt: decode only what is new of the prompt. What the cache holds of its beginning was computed in
-                other batches than a fresh one would be, so that in a near-tie another token may be chosen.
-            trace: records what was weighed in every round.
-            stopping: asked between the batches of a long prompt: True ends the answer there, without a token. (A caller
-                that wants no more tokens just leaves off.)
-            special: control tokens that are part of the text, but for those that end it.
-            logprobs: how many of the likeliest tokens to list with each; None for no log-probabilities.
-            bias: what is added to the logits of tokens, by their ids.
-            on_prompt: told, before the prompt is read and between its batches, how many of its tokens the cache has.
+            grammar: grammar of the answer, in llama.cpp's GBNF or from a chat template; empty for none.
+            alone: ``target`` or ``draft`` to answer with that model only, in the same loop.
+            cache_prompt: decode only the new part of the prompt. The cached part was computed in other batch sizes than
+                a fresh prompt, so that a near-tie may choose another token.
+            trace: records every round's probabilities and decisions.
+            stopping: called between the batches of a long prompt; True ends the answer without a token. (To end it
+                later, stop reading.)
+            special: control tokens to include in the text, except those that end it.
+            logprobs: how many of the likeliest tokens to list with each token; None for no log-probabilities.
+            bias: logit offsets by token id.
+            on_prompt: called with the number of cached prompt tokens before the prompt is read and between its batches.
 
         Raises:
-            UsageError: the prompt or a stop string is empty, or the grammar is not valid; there is no draft model to
-                answer alone; another answer is unfinished, or the decoder is closed.
+            UsageError: the prompt or a stop string is empty, or the grammar is not valid; there is no draft model for
+                ``alone="draft"``; another answer is unfinished, or the decoder is closed.
             ModelError: the prompt is longer than the context.
         """
         if not self._answering.acquire(blocking=False):
@@ -305,7 +305,7 @@ class SpeculativeDecoder:
         return answer
 
     def _ended(self, answer: Answer) -> None:
-        """Keep what is known of an answer, and what it taught."""
+        """Save an answer's statistics, experience and notes."""
         self.statistics, self.answer_target_only_s = answer.statistics, answer.target_only_s
         if not is_lossy(self.options.accept):
             self._experience.count(answer.rounds)
@@ -317,7 +317,7 @@ class SpeculativeDecoder:
 
     @property
     def can_alternate(self) -> bool:
-        """Whether :meth:`alternate` is possible: the target's cache goes back to any length for nothing."""
+        """True if :meth:`alternate` is possible: the target's cache can rewind to any length at no cost."""
         return self.target_runs_alone and not self._pair.target.forgets
 
     def alternate(
@@ -332,13 +332,13 @@ class SpeculativeDecoder:
         cache_prompt: bool = False,
         stopping: Callable[[], bool] = lambda: False,
     ) -> tuple[Half, Half]:
-        """Answer a prompt with drafters and with the target alone, in turn segment by segment, until one answer ends.
+        """Answer a prompt with drafters and target-only, in turn segment by segment, until one answer ends.
 
-        The arguments are :meth:`generate`'s; ``target_first``: the answer without drafters begins. ``stopping`` is
-        asked between rounds, too.
+        The arguments are :meth:`generate`'s. With ``target_first`` the target-only answer begins. ``stopping`` is also
+        called between rounds.
 
         Returns:
-            the answer with drafters, and the target's.
+            the answer with drafters, and the target-only one.
 
         Raises:
             UsageError, ModelError: as :meth:`generate`; or not :attr:`can_alternate`.
@@ -364,33 +364,31 @@ class SpeculativeDecoder:
         return (second, first) if target_first else (first, second)
 
     def _note(self, *notes: str) -> None:
-        """Add those that are not empty, each once."""
+        """Add notes that are neither empty nor already there."""
         self.notes += [note for note in notes if note and note not in self.notes]
 
     @property
     def target_only_s(self) -> float | None:
-        """Seconds of a token without a draft, as last observed; None if never measured."""
+        """Seconds per token without a draft, as last observed; None if never measured."""
         return self._latency.target_only_s
 
     @property
     def cpu_threads(self) -> int:
-        """Threads that the target needs on an idle machine: one if all of its weights are on GPUs."""
+        """Threads that the target needs on an idle machine; 1 if all of its weights are on GPUs."""
         placed = self.options.target
         is_split = self.target.gpu_layers <= self.target.layers or placed.n_cpu_moe or placed.n_cpu_ffn
         return self._pair.threads.cores if is_split or placed.override_tensor else 1
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether nothing is drafted for the moment, since it did not pay."""
+        """True while nothing is drafted because drafting did not pay."""
         return self._latency.is_backing_off
 
     def close(self) -> None:
-        """Free both models and their caches, and cache what was learned of their speed. The decoder is closed then.
-
-        An answer that is unfinished ends.
+        """Free both models and their caches, save their measured speeds, and end an unfinished answer.
 
         Raises:
-            UsageError: another thread is in the midst of a round, or reads a prompt.
+            UsageError: another thread is in the middle of a round, or reads a prompt.
         """
         self._closed = True
         if (answer := self._unfinished) is not None:
@@ -400,7 +398,7 @@ class SpeculativeDecoder:
                 self._closed = False
                 raise _unfinished() from None
         else:
-            with self._answering:  # configure() in another thread ends first
+            with self._answering:  # wait for configure() in another thread
                 pass
         self._stack.close()
 

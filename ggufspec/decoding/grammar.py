@@ -1,7 +1,7 @@
-"""A grammar along a text: what may stand at each position, with and without what was drafted. Pure NumPy.
+"""States of a grammar along a text: which tokens are permitted at each position. Pure NumPy.
 
-The state before a position is a function of the text before it, so a path of states follows the text wherever it
-goes: a draft extends it, a rejection cuts it, and no other part of the decoder keeps any.
+The state before a position is a function of the text before it, so a path of states follows the text wherever it goes:
+a draft extends it, a rejection cuts it, and no other part of the decoder holds any grammar state.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ggufspec.decoding.sampling import Logits, _class_maxima
 from ggufspec.decoding.text import common
 from ggufspec.llamacpp.grammar import Grammar, State
 
-RECENT = 64  # states kept after the settled text, for a draft that reads it late
+RECENT = 64  # states retained before the settled end, for a draft that reads late
 
 
 class Path:
-    """The states of a grammar along one text.
+    """States of a grammar along one text.
 
-    Positions are indices in the whole sequence. What is settled stays; what is drafted after it may change with
-    every call. A drafted token that is not permitted leads off the path: nothing is permitted after it.
+    Positions are indices in the whole sequence. Settled text stays; the drafted text after it may change with every
+    call. A drafted token that is not permitted leads off the path: nothing is permitted after it.
 
     Args:
-        grammar: of the text after the prompt.
+        grammar: grammar of the text after the prompt.
     """
 
     def __init__(self, grammar: Grammar) -> None:
@@ -32,23 +32,23 @@ class Path:
         self.begin(0)
 
     def begin(self, length: int) -> None:
-        """A new text whose first ``length`` tokens, the prompt, are free."""
-        self._first = self.settled = length  # position of the first state kept; tokens that stay
+        """Start a new text whose first ``length`` tokens, the prompt, are unconstrained."""
+        self._first = self.settled = length  # position of the first retained state; number of settled tokens
         self._tokens: list[int] = []  # from the first state's position on
-        self._states: list[State | None] = [self._grammar.start()]  # one before each token, as far as was asked
+        self._states: list[State | None] = [self._grammar.start()]  # one before each token, computed on demand
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """``tokens`` are what follows the settled text, drafted tokens say."""
+        """Set the text after the settled part to ``tokens``, e.g. drafted ones."""
         settled = self.settled - self._first
         same = common(self._tokens[settled:], tokens)
         del self._states[settled + same + 1 :]
         self._tokens[settled + same :] = tokens[same:]
 
     def settle(self, position: int, tokens: Sequence[int]) -> None:
-        """``tokens`` stay: the settled text ends after them. Their states are kept until the next ones are settled.
+        """Append ``tokens`` to the settled text. Their states are retained until the next ones are settled.
 
         Raises:
-            ValueError: ``position``, the first one's, is not the end of what was settled before.
+            ValueError: ``position``, that of the first token, is not the end of the settled text.
         """
         if position != self.settled:
             raise ValueError(f"tokens at {position} do not follow a text of {self.settled}")
@@ -61,7 +61,7 @@ class Path:
             self._first += old
 
     def state(self, position: int) -> State | None:
-        """The state before ``position``; None if the text is off the path there, or the state is not known any more.
+        """Return the state before ``position``; None if the text is off the path there, or the state was dropped.
 
         Raises:
             ValueError: the tokens before ``position`` are not known.
@@ -77,23 +77,23 @@ class Path:
         return self._states[place]
 
     def permits(self, token: int, position: int) -> bool:
-        """Whether ``token`` may stand at ``position``."""
+        """Return True if ``token`` is permitted at ``position``."""
         state = self.state(position)
         return state is not None and self._grammar.permits(state, token)
 
     def masked(self, logits: Logits, position: int, best: int = 0) -> Logits | None:
-        """A row with -inf where the token may not stand at ``position``: a copy, unless every token may.
+        """Return the logits with -inf for tokens not permitted at ``position``: a copy, unless all are permitted.
 
-        A mask of a whole vocabulary takes milliseconds. The few most likely permitted tokens are found without one,
-        unless nearly all likely tokens are not permitted.
+        A mask of a whole vocabulary takes milliseconds. The few likeliest permitted tokens are found without one,
+        unless nearly all likely tokens are forbidden.
 
         Args:
             logits: (n,) of the first n ids of the vocabulary.
             position: index in the sequence of the token to choose.
-            best: so many of the most likely permitted tokens are enough, with all ties; 0: all of them.
+            best: how many of the likeliest permitted tokens are needed (ties are included); 0: all.
 
         Returns:
-            (n,) float32; None if no token with a finite logit may stand there.
+            (n,) float32; None if no token with a finite logit is permitted.
         """
         state = self.state(position)
         if state is None:
@@ -103,9 +103,9 @@ class Path:
         result = np.full_like(logits, -np.inf)
         likely = 4 * best + 64
         if best and likely < logits.size:
-            maxima = _class_maxima(logits, 4 * likely)  # as in sampling.candidates: so many tokens at least reach it
+            maxima = _class_maxima(logits, 4 * likely)  # as in sampling.candidates: at least this many tokens reach it
             floor = np.partition(maxima, -likely)[-likely]
-            ids = np.flatnonzero(logits >= floor)  # with all ties
+            ids = np.flatnonzero(logits >= floor)  # including ties
             ids = ids[self._grammar.permitted(state, ids)]
             if ids.size >= best and floor > -np.inf:
                 result[ids] = logits[ids]

@@ -1,9 +1,9 @@
 """A GGUF file as the draft model of llama-cpp-python's ``Llama``.
 
-``Llama.generate`` calls its draft model with the text so far, verifies what it returns in the next batch, and calls
-again with what it accepted and one token more. So each call learns from its own input how the draft before it went, and
-from the clock how long the verification took; drafting itself is the loop's own (:mod:`ggufspec.decoding.loop`), which
-is faster where it has the target, too: ``ggufspec bench --engine hook`` measures both.
+``Llama.generate`` calls its draft model with the text so far, verifies the returned tokens in the next batch, and calls
+again with the accepted ones and one token more. So each call learns from its own input how the previous draft went, and
+from the clock how long the verification took. Drafting itself is the loop's own (:mod:`ggufspec.decoding.loop`), which
+is faster when it has the target too: ``ggufspec bench --engine hook`` measures both.
 
 Source: llama_cpp/llama.py of 0.3.36.
 """
@@ -43,7 +43,7 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import Placement
 from ggufspec.settings.table import FIXED_DRAFT_MAX
 
-imported()  # first: it says what to do where llama_cpp cannot be imported
+imported()  # first: tells the user what to do if llama_cpp cannot be imported
 from llama_cpp import Llama  # noqa: E402
 from llama_cpp.llama_speculative import LlamaDraftModel  # noqa: E402
 
@@ -51,12 +51,12 @@ __all__ = ["Borrowed", "DraftModel", "Llama"]
 
 Ids = npt.NDArray[np.intc]
 
-_TIMED = 3  # rounds without a draft at the very first, which time target-only decoding
-_PAUSE = 8.0  # times the seconds of its batch: a round that took longer waited for the reader
+_TIMED = 3  # first rounds, without a draft, which time target-only decoding
+_PAUSE = 8.0  # longest round, in times its batch's seconds; more is time spent waiting for the reader
 
 
 class Borrowed(Model):
-    """The model of a ``Llama``, which loaded it and frees it: to look at, not to decode."""
+    """The model of a ``Llama``, which loaded it and frees it: for inspection, not decoding."""
 
     def __init__(self, llama: Llama) -> None:
         self._lib, self._handle, self.path = load(), llama.model, Path(llama.model_path)
@@ -69,32 +69,34 @@ class Borrowed(Model):
         self.size_bytes = self._lib.llama_model_size(self._handle)
 
     def close(self) -> None:
-        """Nothing: it is not ours."""
+        """Do nothing: the ``Llama`` owns the model."""
 
 
 class DraftModel(LlamaDraftModel):  # type: ignore[misc]
-    r"""Any small GGUF as the draft of a ``Llama``.
+    r"""Draft model for a ``Llama``, from any small GGUF file.
 
     ``DraftModel("small.gguf", Llama("big.gguf"))`` is all there is to do; docs/python.md has an example.
 
     The text is the target's own: ``Llama`` samples every token itself and accepts a drafted one where it is the same.
-    The draft proposes its likeliest token, as far as its acceptance, its confidence and the target's speed let that
-    pay, which may be not at all. Its cache is kept from call to call and from answer to answer: what a text shares with
-    the one before is not read again. It gives one answer at a time, and is closed with its ``Llama``.
+    The draft proposes its likeliest token, for as long as its acceptance, its confidence and the target's speed make
+    that pay, which may be not at all. Its cache is retained from call to call and from answer to answer: the beginning
+    that a text shares with the previous one is not read again. It gives one answer at a time and is closed with its
+    ``Llama``.
 
     Args:
         path: the draft's GGUF file.
-        llama: the ``Llama`` that it serves; its ``draft_model`` is set.
-        draft_max: the longest draft of a round, in tokens; by default 15, and 4 with the fixed policy.
-        draft_policy: ``adaptive`` drafts as far as it pays, ``fixed`` always as far.
-        lookup: whether n-grams of the text draft too.
-        ctx_size: tokens of its context; 0: as many as the ``Llama`` has. Beyond them it drafts nothing.
-        cache: folder in which the draft's measured speed is cached; None caches nothing.
-        gpu_layers, split, threads, flash_attn, ubatch_size: of the draft, as of :class:`ggufspec.DecoderOptions`.
+        llama: the ``Llama`` to draft for; its ``draft_model`` is set.
+        draft_max: longest draft of a round, in tokens; by default 15, or 4 with the fixed policy.
+        draft_policy: ``adaptive`` drafts while it pays, ``fixed`` always ``draft_max`` tokens.
+        lookup: True to draft from n-grams of the text, too.
+        ctx_size: tokens of the draft's context; 0: as many as the ``Llama`` has. Beyond them it drafts nothing.
+        cache: folder for the draft's measured speed; None caches nothing.
+        gpu_layers, split, threads, flash_attn, ubatch_size: of the draft, as in :class:`ggufspec.DecoderOptions`.
 
     Attributes:
         notes: sentences for the user.
-        rounds: of this answer or the last one, but for its first token and its last round, whose end is not reported.
+        rounds: rounds of this answer or the last one, except its first token and its last round, whose end is not
+            reported.
 
     Raises:
         ModelError: the file is missing or damaged, does not fit, or has another vocabulary; draft or target cannot take
@@ -144,11 +146,11 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._back_off = BackOff()
         self._estimators: dict[str, AcceptanceEstimator] = {}
         self._draft: LatencyModel | None = None
-        self._drafts: dict[str, DraftLatency] = {}  # once the target is timed
+        self._drafts: dict[str, DraftLatency] = {}  # empty until the target is timed
         self._target: LatencyModel | None = None
         self._target_only_s: list[float] = []
         self._known = 0  # tokens of the text
-        self._held = np.empty(0, np.intc)  # the text and what was drafted after it
+        self._held = np.empty(0, np.intc)  # the text and the tokens drafted after it
         self._answer = self._rounds([], 0)
         options = self.options.draft_context()
         with ExitStack() as stack:
@@ -167,8 +169,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 self._drafter.width = self._draft.width
             self._free = weakref.finalize(self, stack.pop_all().close)
         llama._stack.callback(self._free)
-        # Llama copies all logits to its scores, which have room for a context with logits_all=True only. Without it
-        # those of what is verified are computed all the same, and sampling takes them from llama.cpp.
+        # Llama copies all logits to its scores, which are large enough only with logits_all=True. Without it the logits
+        # of verified tokens are computed all the same, and sampling takes them from llama.cpp.
         llama._logits_all &= len(llama.scores) >= self._room
         set_batch, width = llama._batch.set_batch, self._longest + 1
         llama._batch.set_batch = lambda batch, n_past, logits_all: set_batch(
@@ -177,14 +179,14 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         llama.draft_model = self
 
     def __call__(self, input_ids: Ids, /, **_: Any) -> Ids:
-        """The (k,) tokens that may follow the text ``input_ids`` (n,), whose last one the target chose."""
+        """Return (k,) tokens that may follow the text ``input_ids`` (n,), whose last token the target chose."""
         if not self._free.alive:
             raise UsageError("this draft model is closed", "make another DraftModel")
         ids = np.asarray(input_ids, np.intc)
-        held, self._held = self._held, self._held[:0]  # a failure leaves nothing known
+        held, self._held = self._held, self._held[:0]  # after a failure nothing is known
         count = min(len(held), len(ids))
         same = int(np.append(held[:count] != ids[:count], True).argmax())
-        if 0 < self._known < len(ids) <= same + 1:  # the round before, and no more
+        if 0 < self._known < len(ids) <= same + 1:  # the text continues the last round
             drafted = self._answer.send(tuple(ids[self._known :].tolist()))
         else:
             self._answer = self._rounds(ids.tolist(), same)
@@ -196,12 +198,13 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         return drafted
 
     def _rounds(self, text: list[int], same: int) -> Generator[Ids, tuple[int, ...], None]:
-        """An answer: yields what is drafted, and is sent what came, whose last token alone was not drafted.
+        """Draft for one answer: yield drafted tokens; receive the emitted ones, all drafted but the last.
 
-        ``text`` is the prompt and the first token; ``same`` of it begin the text before it and what was drafted then.
+        ``text`` is the prompt and the first token; it shares its first ``same`` tokens with the previous text and
+        draft.
         """
         clock, drafters, rule = self._clock, self._drafters, make_rule("exact", Sampling())
-        policy = Policy() if self.options.draft_policy == "fixed" else None  # till it is known what the target takes
+        policy = Policy() if self.options.draft_policy == "fixed" else None  # None until the target is timed
         learning_s, idle = 0.0, list[tuple[float, float]]()
         self.rounds = []
         rule.begin(text)
@@ -251,7 +254,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             learning_s = clock() - ended
 
     def close(self) -> None:
-        """Free the draft and its cache; it can draft no more. Done when its ``Llama`` is closed or it is forgotten."""
+        """Free the draft and its cache; done automatically when its ``Llama`` is closed or it is garbage-collected."""
         self._free()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Log-probabilities of emitted tokens, by the target's own distribution. Pure NumPy."""
+"""Log-probabilities of emitted tokens under the target's own distribution. Pure NumPy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ggufspec.decoding.sampling import Logits
 class Logprob:
     """Natural log-probabilities at temperature 1, without truncation or penalties."""
 
-    own: float  # of the token that was emitted
+    own: float  # log-probability of the emitted token
     likeliest: tuple[tuple[int, float], ...] = ()  # (id, log-probability), likeliest first
 
 
 def logprob(row: Logits, token: int, count: int) -> Logprob:
-    """That of a token, and of the ``count`` likeliest, by the logits (vocab,) as the target gave them."""
+    """Return the log-probabilities of ``token`` and of the ``count`` likeliest tokens, from raw logits (vocab,)."""
     wide = row.astype(np.float64)
     total = float(np.logaddexp.reduce(wide))
     ids = np.argpartition(wide, -count)[-count:] if count else np.empty(0, np.int64)

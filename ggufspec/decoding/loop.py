@@ -1,11 +1,11 @@
-"""The draft-and-verify loop: no files, no clock but the one given, and nothing of a target but the rows it is sent.
+"""The draft-and-verify loop. It knows no files, no clock but the one passed in, and no target: it is sent logits.
 
-The prompt's own batch gives the first token. After it, a round drafts a chain of tokens, verifies them in one target
+The prompt's own batch gives the first token. Each later round drafts a chain of tokens, verifies them in one target
 batch, accepts the prefix that the rule allows and adds one token of the target's own. Without a drafter every round is
 one target token: target-only is the same loop.
 
-An answer is a generator that yields the batches which it wants decoded, is sent their rows, and yields its rounds
-(:func:`read`, :func:`rounds`). Who drives it (:func:`drive`) has the target, and might have more answers.
+An answer is a generator: it yields the batches to decode, is sent their rows, and yields its rounds (:func:`read`,
+:func:`rounds`). Its driver (:func:`drive`) owns the target and may drive several answers.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Width = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One draft and one verification; or, with a width of 0, the first token, which has neither."""
+    """One draft and its verification, or the first token (batch size 0), which has neither."""
 
     drafted: tuple[int, ...]  # tokens that were verified
-    drafters: tuple[str, ...]  # who drafted each of them
+    drafters: tuple[str, ...]  # name of the drafter of each
     accepted: int
     emitted: tuple[int, ...]  # the accepted tokens and the target's own, cut after a token that ends the text
-    width: int  # tokens in the target's batch, padding included
-    draft_s: float  # of drafting, and of drafters catching up
-    verify_s: float  # in the target
+    width: int  # target batch size, padding included
+    draft_s: float  # seconds of drafting and of drafters catching up
+    verify_s: float  # seconds of the target's decode
     total_s: float
     dead_end: bool = False  # the grammar permits no further token
-    readings: tuple[Reading, ...] = ()  # of drafters that decode and caught up
+    readings: tuple[Reading, ...] = ()  # catch-up of drafters with a model
 
     def source(self, index: int) -> str:
-        """Who wrote an emitted token: a drafter's name, or the target: ``bonus`` after a draft that was accepted
-        whole, ``target`` otherwise.
+        """Return who wrote an emitted token: a drafter's name, or for the target ``bonus`` after a fully accepted draft
+        and ``target`` otherwise.
         """
         if index < self.accepted:
             return self.drafters[index]
@@ -51,18 +51,18 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tokens that the target is to decode after its text; the logits of the last ``outputs`` of them are wanted."""
+    """Tokens for the target to decode after its text; the logits of the last ``outputs`` of them are needed."""
 
     tokens: Sequence[int]
     outputs: int
-    width: int = 0  # to pad to, if the target can
+    width: int = 0  # batch size to pad to, if the target can
 
 
 Rounds = Generator[Batch | Round, Logits, None]
 
 
 def drive(target: Context, steps: Rounds) -> Generator[Round]:
-    """Run one answer on a target that has no other; after a round the target's cache keeps what was accepted."""
+    """Run one answer on a target that serves no other; after each round rewind its cache to the accepted tokens."""
     length, rows = target.length, None
     while True:
         try:
@@ -80,7 +80,7 @@ def drive(target: Context, steps: Rounds) -> Generator[Round]:
 def prefill(
     target: Context, steps: Generator[Batch, Logits, Logits], goes_on: Callable[[], bool] = lambda: True
 ) -> Logits | None:
-    """Let a target that has no other answer :func:`read`; None if between two batches it does not go on."""
+    """Run :func:`read` on a target that serves no other answer; None if ``goes_on`` is False between two batches."""
     rows: Logits | None = None
     while True:
         try:
@@ -102,12 +102,12 @@ def read(
     draft_cached: int = 0,
     apart: int = 0,
 ) -> Generator[Batch, Logits, Logits]:
-    """Read ``prompt``, and return the logits (1, vocab) after it, by which the first token of the answer is chosen.
+    """Decode ``prompt`` and return the logits (1, vocab) after it, from which the first token is chosen.
 
-    The drafters read it later, if the policy finds that worth its time. With a policy, they are evaluated on the
-    prompt's last positions by what the target would have said there. Of the prompt's (n,) tokens, ``cached`` < n are in
-    the target's cache, and ``draft_cached`` in the drafters'; the target takes ``batch`` tokens at once. With a width
-    ``apart`` the last token is in a batch of its own of this width, as strict mode decodes every token whose logits
+    Drafters read the prompt later, if the policy finds that worth the time. With a policy, they are evaluated on the
+    prompt's last positions against the target's likeliest tokens there. The target's cache has ``cached`` < n of the
+    prompt's (n,) tokens, the drafters' have ``draft_cached``; the target decodes ``batch`` tokens at once. If ``apart``
+    is not 0, the last token is decoded in its own batch of this size, as strict mode does with every token whose logits
     count.
     """
     new = prompt[cached:]
@@ -119,7 +119,7 @@ def read(
             rows = yield Batch(tokens, outputs, width)
             choices += [int(row.argmax()) for row in rows] if policy is not None else []
     for drafter in drafters:
-        seen = drafter.begin(prompt, choices[:-1], draft_cached)  # the last is of the first token's position
+        seen = drafter.begin(prompt, choices[:-1], draft_cached)  # the last choice is for the first token's position
         if policy is not None:
             policy.shadow_evaluated(drafter.name, seen)
     return rows[-1:]
@@ -140,23 +140,24 @@ def rounds(
     clock: Clock,
     observe: Callable[[Logits], None] | None = None,
 ) -> Rounds:
-    """The first token, then rounds until ``max_tokens`` are emitted, a token ends the text, or the context is full.
+    """Yield the first token, then rounds until ``max_tokens`` are emitted, a token ends the text, or the context is
+    full.
 
-    The target has read the ``prompt`` (n,), and ``rows`` (1, vocab) are its logits after it (:func:`read`); its context
-    holds ``capacity`` tokens. Without a policy ``draft_max`` tokens are drafted always. A batch of so many tokens is
-    padded to ``width(tokens)``.
-    ``observe`` is called with the target's rows (drafted + 1, vocab) before they are judged; they are valid until then.
+    The target has read the ``prompt`` (n,), and ``rows`` (1, vocab) are the logits after it (:func:`read`). Its context
+    holds ``capacity`` tokens. Without a policy every draft has ``draft_max`` tokens. ``width`` returns the padded size
+    of a batch. ``observe`` is called with the target's rows (drafted + 1, vocab) before they are judged, valid only
+    meanwhile.
     """
     policy = policy or Policy()
     tokens, chain = list(prompt), list[tuple[str, DraftToken]]()
     last = min(len(prompt) + max_tokens, capacity + 1)
     rule.begin(prompt)
     batch_width, learning_s = 0, 0.0
-    cooldown, idle = 0, list[tuple[float, float]]()  # rounds without a decision: those to come, seconds of those before
+    cooldown, idle = 0, list[tuple[float, float]]()  # rounds left without a decision; (verify, total) seconds of each
     while len(tokens) < last:
         reading_s, readings, began = 0.0, tuple[Reading, ...](), clock()
         verify_began = verify_ended = began
-        if len(tokens) > len(prompt):  # the first token needs no batch: the prompt's has its row
+        if len(tokens) > len(prompt):  # the prompt's batch already has the first token's row
             limit, chain = min(draft_max, last - len(tokens) - 1), []
             if drafters and not cooldown:
                 policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
@@ -221,7 +222,7 @@ def draft(
     is_end: Callable[[int], bool],
     clock: Clock,
 ) -> list[tuple[str, DraftToken]]:
-    """The chain to verify: each token and its drafter."""
+    """Return the chain to verify as (drafter name, token) pairs."""
     by_name = {drafter.name: drafter for drafter in drafters}
     text = list(tokens)
     chain: list[tuple[str, DraftToken]] = []
@@ -241,7 +242,7 @@ def draft(
         if candidate is None:
             began = clock()
             candidate = by_name[name].propose(text, rule)
-            if candidate is None:  # it has given up
+            if candidate is None:  # the drafter has given up
                 del by_name[name]
                 continue
             policy.proposed(name, pending[name], clock() - began)
@@ -260,12 +261,12 @@ def draft(
 def catch_up(
     tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock
 ) -> tuple[float, tuple[Reading, ...]]:
-    """Let drafters read what they did not draft, if that is worth it, and evaluate what they would have drafted there.
+    """Let drafters read text that they did not draft, if that is worth it, and evaluate what they would have drafted.
 
-    Before that, a draft whose latency is stale is timed if the policy asks for it.
+    A draft model with a stale latency is timed first if the policy asks for it.
 
     Returns:
-        the seconds of reading, which are reported to the policy, and who read how much.
+        seconds of reading, which are reported to the policy, and how many tokens each drafter read.
     """
     reading_s, readings = 0.0, list[Reading]()
     for drafter in drafters:

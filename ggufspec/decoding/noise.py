@@ -4,8 +4,8 @@
 is a function of the position, target and draft at one position meet the same noise and tend to choose the same token,
 and the target's choice does not depend on what was drafted (coupling: Daliri et al. 2024, arXiv:2408.07978).
 
-The noise is a contract, so that a seed gives the same text in later versions. All arithmetic modulo 2**64; ``mix`` is
-the finaliser of splitmix64 and ``golden`` its increment:
+The noise is a contract: a seed gives the same text in later versions. All arithmetic is modulo 2**64; ``mix`` is the
+finaliser of splitmix64 and ``golden`` its increment:
 
     start      = mix(mix(seed + golden) + golden * (position + 1))
     block bits = mix(start + golden * (2 * (id // 1024) + 1))
@@ -15,7 +15,7 @@ the finaliser of splitmix64 and ``golden`` its increment:
                  e(block bits) / 1024 + e(token bits)           otherwise
     G          = -log(arrival)
 
-An arrival is an Exp(1) variable: of 1024 independent ones the first is Exp(1) / 1024 and any of them with equal
+An arrival is an Exp(1) variable: the first of 1024 independent ones is Exp(1) / 1024 and is any of them with equal
 chance, and the others come a further Exp(1) later, because an exponential has no memory. In Gumbels this is top-down
 sampling (Maddison et al. 2014, arXiv:1411.0030, section 4): a block's highest noise is known without its tokens', so a
 row of a large vocabulary needs the noise of few tokens.
@@ -33,7 +33,7 @@ from ggufspec.decoding.sampling import Floats, Ids, Logits, finite_peak
 Bits = npt.NDArray[np.uint64]
 
 BLOCK = 1024
-_FEW = 12  # tokens for which Python is faster
+_FEW = 12  # tokens for which Python is faster than NumPy
 _BLOCK_BITS, _IN_BLOCK = np.uint64(10), np.uint64(BLOCK - 1)
 _ONE, _TWELVE = np.uint64(1), np.uint64(12)
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -43,7 +43,7 @@ _GOLDEN_BITS = np.uint64(_GOLDEN)
 
 
 def gumbel(seed: int, position: int, ids: Ids) -> Floats:
-    """The noise of tokens.
+    """Return the noise of tokens.
 
     Args:
         seed: in [0, 2**64).
@@ -57,7 +57,7 @@ def gumbel(seed: int, position: int, ids: Ids) -> Floats:
 
 
 def choose(ids: Ids, scores: Floats, seed: int, position: int) -> int:
-    """The token of ``ids`` (n,) with the highest score plus noise: a sample of ``softmax(scores)``.
+    """Return the token of ``ids`` (n,) with the highest score plus noise: a sample of ``softmax(scores)``.
 
     The ids are ascending: a tie goes to the lowest. The scores (n,) are log-probabilities up to a constant.
     """
@@ -72,7 +72,7 @@ def _choose(ids: Ids, scores: Floats, start: np.uint64) -> int:
             score + _gumbel_int(int(start), token) for token, score in zip(ids.tolist(), scores.tolist(), strict=True)
         ]
         return int(ids[sums.index(max(sums))])
-    if ids.size > BLOCK:  # leave out who cannot win, as in choose_full
+    if ids.size > BLOCK:  # drop tokens that cannot win, as in choose_full
         highest, leaders = _block_highest(start, np.arange((int(ids[-1]) >> 10) + 1, dtype=np.uint64))
         places = np.minimum(ids.searchsorted(leaders), ids.size - 1)
         known = np.append(places[ids[places] == leaders], scores.argmax())
@@ -85,17 +85,17 @@ def _choose(ids: Ids, scores: Floats, start: np.uint64) -> int:
 def choose_full(logits: Logits, temperature: float, seed: int, position: int) -> int:
     """:func:`choose` over the whole vocabulary with scores ``(logit - highest logit) / temperature``.
 
-    Exact, with the noise of few tokens: whatever sum some token reaches, a token can only win if its score and the
-    highest noise of its block reach it together. A high sum is found at the most likely token (the winner on peaked
-    rows) and at those with the highest noise of their block (where it is on flat ones).
+    Exact, with the noise of few tokens: given a sum that some token reaches, a token can only win if its score plus the
+    highest noise of its block reaches it. A high sum is found at the most likely token (the winner on peaked rows) and
+    at those with the highest noise of their block (the winners on flat ones).
 
-    ``logits`` (vocab,) are not kept; the temperature is above 0.
+    ``logits`` (vocab,) are not retained; the temperature is above 0.
 
     Raises:
         ModelError: a logit is NaN, or the highest is infinite.
     """
     whole = logits[: logits.size - logits.size % BLOCK].reshape(-1, BLOCK)
-    rest = logits[whole.size :]  # the ids of the last block, if it is not whole
+    rest = logits[whole.size :]  # ids of an incomplete last block
     tops = whole.argmax(axis=1) + np.arange(0, whole.size, BLOCK)
     if rest.size:
         tops = np.append(tops, whole.size + rest.argmax())
@@ -116,14 +116,14 @@ def choose_full(logits: Logits, temperature: float, seed: int, position: int) ->
 
 
 def _block_highest(start: np.uint64, blocks: Bits) -> tuple[Floats, Ids]:
-    """(n,) the highest noise of each block, and the token that has it, which may be beyond the vocabulary."""
+    """Return (n,) the highest noise of each block, and the token that has it, which may be beyond the vocabulary."""
     bits = _bits(start, _block_counters(blocks))
     highest: Floats = -np.log(_exponential(bits) / BLOCK)
     return highest, ((blocks << _BLOCK_BITS) | (bits & _IN_BLOCK)).astype(np.int64)
 
 
 def _slack(best: float) -> float:
-    """More than the rounding of a sum of score and noise."""
+    """Return more than the rounding error of a sum of score and noise."""
     return 1e-9 * (1 + abs(best))
 
 
@@ -133,7 +133,7 @@ def _scores(logits: Logits, ids: Ids, peak: float, temperature: float) -> Floats
 
 
 def _gumbel(start: np.uint64 | Bits, ids: Ids) -> Floats:
-    """Noise of ``ids``; an array of starts, (m, 1), with ids (1, n) gives (m, n)."""
+    """Return the noise of ``ids``; an array of starts, (m, 1), with ids (1, n) gives (m, n)."""
     tokens = ids.astype(np.uint64)
     bits = _bits(start, np.array((_block_counters(tokens >> _BLOCK_BITS), tokens << _ONE)))
     first, later = _exponential(bits)
@@ -143,7 +143,7 @@ def _gumbel(start: np.uint64 | Bits, ids: Ids) -> Floats:
 
 
 def _gumbel_int(start: int, token: int) -> float:
-    """Noise of one token: less work for the few that truncation mostly leaves than NumPy's fifty calls."""
+    """Return the noise of one token: for the few that truncation usually leaves, faster than NumPy's fifty calls."""
     block = _mix_int(start + _GOLDEN * (2 * (token // BLOCK) + 1))
     arrival = -math.log((block // 2**12 + 0.5) * 2.0**-52) / BLOCK
     if block % BLOCK != token % BLOCK:
@@ -160,18 +160,18 @@ def _bits(start: np.uint64 | Bits, counters: Bits) -> Bits:
 
 
 def _exponential(bits: Bits) -> Floats:
-    """Exp(1) variables from the upper 52 bits; never 0, never infinite."""
+    """Return Exp(1) variables from the upper 52 bits; never 0, never infinite."""
     variables: Floats = -np.log(((bits >> _TWELVE) + 0.5) * 2.0**-52)
     return variables
 
 
 def _start(seed: int, position: int) -> np.uint64:
-    """Where the splitmix64 sequence of (seed, position) starts."""
+    """Return the start of the splitmix64 sequence of (seed, position)."""
     return np.uint64(_mix_int(_mix_int(seed + _GOLDEN) + _GOLDEN * (position + 1)))
 
 
 def _mix(bits: Bits) -> Bits:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    """Apply the finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
     a, b, c, d, e = _MIX_BITS
     bits = (bits ^ (bits >> a)) * b
     bits = (bits ^ (bits >> c)) * d
@@ -179,7 +179,7 @@ def _mix(bits: Bits) -> Bits:
 
 
 def _mix_int(bits: int) -> int:
-    """:func:`_mix` of one number, modulo 2**64; NumPy takes five times as long for it."""
+    """Apply :func:`_mix` to one number, modulo 2**64; NumPy takes five times as long for it."""
     a, b, c, d, e = _MIX
     bits %= 2**64
     bits = (bits ^ (bits >> a)) * b % 2**64

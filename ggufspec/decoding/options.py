@@ -1,4 +1,4 @@
-"""How a pair is placed and decoded: the decoder's options, which planning and the command line need without it."""
+"""Options of the decoder: how a pair is placed and decoded. Planning and the command line use them without it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ggufspec.llamacpp.options import REWIND_BY, STREAM_WIDTH, ContextOptions, P
 from ggufspec.settings.registry import DRAFTERS, check_drafters, check_rule, drafter_text, with_head
 from ggufspec.settings.table import DRAFT_MAX, OPTIONS
 
-STRICT_IMPOSSIBLE = "strict mode is impossible"  # how the errors begin by which commands go on without it
-ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
-_PADDED_TO = 4  # tokens of a batch in strict mode: docs/decisions/003
+STRICT_IMPOSSIBLE = "strict mode is impossible"  # start of errors after which some commands go on without it
+ROWS = 16  # rows of logits per call for evaluating drafters: the smallest batch size of a pair's contexts
+_PADDED_TO = 4  # batch size of strict mode: docs/decisions/003
 
 
 class AnswerOptions(TypedDict, total=False):
-    """The options of :class:`DecoderOptions` that can be another answer by answer, with the same models loaded."""
+    """The options of :class:`DecoderOptions` that may change from answer to answer, with the same models loaded."""
 
     drafters: tuple[str, ...]
     draft_policy: str
@@ -31,33 +31,34 @@ class AnswerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """How a pair is placed and decoded; llama.cpp's meanings.
+    """How a pair is placed and decoded, in llama.cpp's terms.
 
     Args:
-        target: where the target's layers are.
-        draft: where the draft's are.
-        ctx_size: tokens of context, prompt and answer together; 0: as many as the target was trained for.
-        threads: CPU threads; 0 means the physical cores, and fewer while other programs use the CPUs
+        target: placement of the target's layers.
+        draft: placement of the draft's layers.
+        ctx_size: tokens of context for prompt and answer; 0: as many as the target was trained for.
+        threads: CPU threads; 0: the physical cores, or fewer while other programs use the CPUs
             (:mod:`ggufspec.decoding.threads`).
-        cache_type_k: type of the target's key cache, f16 or q8_0 say.
+        cache_type_k: type of the target's key cache, e.g. f16 or q8_0.
         cache_type_v: type of the target's value cache.
-        cache_type_k_draft: the same of the draft or head.
-        cache_type_v_draft: the same.
+        cache_type_k_draft: type of the key cache of the draft or head.
+        cache_type_v_draft: type of the value cache of the draft or head.
         flash_attn: auto, on or off.
-        ubatch_size: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
-        no_op_offload: whether the GPU computes only with the weights that it has. Otherwise it copies the host's for
-            batches of ``op_offload_min_batch`` tokens and more, for which it needs room even without layers.
-        op_offload_min_batch: 32, llama.cpp's own, are prompts alone; from 2 on drafts are verified so. One number holds
-            in a process, from when llama.cpp is loaded; by default ``GGML_OP_OFFLOAD_MIN_BATCH``.
-        drafters: who drafts, of :data:`ggufspec.settings.registry.DRAFTERS`: ``draft`` (the model), ``mtp`` or
-            ``eagle3`` (a head on the target), ``lookup`` (n-grams of the text); none for target-only. Of those that
-            need a draft file one at most; if it is not loaded, nothing is drafted.
-        draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
-        draft_max: the longest draft of a round, in tokens; with the fixed policy every draft is so long.
-        lookup_corpus: a text file whose n-grams the lookup knows too.
+        ubatch_size: prompt tokens computed at once; 0: 512. Fewer make the compute buffers smaller.
+        no_op_offload: True to let the GPU compute only with the weights that it holds. Otherwise it copies CPU weights
+            for batches of ``op_offload_min_batch`` tokens or more, for which it needs VRAM even without layers.
+        op_offload_min_batch: with llama.cpp's default, 32, only prompts reach it; with 2 drafts are verified this way,
+            too. One value holds for the process, set when llama.cpp is loaded; default: ``GGML_OP_OFFLOAD_MIN_BATCH``.
+        drafters: names from :data:`ggufspec.settings.registry.DRAFTERS`: ``draft`` (the model), ``mtp`` or ``eagle3``
+            (a head on the target), ``lookup`` (n-grams of the text); none for target-only. At most one may need a draft
+            file; if that is not loaded, nothing is drafted.
+        draft_policy: ``adaptive`` (draft while it pays, which may be not at all) or ``fixed`` (always ``draft_max``).
+        draft_max: longest draft of a round, in tokens; with the fixed policy the length of every draft.
+        lookup_corpus: a text file whose n-grams the lookup uses, too.
         accept: name of the acceptance rule.
-        strict: decode the target in one width class, so that the text is the same to the bit with and without draft.
-        parallel: texts whose caches are kept side by side; one is decoded at a time.
+        strict: decode the target in batch sizes of one class, so that the text is identical to the bit with and without
+            a draft.
+        parallel: texts with their own caches; one is decoded at a time.
     """
 
     target: Placement = field(default_factory=Placement)
@@ -98,7 +99,7 @@ class DecoderOptions:
             )
 
     def flat(self) -> dict[str, Any]:
-        """By name as JSON documents have them: no records within, and what is the draft's has its own names."""
+        """Return the options by name as in JSON documents: flat, with the draft's placement under its own names."""
         options = {name: getattr(self, name) for name in self.__dataclass_fields__}
         target, draft = asdict(options.pop("target")), options.pop("draft")
         del target["mtp"]
@@ -114,48 +115,48 @@ class DecoderOptions:
 
     @property
     def draft_placement(self) -> Placement:
-        """Where the draft's layers are, with the MTP blocks of its file if they are what drafts."""
+        """Placement of the draft, including the MTP blocks of its file if they draft."""
         return replace(self.draft, mtp=self.head == "mtp")
 
     @property
     def needs_draft(self) -> bool:
-        """Whether the draft model drafts."""
+        """True if a drafter with a model is among the drafters."""
         return any(DRAFTERS[name].needs_model for name in self.drafters)
 
     @property
     def head(self) -> str:
-        """The drafter whose file is a head on the target: ``mtp``, ``eagle3`` or empty."""
+        """Drafter whose file is a head on the target: ``mtp``, ``eagle3`` or empty."""
         return next((name for name in self.drafters if DRAFTERS[name].is_head), "")
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process in which a pair is loaded."""
+        """Environment variables for a process that loads the pair."""
         return self.context(with_draft=False).environment
 
     def with_head(self, head: str) -> DecoderOptions:
-        """The same with :func:`ggufspec.settings.registry.with_head`'s drafters."""
+        """Return a copy with the drafters of :func:`ggufspec.settings.registry.with_head`."""
         return replace(self, drafters=with_head(self.drafters, head))
 
     @property
     def drafter(self) -> str:
-        """The drafters as ``--drafter`` names them: ``draft``, ``lookup``, ``both`` or ``none``."""
+        """Drafters as ``--drafter`` names them: ``draft``, ``lookup``, ``both`` or ``none``."""
         return drafter_text(self.drafters)
 
     def drafts(self, *, with_draft: bool) -> bool:
-        """Whether anyone does, with or without a draft file; MTP blocks may be in the target's own."""
+        """Return True if anything drafts, given a draft file or none; MTP blocks may be in the target's own file."""
         return bool(self.drafters) and (with_draft or not any(DRAFTERS[name].needs_file for name in self.drafters))
 
     def with_answer(self, changes: AnswerOptions, *, has_draft: bool, rooms: int, head: str = "") -> DecoderOptions:
-        """The same placement with other options for its answers.
+        """Return a copy with other options for its answers.
 
         Args:
-            changes: these options.
-            has_draft: whether a draft model is loaded.
-            rooms: drafted tokens a round that the target's context was made for; 0: it was made for none.
-            head: what is loaded as the draft, if it is a head.
+            changes: the options to change.
+            has_draft: True if a draft model is loaded.
+            rooms: longest draft that the target's context was created for; 0: none.
+            head: name of the head that is loaded as the draft, if any.
 
         Raises:
-            UsageError: an option that needs loading; a value out of range; more than what is loaded can do.
+            UsageError: an option that needs loading; a value out of range; more than the loaded pair can do.
         """
         if others := changes.keys() - AnswerOptions.__annotations__.keys():
             raise UsageError(
@@ -180,9 +181,9 @@ class DecoderOptions:
         return options
 
     def context(self, *, with_draft: bool) -> ContextOptions:
-        """The target's context. Without a drafter fewer rows of logits are reserved."""
+        """Return the options of the target's context. Without a drafter fewer rows of logits are reserved."""
         drafts = self.drafts(with_draft=with_draft)
-        # Recurrent states, and widths that strict mode compares, are dear: none for long copies unless asked for
+        # Recurrent states, and batch sizes that strict mode compares, are expensive: none for long drafts by default
         spared = ROWS if self.draft_max == DRAFT_MAX else max(ROWS, self.draft_max + 1)
         width = spared if self.strict else max(ROWS, self.draft_max + 1) if drafts else 2
         return ContextOptions(
@@ -195,7 +196,7 @@ class DecoderOptions:
             ubatch_size=self.ubatch_size,
             op_offload=not self.no_op_offload,
             op_offload_min_batch=self.op_offload_min_batch,
-            # The order of a window's cells depends on what was drafted, and rounding on the order
+            # The order of a window's cells depends on the drafts, and rounding depends on the order
             swa_full=self.strict,
             rewind=min(spared, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
@@ -203,7 +204,7 @@ class DecoderOptions:
         )
 
     def draft_context(self) -> ContextOptions:
-        """The draft's context."""
+        """Return the options of the draft's context."""
         return ContextOptions(
             ctx_size=self.ctx_size,
             width=ROWS,
@@ -222,7 +223,7 @@ class DecoderOptions:
 
 
 class WithOptions:
-    """A job's spec that has the options of a pair: its process gets what they need in the environment."""
+    """Base of jobs that have the options of a pair: their process gets the environment that these need."""
 
     __slots__ = ()
     options: DecoderOptions
@@ -233,6 +234,6 @@ class WithOptions:
 
 
 def check_one_of(value: str, known: Sequence[str], what: str) -> None:
-    """Raise UsageError unless ``value`` is one of those known."""
+    """Raise UsageError unless ``value`` is one of ``known``."""
     if value not in known:
         raise UsageError(f"there is no {what} {value!r}", "one of " + ", ".join(known))

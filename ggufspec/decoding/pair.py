@@ -1,4 +1,4 @@
-"""What is loaded of a pair: its models, their contexts, and the threads that they decode with."""
+"""A loaded pair: its models, their contexts, and the threads that they decode with."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ggufspec.models.vocabulary import head_of
 
 
 class LoadedPair:
-    """A target and, if the options need one, a draft model or a head; without a file of its own, the drafter ``mtp``
-    takes the blocks in the target's.
+    """A target and, if the options need one, a draft model or a head. Without a file of its own, the drafter ``mtp``
+    uses the MTP blocks in the target's file.
 
     Attributes:
-        options: with the head, the threads and the context size that came out.
+        options: options with the head, the threads and the context size in effect.
         model, draft_model: weights and vocabularies; both are the target's if its own MTP blocks draft.
-        target, draft, head: what decodes; of draft and head there is one at most.
-        most_drafted: drafted tokens that a round of the contexts has room for.
-        notes: what a user should know of how it was loaded.
+        target, draft, head: the contexts; at most one of draft and head exists.
+        most_drafted: longest draft that the contexts can verify in a round.
+        notes: what a user should know about how the pair was loaded.
 
     Raises:
         ModelError: a file is missing or damaged, does not fit, or the draft cannot serve the target.
     """
 
     def __init__(self, target: Path, draft: Path | None, options: DecoderOptions) -> None:
-        # Flash attention adds up in an order that depends on the number of threads, which strict mode therefore fixes.
+        # Flash attention sums in an order that depends on the number of threads, which strict mode therefore fixes.
         self.threads = Threads(options.threads or (physical_cores() if options.strict else 0))
         self.notes: list[str] = []
         if options.needs_draft and (draft or options.head == "mtp"):
@@ -84,7 +84,7 @@ class LoadedPair:
     def _rooms(self) -> int:
         if not self.drafts:
             return 0
-        exact = self.target.rewind_kind != "snapshots"  # of which there are as many as states
+        exact = self.target.rewind_kind != "snapshots"  # one snapshot per reserved state
         return max(self.options.draft_max, ROWS - 1) if exact else self.options.draft_max
 
     @property
@@ -97,7 +97,7 @@ class LoadedPair:
             context.use(sequence)
 
     def is_quiet(self) -> bool:
-        """Whether other programs leave a CPU for each core, as far as was seen last."""
+        """Return True if other programs leave a CPU for each core, as of the last look."""
         return self.threads.quiet
 
     def follow_threads(self) -> None:
@@ -130,7 +130,7 @@ def require_same_vocabulary(target: Model, draft: Model, hint: str) -> None:
     """Refuse a draft whose tokens are not the target's.
 
     Raises:
-        ModelError: they differ, with the first that does and ``hint``.
+        ModelError: they differ; names the first difference and gives ``hint``.
     """
     reason = vocabulary_mismatch(*(Vocabulary(*model.vocabulary_kind, model.vocabulary()) for model in (target, draft)))
     if reason:

@@ -1,7 +1,7 @@
-"""Penalties of tokens that the text has already, by llama.cpp's arithmetic. Pure NumPy.
+"""Penalties for tokens that the text already has, with llama.cpp's arithmetic. Pure NumPy.
 
-They come before every truncation and the temperature (common/common.h, ``common_params_sampling::samplers``;
-src/llama-sampler.cpp, ``llama_sampler_penalties_apply``). The tokens of the prompt count too, as for llama-server and
+They are applied before every truncation and the temperature (common/common.h, ``common_params_sampling::samplers``;
+src/llama-sampler.cpp, ``llama_sampler_penalties_apply``). The tokens of the prompt count too, as in llama-server and
 llama-cli, which give them to their sampler before the first token is drawn.
 """
 
@@ -16,10 +16,10 @@ from ggufspec.decoding.sampling import Logits, Sampling
 
 
 class Penalties:
-    """The tokens of one text, and what they cost a token that would come again.
+    """Token counts of one text, and the penalties that follow from them.
 
-    What stands at a position is penalised for the ``repeat_last_n`` tokens before it: those that are settled, and the
-    drafted ones between. So every row is changed as if its text had been decoded one token at a time.
+    A row is penalised for the ``repeat_last_n`` tokens before its position, settled and drafted. So every row changes
+    as if its text had been decoded one token at a time.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -28,11 +28,11 @@ class Penalties:
         self._presence = np.float32(sampling.presence_penalty)
         self._frequency = np.float32(sampling.frequency_penalty)
         self._text: list[int] = []
-        self._first = self._end = 0  # of the window that is counted
+        self._first = self._end = 0  # bounds of the window that is counted
         self._counts: Counter[int] = Counter()
 
     def follow(self, position: int, tokens: Sequence[int]) -> None:
-        """From ``position`` on the text goes on with ``tokens``; what stood there before is forgotten.
+        """Set the text from ``position`` on to ``tokens``; later tokens are dropped.
 
         Raises:
             ValueError: the tokens before ``position`` are not known.
@@ -44,9 +44,9 @@ class Penalties:
         self._text[position:] = tokens
 
     def apply(self, row: Logits, position: int) -> None:
-        """Change the logits (vocab,) for ``position`` in place, in the time of the window, whatever the vocabulary.
+        """Penalise the logits (vocab,) for ``position`` in place; takes time by the window, not by the vocabulary.
 
-        Ids beyond the row, which only the target has, are left out. ValueError: the tokens before it are not known.
+        Ids beyond the row, which only the target has, are ignored. ValueError: the tokens before it are not known.
         """
         if position > len(self._text):
             raise ValueError(f"nothing is known of position {len(self._text)}, before {position}")
@@ -61,7 +61,7 @@ class Penalties:
         row[ids] = logits - (times * self._frequency + self._presence)
 
     def _count(self, end: int) -> None:
-        """Move the window to the tokens before ``end``, by those that come in and those that leave it."""
+        """Move the end of the window to ``end``, counting the tokens that enter and leave it."""
         first = 0 if self._last < 0 else max(0, end - self._last)
         text, counts = self._text, self._counts
         for token in (*text[self._end : end], *text[first : self._first]):

@@ -1,7 +1,7 @@
-"""What the caches hold of each conversation, and how much of a prompt need not be decoded again.
+"""Contents of the caches for each conversation, and how much of a prompt they save decoding.
 
-A cache of attention alone goes back to any length of a text. One that forgets (recurrent, or a sliding window) goes
-back to the states that were saved shortly before the ends of prompts.
+A cache of attention alone can rewind to any length of a text. A memory that forgets (recurrent, or a sliding window)
+can only go back to states that were saved shortly before the ends of prompts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ggufspec.decoding.text import common
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
-_BEFORE_END = 16  # tokens: a chat template's end of a prompt is rarely longer
-_MOST_STATES = 2  # saved for each conversation, as large as a recurrent state or the cells of a window
+_BEFORE_END = 16  # tokens; the end of a prompt in a chat template is rarely longer
+_MOST_STATES = 2  # saved states per conversation, each as large as a recurrent state or the cells of a window
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What the caches hold of one conversation."""
+    """Contents of the caches for one conversation."""
 
-    drafter: ModelDrafter | HeadDrafter | None = None  # the one with a file
-    texts: dict[str, list[int]] = field(default_factory=dict)  # that begin with what is in the caches, by model
-    prompt: int = 0  # tokens that were last read as a prompt, cached ones included
-    states: list[tuple[int, Any]] = field(default_factory=list)  # of a memory that forgets, oldest first
+    drafter: ModelDrafter | HeadDrafter | None = None  # the conversation's drafter with a file
+    texts: dict[str, list[int]] = field(default_factory=dict)  # by model, a text that begins with the cached tokens
+    prompt: int = 0  # tokens of the last prompt, cached ones included
+    states: list[tuple[int, Any]] = field(default_factory=list)  # saved states of a memory that forgets, oldest first
 
 
 class PromptCache:
-    """The conversations of a pair, of which one is in use; each has a drafter of its own, the one with a file."""
+    """Conversations of a pair, one of them in use; each has its own drafter with a file."""
 
     def __init__(self, pair: LoadedPair, drafters: Sequence[ModelDrafter | HeadDrafter | None]) -> None:
         self._pair = pair
@@ -40,8 +40,8 @@ class PromptCache:
         self.now = self.conversations[0]
 
     def use(self, sequence: int, copy: int | None) -> None:
-        """Go on with this conversation; with ``copy`` it begins with what the caches hold of that one, in place of its
-        own, unless the target's memory forgets.
+        """Switch to a conversation; with ``copy``, replace its caches by a copy of that one's, unless the target's
+        memory forgets.
         """
         pair = self._pair
         self.now = now = self.conversations[sequence]
@@ -55,19 +55,19 @@ class PromptCache:
         if "target" in source.texts:
             now.texts["target"] = list(source.texts["target"])
         if not isinstance(now.drafter, ModelDrafter) or not isinstance(source.drafter, ModelDrafter):
-            return  # a head reads anew
+            return  # a head reads again
         if pair.draft and not pair.draft.forgets and "draft" in source.texts:
             pair.draft.copy(copy)
             now.drafter.follow(source.drafter)
             now.texts["draft"] = list(source.texts["draft"])
 
     def forget(self) -> None:
-        """The caches are in an unknown state."""
+        """Treat all caches as empty: they are in an unknown state."""
         for conversation in self.conversations:
             conversation.texts.clear()
 
     def found(self, prompt: Sequence[int], alone: str) -> tuple[int, int]:
-        """Tokens of a prompt that are in the cache of the model that answers, and in the drafter's, and can stay; its
+        """Return how many tokens of a prompt are cached and can stay, in the answering model and in the drafter; the
         last token is always decoded.
         """
         now, pair = self.now, self._pair
@@ -75,19 +75,19 @@ class PromptCache:
         if now.drafter and (reader := pair.draft or pair.head):
             in_draft = self._kept("draft", prompt, reader, now.drafter.has_read)
         if alone == "draft":
-            # else it has forgotten the beginning
+            # otherwise the draft has forgotten the beginning
             whole = now.drafter is not None and pair.draft is not None and now.drafter.has_read == pair.draft.length
             return in_draft if whole else 0, in_draft
         cached = self._kept("target", prompt, pair.target, pair.target.length)
         if pair.options.strict:
-            # A token is rounded by its batch: the whole batches stay that a fresh reading would have decoded, too.
+            # Batches affect rounding: only whole batches that a fresh reading would have decoded, too, can stay.
             cached = max(0, min(cached, now.prompt - 1)) // pair.target.batch * pair.target.batch
         elif not cached and pair.target.forgets:
             cached = self._restored(prompt)
         return cached, in_draft
 
     def begin(self, text: list[int], cached: int, alone: str, *, drafting: bool) -> None:
-        """An answer begins with a prompt of which ``cached`` tokens stay in the answering model's cache.
+        """Begin an answer to a prompt, of which ``cached`` tokens stay in the answering model's cache.
 
         The answer appends to ``text``, and empties it if it fails. ``drafting``: the drafter with a file drafts.
         """
@@ -102,9 +102,9 @@ class PromptCache:
             now.texts["draft"] = text
 
     def resume(self, text: list[int]) -> int:
-        """Let the target's cache hold ``text`` without its last token again, after another answer used it.
+        """Restore the target's cache to ``text`` without its last token, after another answer used it.
 
-        Returns how many tokens were decoded for that: those after the beginning that both texts have in common.
+        Returns how many tokens were decoded again: those after the common prefix of both texts.
         """
         target, texts, end = self._pair.target, self.now.texts, len(text) - 1
         same = min(common(texts.pop("target", ())[: target.length], text), end)
@@ -115,9 +115,9 @@ class PromptCache:
         return end - same
 
     def save_before_end(self, prompt: Sequence[int], cached: int, goes_on: Callable[[], bool]) -> int | None:
-        """Read a prompt up to where a later one, which differs at its end, may go back to, and save the state there.
+        """Decode all but the end of the prompt and save the state there, so that a follow-up prompt can resume from it.
 
-        Returns the tokens that are in the target's cache then; None if between two batches it does not go on.
+        Returns the tokens in the target's cache; None if ``goes_on`` returned False between two batches.
         """
         context, states = self._pair.target, self.now.states
         last = len(prompt) - _BEFORE_END
@@ -133,14 +133,14 @@ class PromptCache:
         return last
 
     def _kept(self, name: str, prompt: Sequence[int], context: Context | Head, has_read: int) -> int:
-        """How much of the prompt is in a cache that has read so many tokens of its text, and can stay there; a cache
-        that cannot rewind is kept whole or emptied.
+        """Return how many tokens of the prompt a cache that has read ``has_read`` tokens of its text can retain; a
+        cache that cannot rewind is retained whole or emptied.
         """
         same = common(self.now.texts.get(name, ())[:has_read], prompt[:-1])
         return same if same == has_read or (context.rewind_kind == "exact" and same >= context.floor) else 0
 
     def _restored(self, prompt: Sequence[int]) -> int:
-        """Go back to the newest saved state that this prompt begins with; the tokens that are in the cache then."""
+        """Restore the newest saved state that this prompt begins with; return the tokens in the cache then."""
         same = common(self.now.texts.get("target", ()), prompt[:-1])
         saved = [one for one in self.now.states if one[0] <= same]
         if not saved:

@@ -2,7 +2,7 @@
 
 The chain is top-k, top-p, min-p, then temperature (common/common.h, ``common_params_sampling::samplers``; each step in
 src/llama-sampler.cpp): the truncations see the untempered probabilities. Ties go to the lower token id everywhere.
-Before it come the penalties, which need the text and not only its last row (:mod:`ggufspec.decoding.penalties`).
+Penalties come first; they need the text and not only its last row (:mod:`ggufspec.decoding.penalties`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_LOWEST = float(np.finfo(np.float32).min)  # below every finite logit: only -inf is lower
-_CLASSES, _FEW = 1024, 256  # classes of ids, whose maxima stand for a row
-_GLANCE = 128  # tokens at least that a guess is chosen among
-_STRIDE = 31  # of a sample of the vocabulary; odd, so that no period of ids escapes it
+_LOWEST = float(np.finfo(np.float32).min)  # lowest finite logit
+_CLASSES, _FEW = 1024, 256  # classes of token ids; the maximum of each stands for it
+_GLANCE = 128  # fewest tokens that a guess is chosen among
+_STRIDE = 31  # stride of a sample of the vocabulary; odd, so that it cannot align with a period of ids
 _CERTAIN: Floats = np.zeros(1)
 _CERTAIN.flags.writeable = False
 
@@ -38,19 +38,19 @@ class Sampling:
         top_k: keep the k most likely tokens; 0 is off.
         top_p: keep the fewest tokens whose probability, among those that top-k left, reaches this; 1 is off.
         min_p: keep tokens at least this fraction as likely as the most likely one; 0 is off.
-        seed: of all randomness, in [0, 2**64).
-        repeat_penalty: a token that the text has already: its logit is divided by this, or multiplied if negative, in
-            [0.01, 100]; 1 is off.
-        repeat_last_n: how far back the text is looked at for penalties, in tokens, those of the prompt too; 0 turns all
-            penalties off, -1 looks at the whole text.
-        presence_penalty: is taken from the logit of a token that the text has, in [-100, 100]; 0 is off.
-        frequency_penalty: is taken once for each time that the text has it, in [-100, 100]; 0 is off.
+        seed: seed of all randomness, in [0, 2**64).
+        repeat_penalty: divides the logit of a token that the text has already, or multiplies it if negative, in [0.01,
+            100]; 1 is off.
+        repeat_last_n: tokens of text, prompt included, that penalties look back at; 0 turns all penalties off, -1 looks
+            at the whole text.
+        presence_penalty: subtracted from the logit of a token that the text has, in [-100, 100]; 0 is off.
+        frequency_penalty: subtracted once for each time that the text has the token, in [-100, 100]; 0 is off.
 
     Raises:
         UsageError: a value is out of its range.
     """
 
-    # Callers name the first five by position: a new field is the last
+    # Callers pass the first five by position: add new fields at the end
     temperature: float = 0.0
     top_k: int = 40
     top_p: float = 0.95
@@ -64,23 +64,23 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             OPTIONS["temp" if name == "temperature" else name].check(getattr(self, name))
-        if self.seed < 0:  # --seed -1 is drawn before
+        if self.seed < 0:  # --seed -1 has been replaced by a random seed before
             raise UsageError(f"seed {self.seed} is not in [0, 2**64)", "--seed 7; --seed -1 draws one")
 
     @property
     def truncates(self) -> bool:
-        """Whether a token with a finite logit can be left out."""
+        """True if a token with a finite logit can be left out."""
         return self.temperature == 0 or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
     def penalises(self) -> bool:
-        """Whether what the text has already matters."""
+        """True if the tokens of the text change the logits."""
         penalties = self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return penalties and self.repeat_last_n != 0
 
 
 def random_seed() -> int:
-    """A seed from the system's randomness, of 32 bits as llama.cpp's, so that it is soon typed."""
+    """Return a seed from the system's randomness, of 32 bits as in llama.cpp, so that it is short to type."""
     return secrets.randbelow(2**32)
 
 
@@ -90,32 +90,32 @@ class Candidates:
     scores: Floats  # (n,) log-probabilities up to a constant, after temperature; all finite
 
     def probabilities(self) -> Floats:
-        """(n,) probabilities of ``ids``; their sum is 1."""
+        """Return (n,) probabilities of ``ids``, which sum to 1."""
         weights: Floats = np.exp(self.scores - self.scores.max())
         weights /= weights.sum()
         return weights
 
 
 def candidates(logits: Logits, sampling: Sampling) -> Candidates:
-    """The tokens that the sampler chain leaves, with scores ``(logit - highest logit) / temperature``.
+    """Return the tokens that the sampler chain leaves, with scores ``(logit - highest logit) / temperature``.
 
-    Temperature 0 leaves the most likely token alone. A logit of -inf is never left.
+    Temperature 0 leaves only the most likely token. A logit of -inf never stays.
 
-    No step sorts the vocabulary. A floor that no kept token can be under selects a few ids, and the chain's exact
-    rules decide among these. For top-k the floor is the k-th highest of the maxima of 4 k classes of ids: k tokens at
-    least are on or above it, and rarely many more. The classes are ids modulo their number, since likely tokens have
+    No step sorts the vocabulary. A floor that no retained token can be under selects a few ids, and the chain's exact
+    rules decide among these. For top-k the floor is the k-th highest of the maxima of 4 k classes of ids: at least k
+    tokens are on or above it, and rarely many more. The classes are ids modulo their number, because likely tokens have
     ids near each other (the end of a vocabulary is rare words and padding).
 
-    All arithmetic is of 64 bits but for one sum: where top-p counts the whole vocabulary, as it does without top-k,
-    that is summed in 32 bits, as by llama.cpp. It decides where top-p ends, and has no part in the scores.
+    All arithmetic is in 64 bits except one sum: where top-p counts the whole vocabulary, as it does without top-k, the
+    sum is in 32 bits, as in llama.cpp. It decides where top-p ends, and does not affect the scores.
 
-    ``logits`` (vocab,) are not kept.
+    ``logits`` (vocab,) are not retained.
 
     Raises:
         ModelError: a logit is NaN, or the highest is infinite.
     """
     if sampling.temperature == 0:
-        token = int(logits.argmax())  # a NaN, if there is one
+        token = int(logits.argmax())  # the index of a NaN, if there is one
         finite_peak(logits[token])
         return Candidates(np.array([token], dtype=np.int64), _CERTAIN)
 
@@ -138,17 +138,17 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
     lowest = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
     kept = values >= max(bar, lowest)
     spare = np.count_nonzero(kept) - count
-    if bar >= lowest and spare > 0:  # of a tie the higher ids
+    if bar >= lowest and spare > 0:  # drop the higher ids of a tie
         kept[(values == bar).nonzero()[0][-spare:]] = False
     return Candidates(ids[kept], values[kept] / sampling.temperature)
 
 
 def likeliest(logits: Logits, sampling: Sampling) -> Candidates:
-    """:func:`candidates` of top-p without top-k at a glance: for a guess, which costs a token if it is wrong.
+    """Approximate :func:`candidates` for top-p without top-k, for a guess, which costs a token if it is wrong.
 
-    The whole vocabulary is not summed: top-p takes its share of the tokens on or above the 128th highest of the maxima
-    of 1024 classes of ids. On rows of the demo's draft, far flatter than a big model's, noise chose the same token in
-    98.6 % of all places, and the target agreed with 45.4 % of them instead of 45.5 %; at 128k tokens it takes 60 % of
+    Top-p is applied without summing the whole vocabulary: to the tokens on or above the 128th highest of the maxima of
+    1024 classes of ids. On rows of the demo's draft, far flatter than a big model's, noise chose the same token at 98.6
+    % of all positions, and the target agreed with 45.4 % of them instead of 45.5 %; with 128k tokens it takes 60 % of
     the time.
     """
     if sampling.temperature == 0 or sampling.top_k or sampling.top_p == 1 or logits.size < 2 * _CLASSES:
@@ -165,10 +165,10 @@ def likeliest(logits: Logits, sampling: Sampling) -> Candidates:
 
 
 def confidence(logits: Logits) -> float:
-    """An estimate from above of the most likely token's probability, from one pass over the row.
+    """Return an upper estimate of the most likely token's probability, from one pass over the row.
 
-    The probability if each of 1024 classes of ids (modulo their number) held only its most likely token; exact in a
-    vocabulary of less than twice as many. Raises as :func:`candidates` does.
+    It is the probability if each of 1024 classes of ids (modulo their number) held only its most likely token; exact
+    for a vocabulary of less than twice as many. Raises as :func:`candidates` does.
     """
     maxima = _class_maxima(logits, _CLASSES)
     peak = finite_peak(np.maximum.reduce(maxima))
@@ -176,12 +176,12 @@ def confidence(logits: Logits) -> float:
 
 
 def _nucleus(logits: Logits, maxima: Logits, peak: float, sampling: Sampling) -> tuple[Ids, Floats, int, float]:
-    """Top-p without top-k: some ids, their values, how many of the highest stay, and the last of these.
+    """Apply top-p without top-k: return some ids, their values, how many of the highest stay, and the last of these.
 
-    The floor is where the class maxima alone reach top-p's mass. On a flat row they do not: then it is where a sample
-    of the row says with a margin, and if that is wrong, so low that all tokens under it could be left out together.
-    What min-p drops anyway may be missing. In a row that is mostly padding or masked only tokens within 30 nats of the
-    peak are looked at: the others together weigh less than the rounding of the sum.
+    The floor is where the class maxima alone reach top-p's mass. On a flat row they do not: then a sample of the row,
+    with a margin, sets the floor, and if that is wrong, it is so low that all tokens under it could be left out
+    together. Tokens that min-p drops anyway may be missing. In a row that is mostly padding or masked, only tokens
+    within 30 nats of the peak are examined: the others together weigh less than the rounding of the sum.
     """
     bar = np.float32(peak - 30)
     if 4 * _STRIDE * np.count_nonzero(logits[::_STRIDE] >= bar) < logits.size:
@@ -210,14 +210,14 @@ def _nucleus(logits: Logits, maxima: Logits, peak: float, sampling: Sampling) ->
 
 
 def _total(logits: Logits, peak: float) -> float:
-    """The sum of ``exp(logit - peak)`` in 32 bits, as llama.cpp has it; the relative error is below 1e-5."""
-    shift = 0.0 if abs(peak) < 40 else peak  # a shift is another pass, and nothing overflows without
+    """Return the sum of ``exp(logit - peak)`` in 32 bits, as llama.cpp does; the relative error is below 1e-5."""
+    shift = 0.0 if abs(peak) < 40 else peak  # a shift is another pass, and without it nothing overflows here
     weights = np.exp(logits - np.float32(shift) if shift else logits)
     return float(np.add.reduce(weights)) * math.exp(shift - peak)
 
 
 def _fewest(mass: float, values: Floats) -> tuple[int, float]:
-    """How many of the highest values it takes for their exponentials to reach ``mass``, and the last of them."""
+    """Return how many of the highest values it takes for their exponentials to reach ``mass``, and the last of them."""
     count = 0
     while values.size > _CLASSES:  # halve what must be sorted
         middle = np.median(values[::_STRIDE])
@@ -239,13 +239,13 @@ def _min_p_floor(peak: float, min_p: float) -> float:
 
 
 def _at_least(floor: float, logits: Logits, peak: float) -> tuple[Ids, Floats]:
-    """The ids, ascending, of logits on or above ``floor``, and their log-probabilities up to a constant."""
+    """Return the ids, ascending, of logits on or above ``floor``, and their log-probabilities up to a constant."""
     ids = (logits >= np.float32(floor)).nonzero()[0]
     return ids, logits[ids].astype(np.float64) - peak
 
 
 def _class_maxima(logits: Logits, classes: int) -> Logits:
-    """(classes,) the highest logit of each class of ids modulo ``classes``; all logits where these are fewer."""
+    """Return (classes,) the highest logit of each class of ids modulo ``classes``; all logits if there are fewer."""
     rows = logits.size // classes
     if rows < 2:
         return logits
@@ -256,7 +256,7 @@ def _class_maxima(logits: Logits, classes: int) -> Logits:
 
 
 def finite_peak(peak: np.floating) -> float:
-    """The highest logit as a float; ModelError if it is infinite or NaN (NumPy's maximum is, if any element is)."""
+    """Return the highest logit as a float; ModelError if it is infinite or NaN (NumPy's maximum is NaN if any is)."""
     value = float(peak)
     if not math.isfinite(value):
         what = "NaN logits" if math.isnan(value) else f"logits with a maximum of {value}"
@@ -265,5 +265,5 @@ def finite_peak(peak: np.floating) -> float:
 
 
 def _below(floor: float) -> float:
-    """A little lower, by more than the rounding of logits to 32 bits."""
+    """Return a slightly lower value, by more than the rounding of logits to 32 bits."""
     return floor - 1e-6 * (1 + abs(floor))

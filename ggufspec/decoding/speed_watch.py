@@ -1,4 +1,4 @@
-"""Whether the target has become slower or faster than expected, from answer to answer. Pure: no clock, no counters."""
+"""Detects that the target is slower or faster than expected, from answer to answer. Pure: no clock, no counters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import median
 
 from ggufspec.schema.text import number
 
-_CHANGED = 1.5  # times as fast or as slow: what is reported
-_USUAL = 1.2  # times: closer to the expected speed, a change that was reported is over
-_FEWEST_TOKENS = 16  # of an answer: fewer say little of the machine
+_CHANGED = 1.5  # factor, faster or slower, from which a change is reported
+_USUAL = 1.2  # factor; closer to the expected speed, a reported change is over
+_FEWEST_TOKENS = 16  # minimum tokens of an answer; fewer say little about the machine
 _NEAR = 2  # ranges of depth
-_SHALLOW = 128  # tokens that cost next to nothing: as one range
-_FIRST_ANSWERS = 3  # undisturbed ones, whose median says what to expect
+_SHALLOW = 128  # tokens of context that cost next to nothing: one range
+_FIRST_ANSWERS = 3  # undisturbed answers whose median is the expected speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class TargetSpeed:
     """Speed of the target without drafts in one answer.
 
     Attributes:
-        tokens_per_s: now.
+        tokens_per_s: speed in this answer.
         expected: tokens/s at this depth by the plan, or else by the session's first undisturbed answers; None: unknown.
         state: ``slower`` or ``faster`` than expected as last reported, else empty.
         reason: why it is slower, or what disturbed the answer while nothing is expected yet; empty if unknown.
@@ -38,17 +38,17 @@ class TargetSpeed:
 
 @dataclass(slots=True)
 class SpeedWatch:
-    """Compares each answer with what is expected at its depth, and reports a change by more than a third once.
+    """Compares each answer with the speed expected at its depth, and reports a change by more than a third once.
 
-    A token takes at most as many times longer as the context is deeper, so that answers are compared within a factor of
-    √2 in depth. At a new depth only a speed below that bound shows another machine.
+    A token takes at most as many times longer as the context is deeper, so answers are compared within a factor of √2
+    in depth. At a new depth only a speed below that bound indicates a change.
 
     Args:
-        planned: seconds of a token with an empty context and for each token in it; None: the first answers say.
+        planned: seconds per token with an empty context, and more per token in it; None: learn from the first answers.
     """
 
     planned: tuple[float, float] | None = None
-    _first: dict[tuple[bool, int], list[float]] = field(default_factory=dict)  # tokens/s by how they were timed, range
+    _first: dict[tuple[bool, int], list[float]] = field(default_factory=dict)  # tokens/s by (drafts, range of depth)
     _level: float = 1.0  # speed ÷ expected, as last reported
     _reason: str = ""
 
@@ -65,12 +65,12 @@ class SpeedWatch:
         """Compare one answer; None if it says nothing.
 
         Args:
-            tokens_per_s: of the target without drafts; None: unknown.
-            tokens: of the answer.
+            tokens_per_s: speed of the target without drafts; None: unknown.
+            tokens: tokens of the answer.
             depth: tokens in the context, on average.
-            drafts: whether the speed is that of the latency model, and not of the answer itself.
+            drafts: True if the speed is the latency model's, not the answer's own.
             disturbed: why the machine was slower than an idle one, or empty.
-            look: looks for a further reason; called only if the target has become slower.
+            look: finds a further reason; called only if the target has become slower.
         """
         if tokens_per_s is None or tokens < _FEWEST_TOKENS or not 0 < tokens_per_s < inf:
             return None
@@ -95,7 +95,7 @@ class SpeedWatch:
         return "" if self._level == 1 else "slower" if self._level < 1 else "faster"
 
     def _expected(self, tokens_per_s: float, depth: int, drafts: bool, disturbed: str) -> float | None:
-        """Tokens/s, of which an undisturbed answer may be among the first to say them; None: unknown."""
+        """Return the expected tokens/s, None if unknown; an undisturbed answer may be among the first, which set it."""
         if self.planned is not None:
             empty_s, more_s = self.planned
             return 1 / (empty_s + more_s * depth)
@@ -107,7 +107,7 @@ class SpeedWatch:
             least = 0.0 if shallower is None else most * 2 ** ((shallower - here - 1) / 2)
             if tokens_per_s < self._level * least / _CHANGED:
                 return least
-            if disturbed:  # which slows a token down more than a context twice as deep does
+            if disturbed:  # a disturbance slows a token down more than a context twice as deep does
                 return most if shallower is not None and here - shallower <= _NEAR else None
             first = self._first[drafts, here] = [min(tokens_per_s / self._level, most)]
         elif not disturbed and self._level == 1 and len(first) < _FIRST_ANSWERS:

@@ -1,4 +1,4 @@
-"""Tokens to text as they come: characters split over tokens, stop strings across token borders. Pure."""
+"""Tokens to text as they arrive: characters split over tokens, stop strings across token borders. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 class TextStream:
     """Turns the bytes of tokens into text that is safe to show.
 
-    Held back are a character's first bytes until the rest comes, and whatever may still become one of the strings
-    ``stop``, which end the text and are not part of it.
+    It holds back the first bytes of a character until the rest arrives, and text that may still become one of the
+    ``stop`` strings, which end the text and are not part of it.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -20,11 +20,11 @@ class TextStream:
         self.stopped = False
 
     def push(self, piece: bytes) -> str:
-        """The text that this piece makes certain; sets ``stopped`` when a stop string is complete."""
+        """Return the text that this piece makes certain; sets ``stopped`` when a stop string is complete."""
         return self._release(self._decoder.decode(piece), final=False)
 
     def finish(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return the text held back, at the end of the text."""
         return self._release(self._decoder.decode(b"", final=True), final=True)
 
     def _release(self, text: str, *, final: bool) -> str:
@@ -32,7 +32,7 @@ class TextStream:
             return ""
         text = self._held + text
         found = [(index + len(stop), index) for stop in self._stop if (index := text.find(stop)) >= 0]
-        if found:  # the one that is complete first ends the text, however it was cut into tokens
+        if found:  # the stop string that is complete first ends the text, however it was cut into tokens
             self.stopped, self._held = True, ""
             return text[: min(found)[1]]
         held = 0 if final else max((_overlap(text, stop) for stop in self._stop), default=0)
@@ -41,12 +41,12 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of ``stop`` that ``text`` ends with."""
+    """Return the length of the longest proper prefix of ``stop`` that ``text`` ends with."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     for count, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return count

@@ -1,9 +1,9 @@
 """How many CPU threads llama.cpp gets while other programs run.
 
-llama.cpp's threads wait for each other after every operation. Where another program holds one of the CPUs, each wait
-lasts until the scheduler gives that CPU back, and the speed falls to a fifth or less; a thread fewer, on the CPUs that
-are left, keeps most of it (docs/decisions/024). What the others use is read from the system's own counters, which
-costs a fraction of a millisecond twice a second.
+llama.cpp's threads wait for each other after every operation. If another program occupies one of the CPUs, each wait
+lasts until the scheduler gives that CPU back, and the speed falls to a fifth or less; one thread fewer, on the free
+CPUs, retains most of it (docs/decisions/024). The usage of other programs comes from the system's own counters, at a
+fraction of a millisecond twice a second.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ggufspec.hardware.host import CpuUse, threads_left
 
 _FIRST_LOOK_S = 0.15  # the counters' steps are 10 ms
 _INTERVAL_S = 0.5
-_STALE_S = 2.0  # between two answers: what was used then is out of date
+_STALE_S = 2.0  # time between two answers after which the usage is out of date
 
 
 class Threads:
-    """Follows what other programs use, from the moment it is made.
+    """Number of threads, following what other programs use from construction on.
 
     Args:
-        fixed: so many threads whatever else runs; 0 follows.
+        fixed: always use this many threads; 0: follow other programs' use.
         cores: threads on an idle machine.
         cpus: logical CPUs.
         usage, clock, sleep: the system's.
@@ -32,8 +32,8 @@ class Threads:
         cores: threads on an idle machine.
         count: threads now.
         others_cpus: CPUs that other programs used before the last look; 0 before the first.
-        lowered: whether there were ever fewer than ``cores``.
-        changed: whether ``count`` has changed since :meth:`start`.
+        lowered: True if there were ever fewer than ``cores``.
+        changed: True if ``count`` has changed since :meth:`start`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Threads:
         self._before = usage()
 
     def start(self) -> int:
-        """Threads to begin with, by what the others have used since this was made."""
+        """Return the threads to begin with, by what other programs have used since construction."""
         if self._follows:
             self._sleep(max(0.0, self._next - self._clock()))
         self.look()
@@ -65,16 +65,16 @@ class Threads:
 
     @property
     def quiet(self) -> bool:
-        """Whether other programs leave a CPU for each core, as far as the last look saw."""
+        """True if other programs leave a CPU for each core, as of the last look."""
         return threads_left(self.cores, self._cpus, self.others_cpus) == self.cores
 
     def resume(self) -> None:
-        """To be called when an answer begins: what was used since the one before is out of date."""
+        """Discard an outdated usage; call when an answer begins."""
         if self._clock() > self._next + _STALE_S:
             self._before, self._next = self._usage(), self._clock() + _INTERVAL_S
 
     def look(self) -> bool:
-        """Whether :attr:`count` is another than before; to be called often, it reads the counters twice a second."""
+        """Return True if :attr:`count` changed; call often, it reads the counters twice a second."""
         return self._clock() >= self._next and self._look()
 
     def _look(self) -> bool:
@@ -91,7 +91,7 @@ class Threads:
 
     @property
     def note(self) -> str:
-        """A sentence for the user where others were in the way, else empty."""
+        """Sentence for the user if other programs were in the way, else empty."""
         if not self.lowered:
             return ""
         return (

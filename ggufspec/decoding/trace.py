@@ -1,7 +1,7 @@
-"""A trace of an answer: for every drafted token who drafted it, what both models thought of it, and what the rule did.
+"""A trace of an answer: for every drafted token its drafter, both models' probabilities, and the rule's decision.
 
-It reads the rule's own records (:meth:`ggufspec.decoding.rules.base.Rule.decisions`) and changes nothing. They are
-made when a round is over, so that its times stay nearly what they are without a trace.
+It reads the rule's own records (:meth:`ggufspec.decoding.rules.base.Rule.decisions`) and changes nothing. Records are
+made after a round, so that its times stay nearly what they are without a trace.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ggufspec.schema.rounds import TracedRound
 
 
 def spelled(piece: bytes) -> str:
-    r"""A token's bytes as text; those that are no whole character as ``\xNN``."""
+    r"""Return a token's bytes as text; incomplete characters as ``\xNN``."""
     return piece.decode("utf-8", "backslashreplace")
 
 
 class Trace:
-    """What an answer's rounds were made of, for one answer at a time; ``rounds`` has those of the last one.
+    """Record of an answer's rounds, for one answer at a time; ``rounds`` has those of the last one.
 
     Args:
-        spell: the text of a token; without it texts are empty.
-        on_round: called with every round when it is over, before its tokens are yielded.
+        spell: returns the text of a token; without it texts are empty.
+        on_round: called with every finished round, before its tokens are yielded.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Classes of batch widths whose logits agree to the bit: what strict mode is built on.
+"""Classes of batch sizes whose logits agree to the bit: the basis of strict mode.
 
-The width of a batch chooses the kernels, and different kernels round differently, so that the text of a greedy run can
-depend on how many tokens were verified together. Widths fall into classes whose logits agree to the bit: multiples of
-four for 4-bit types on CPUs, all widths but 1 for F16, say. In strict mode every token of the target is decoded in
-batches of one class, a single token padded to its smallest width, and the text with and without a draft is the same by
-construction. Which widths those are is measured, on the device and at several depths of context.
+The size of a batch selects the kernels, and different kernels round differently, so that the text of a greedy run can
+depend on how many tokens were verified together. Batch sizes fall into classes whose logits agree to the bit, e.g.
+multiples of four for 4-bit types on CPUs, or all sizes but 1 for F16. In strict mode every token of the target is
+decoded in batches of one class, a single token padded to its smallest size, and the text with and without a draft is
+the same by construction. The classes are measured, on the device and at several depths of context.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context
 
 DEPTHS = (32, 248, 288)  # tokens of context: below, across and above llama.cpp's step of 256 cells
-_ROOM = 4  # widths of a class from which on more do not count
+_ROOM = 4  # batch sizes of a class beyond which more do not count
 _SINGLES = 6  # tokens that are decoded one by one; the kernels' tiles are 4 wide or less
 
 Widths = tuple[int, ...]  # ascending
 
 
 def classes(model: Context, limit: int, depths: Sequence[int] = DEPTHS) -> tuple[Widths, ...]:
-    """The classes of the widths 1 … ``limit``, the one of the widest first; each width is in one of them.
+    """Return the classes of the batch sizes 1 … ``limit``, the class of the largest first; each size is in one class.
 
-    Two widths agree if the logits at equal places of a text are the same to the bit, as far as both reach, at every
-    depth (tokens of context; those that do not fit are brought nearer). The model's cache is empty afterwards.
+    Two sizes agree if the logits at equal positions of a text are the same to the bit, as far as both reach, at every
+    depth (tokens of context; depths that do not fit are reduced). The model's cache is empty afterwards.
     """
     model.rewind(0)
     limit = min(limit, model.capacity)
-    agreeing: dict[int, list[int]] = {width: [] for width in range(limit, 0, -1)}  # at each depth, with which width
+    agreeing: dict[int, list[int]] = {width: [] for width in range(limit, 0, -1)}  # for each depth, the matching size
     for depth, text in _places(model, limit, depths):
-        seen: dict[int, list[int]] = {}  # hashes of the rows of each class's widest
+        seen: dict[int, list[int]] = {}  # row hashes of each class's largest batch
         for width in agreeing:
             hashes = _hashes(_batch(model, text, depth, width))
             match = next((widest for widest, known in seen.items() if known[:width] == hashes), width)
@@ -47,16 +47,17 @@ def classes(model: Context, limit: int, depths: Sequence[int] = DEPTHS) -> tuple
 
 
 def strict_widths(model: Context, limit: int, depths: Sequence[int] = DEPTHS) -> Widths:
-    """The class of widths that strict mode decodes in: of those with room for a few drafted tokens the narrowest.
+    """Return the class of batch sizes for strict mode: the smallest sizes among classes that allow a few drafted
+    tokens.
 
-    That is mostly the fastest where few tokens are decoded. Timings have no part in it: processes must agree.
+    That is usually the fastest for few tokens. Timings play no part: processes must agree.
 
-    Within it a token's logits depend neither on the width, nor on its place in the batch, nor on padding: that is
-    tested beyond what makes a class. A model that cannot pad needs a class of 1, 2, … without a gap. The model's cache
-    is empty afterwards.
+    Within the class a token's logits depend neither on the batch size, nor on its place in the batch, nor on padding;
+    this is tested in addition to what defines a class. A model that cannot pad needs a class of 1, 2, … without a gap.
+    The model's cache is empty afterwards.
 
     Raises:
-        ModelError: there is no such class with room for a drafted token.
+        ModelError: no such class can hold a drafted token.
     """
     best: Widths = ()
     for widths in sorted((_usable(model, widths) for widths in classes(model, limit, depths)), key=_rank):
@@ -76,16 +77,16 @@ def _rank(widths: Widths) -> tuple[int, Widths]:
 
 
 def _usable(model: Context, widths: Widths) -> Widths:
-    """What of a class can be decoded in; empty if nothing is left that holds a drafted token."""
+    """Return the usable sizes of a class; empty if none of them holds a drafted token."""
     if not model.can_pad:
         widths = tuple(width for place, width in enumerate(widths, 1) if width == place)
     return widths if max(widths, default=0) > 1 else ()
 
 
 def _steady(model: Context, widths: Widths, depths: Sequence[int]) -> Widths:
-    """The widths of a class up to the first token whose logits depend on its place in the batch or on padding.
+    """Return the sizes of a class up to the first token whose logits depend on its place in the batch or on padding.
 
-    The narrowest width is read from place to place, batch by batch and then one token at a time, padded.
+    The smallest size is decoded from position to position, batch by batch and then one token at a time, padded.
     """
     narrow, count = min(widths), max(widths)
     for depth, text in reversed(_places(model, count, depths)):  # the deepest first, so that the text is read once
@@ -104,7 +105,7 @@ def _steady(model: Context, widths: Widths, depths: Sequence[int]) -> Widths:
 
 
 def _places(model: Context, limit: int, depths: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """(depth, a text that goes ``limit`` tokens further), the shallowest first; each text begins like the others."""
+    """Return (depth, text reaching ``limit`` tokens further) pairs, shallowest first; all texts begin alike."""
     return [
         (depth, [(7 * i * i + 3 * i + 1) % min(model.vocab_size, 256) for i in range(depth + limit)])
         for depth in sorted({min(depth, model.capacity - limit) for depth in depths})
@@ -112,7 +113,7 @@ def _places(model: Context, limit: int, depths: Sequence[int]) -> list[tuple[int
 
 
 def _batch(model: Context, text: Sequence[int], depth: int, count: int, width: int = 0) -> Logits:
-    """(count, vocab) logits of the tokens of ``text`` after ``depth``, in one batch; valid until the next call."""
+    """Return (count, vocab) logits of the tokens of ``text`` after ``depth``, in one batch; valid until the next."""
     if model.length < depth:
         model.decode(text[model.length : depth], 0)
     elif model.length > depth:
@@ -121,5 +122,5 @@ def _batch(model: Context, text: Sequence[int], depth: int, count: int, width: i
 
 
 def _hashes(rows: Logits) -> list[int]:
-    """One number for each row; equal rows have equal ones, and a vocabulary of 128k tokens need not be kept."""
+    """Return a hash per row, so that rows over a vocabulary of 128k tokens need not be stored for comparison."""
     return [hash(row.tobytes()) for row in rows]

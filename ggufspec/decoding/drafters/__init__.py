@@ -1,8 +1,8 @@
-"""The drafters: who proposes what the target may say next.
+"""The drafters: they propose what the target may say next.
 
-:data:`ggufspec.settings.registry.DRAFTERS` is their registry. A drafter is one module, which has ``make(parts)``, and
-one row there; then run ``scripts/commands.py``, as the help has the list. tests/unit/test_drafter_registry.py has one.
-``tune`` without ``--drafter`` searches those that ``tune/experiment.py`` names.
+:data:`ggufspec.settings.registry.DRAFTERS` is their registry. A drafter is one module with ``make(parts)``, and one row
+there; after adding one run ``scripts/commands.py``, because the help lists them. tests/unit/test_drafter_registry.py
+adds one. ``tune`` without ``--drafter`` searches those that ``tune/experiment.py`` names.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ __all__ = ["Drafter", "Parts", "make"]
 
 
 def make(name: str, parts: Parts) -> Drafter:
-    """The drafter of this name."""
+    """Make the drafter of this name."""
     drafter: Drafter = import_module(DRAFTERS[name].module).make(parts)
     return drafter

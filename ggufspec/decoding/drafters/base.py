@@ -18,7 +18,7 @@ from ggufspec.llamacpp.model import Context
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The next token that a drafter has, not drawn yet."""
+    """The next token that a drafter proposes, not drawn yet."""
 
     confidence: float  # 0 to 1, the drafter's own estimate of acceptance, from what is known before the draw
     draw: Callable[[], DraftToken]
@@ -26,77 +26,77 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ShadowEvaluation:
-    """What a drafter would have proposed at a position that is decided by now."""
+    """A drafter's guess at a position whose token is decided."""
 
     confidence: float  # as in its Candidate
-    agreement: float  # 1 if it was the token that came, 0 if not; with speculative sampling the chance of that
+    agreement: float  # 1 if it was the token that came, 0 if not; with speculative sampling its probability
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a pair has to make a drafter of."""
+    """Parts of a pair from which a drafter is made."""
 
     target_vocab_size: int
     draft: Context | None = None
     corpus: Sequence[int] = ()  # token ids of --lookup-corpus
-    target: Context | None = None  # where the drafter reads its hidden rows
-    head: Head | None = None  # on the target
+    target: Context | None = None  # context whose hidden rows a head reads
+    head: Head | None = None  # head on the target
 
 
 class Drafter(Protocol):
-    name: str  # of the registry
-    failure: str  # why it has given up, for the user; empty while it has not
+    name: str  # name in the registry
+    failure: str  # why it has given up, for the user; else empty
 
     def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
-        """A new text begins with this prompt; a drafter whose reading costs something reads it later.
+        """Start a new text with this prompt; a drafter whose reading costs time reads it later.
 
         Args:
             prompt: (n,) token ids.
             choices: (m,) the target's likeliest token at each of the prompt's last m positions, whatever stands there.
-            same: the text before began with so many of these tokens: a cache may keep them.
+            same: length of the prefix shared with the previous text, which a cache may retain.
 
         Returns:
-            what it would have proposed at these positions, judged by ``choices``, as far as it knows by now.
+            what it would have proposed at these positions, judged by ``choices``, as far as it knows yet.
         """
         ...
 
     def pending(self, length: int) -> int:
-        """Tokens that it has yet to read to propose the one at index ``length``; 0: a proposal costs nothing."""
+        """Return how many tokens it must read before it can propose the one at index ``length``; 0: at no cost."""
         ...
 
     def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
-        """The token after ``text``, which is what was emitted and the chain so far; None if it has none."""
+        """Return the candidate after ``text`` (emitted tokens and the chain so far); None if it has none."""
         ...
 
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
-        """Read what was emitted and not read yet; what it would have proposed there.
+        """Read emitted tokens that were not read yet; return what it would have proposed there.
 
-        If that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these. Each
-        position is told of once, drafted or not; a drafter that tells of none is judged by a prior for ever.
+        If there are more than ``most``, a drafter whose reading costs time forgets everything before the last ``most``.
+        Each position is reported once, drafted or not; a drafter that reports none is judged by a prior forever.
         """
         ...
 
     def time_token(self, text: Sequence[int], clock: Callable[[], float]) -> float | None:
-        """Seconds to decode one of the tokens that it has yet to read, the shorter of two times; it forgets that again.
+        """Return the seconds to decode one unread token, the shorter of two timings; the cache is left as it was.
 
-        None if it cannot be tried now.
+        None if it cannot be timed now.
         """
         ...
 
     def commit(self, length: int) -> None:
-        """The first ``length`` tokens of the text are final, and only these."""
+        """Make the first ``length`` tokens of the text final, and only these."""
         ...
 
 
 class RowDrafter:
-    """What drafters share whose candidates are rows of logits.
+    """Base of drafters whose candidates are rows of logits.
 
     A damaged draft, one whose logits are NaN, costs the speedup and not the answer.
     """
 
     failure = ""
     _prompt = 0  # tokens of the prompt
-    _choices: Sequence[int] = ()  # what the target would have said at its last positions
+    _choices: Sequence[int] = ()  # the target's likeliest tokens at its last positions
 
     def _candidate(self, row: Logits, rule: Rule, position: int) -> Candidate | None:
         try:
@@ -114,9 +114,9 @@ class RowDrafter:
             return []
 
     def _foretold(self, rows: Logits, text: Sequence[int], end: int, rule: Rule) -> list[ShadowEvaluation]:
-        """Evaluations of the rows that foretell the text's tokens up to index ``end``.
+        """Evaluate rows that predict the text's tokens up to index ``end``.
 
-        Those of the answer are judged by the text, those of the prompt by what the target would have said there.
+        Positions of the answer are judged by the text, those of the prompt by the target's likeliest tokens.
         """
         known = self._prompt - len(self._choices)
         first = max(known, end - len(rows) + 1)

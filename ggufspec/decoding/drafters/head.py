@@ -1,8 +1,9 @@
 """The drafter with a head: MTP blocks or EAGLE-3, which read the target's hidden rows.
 
-What the target has read, the head reads with the target's rows; the tokens of a chain it reads with its own, and anew
-once they are accepted. Catching up and the first step of a chain are one decode: n drafted tokens take n decodes, and
-what was rejected is never read. (llama.cpp's common/speculative.cpp catches up apart, and over rejected tokens too.)
+The head reads certain tokens with the target's rows. It reads the tokens of a chain with its own rows, and again once
+they are accepted. Catching up and the first step of a chain are one decode: n drafted tokens take n decodes, and
+rejected tokens are never read again. (llama.cpp's common/speculative.cpp catches up separately, over rejected tokens
+too.)
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ggufspec.llamacpp.model import Context, Logits
 
 
 class HeadDrafter(RowDrafter):
-    """A head on the target's context, whose cache is kept from round to round; its name is ``mtp`` or ``eagle3``."""
+    """Drafter with a head on the target's context, with a cache across rounds; named ``mtp`` or ``eagle3``."""
 
     def __init__(self, head: Head, target: Context, name: str) -> None:
         self.name = name
         self.head = head
         self._target = target
         self._shared_vocab = min(head.vocab_size, target.vocab_size)
-        self._first = 0  # tokens of the text before this one are not in its cache
-        self._read = 0  # tokens of the text that it has read with the target's rows, or forgotten
+        self._first = 0  # first token of the text that is in its cache
+        self._read = 0  # tokens of the text read with the target's rows, or forgotten
         self._chain: list[int] = []  # tokens read with its own rows, after these
-        self._rows: list[Logits] = []  # (size,) each: the row before the last certain token, and its own after that
+        self._rows: list[Logits] = []  # (size,) each: the row before the last certain token, then its own rows
 
     @property
     def has_read(self) -> int:
@@ -79,7 +80,7 @@ class HeadDrafter(RowDrafter):
 
     def time_token(self, text: Sequence[int], clock: Callable[[], float]) -> float | None:
         if self.failure or self.head.shares_cache or self._read >= self.head.capacity:
-            return None  # a cache that is the target's would be overwritten
+            return None  # a cache shared with the target would be overwritten
         self._chain = []
         self._rewind()
         return time_token(self.head, clock, text[-1:])
@@ -91,10 +92,10 @@ class HeadDrafter(RowDrafter):
             self._forget(length)  # it reads one pair at a time, the one after the target's cache
 
     def read(self, certain: Sequence[int], count: int) -> Logits:
-        """Read these tokens, of which the target has read all but the last, with its rows; what is read already stays.
+        """Read these tokens with the target's rows, skipping those read already; the target has read all but the last.
 
         Returns:
-            logits (n, vocab) after the last ``count`` of them or after more, where so many are read; a view.
+            logits (n, vocab) after the last ``count`` tokens or more, if that many are read; a view.
         """
         self._chain = []
         if 0 < self._target.hidden_first >= max(self._read, 1):
@@ -123,9 +124,9 @@ class HeadDrafter(RowDrafter):
         return logits
 
     def _follow(self, text: Sequence[int], certain: int) -> Logits:
-        """Read the last token of a chain with the head's own row; the logits after it."""
+        """Read the last token of a chain with the head's own row; return the logits after it."""
         drafted = len(text) - certain
-        position = certain - 1 - self.head.shift  # of the last token that is certain
+        position = certain - 1 - self.head.shift  # position of the last certain token
         if self.head.chained > 1:
             self.head.rewind(position)
             rows = np.stack(self._rows[: drafted + 1])
@@ -142,7 +143,7 @@ class HeadDrafter(RowDrafter):
         self._first = self._read = length
 
     def _rewind(self) -> None:
-        """Take the pairs of a chain out of the cache."""
+        """Remove the pairs of a chain from the cache."""
         self.head.rewind(self._read - self.head.shift if self._read > self._first else 0)
 
 

@@ -1,8 +1,8 @@
-"""The drafter without a model: it proposes what followed when the text last read like this.
+"""The drafter without a model: it proposes what followed the last time the text read like this.
 
 Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) and llama.cpp's
-common/ngram-cache.cpp. Unlike them it looks at the newest occurrences and not at the oldest, measures how far each
-really matches, and lets several of them vote.
+common/ngram-cache.cpp. Unlike them it examines the newest occurrences rather than the oldest, measures how long each
+match really is, and lets several of them vote.
 """
 
 from __future__ import annotations
@@ -18,60 +18,61 @@ import numpy as np
 from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
 from ggufspec.decoding.rules.base import DraftToken, Rule
 
-REACH = 32  # tokens that a match is followed back
-# Few are better than many: the longest n-gram that occurred decides who votes, and with every n there would often be
-# one voter. Measured on Python, Markdown and JSON: without 1 a fifth fewer hits, with 3 and 6 no more.
+REACH = 32  # longest match, in tokens
+# Few orders are better than many: the longest n-gram that occurred decides who votes, and with every n there would
+# often be one voter. Measured on Python, Markdown and JSON: a fifth fewer hits without 1, no more with 3 and 6.
 ORDERS = (1, 2, 4, 8)
-OCCURRENCES = 8  # looked at, newest first; with 4 the confidence orders worse, with 16 no better
-FADE = 0.9  # weight of an occurrence, relative to that of the next newer one
-# Votes of an occurrence by the tokens that it matches, and votes that nobody cast. In a real model's answers matches of
-# 1, 2, 3, 4, 8, 12, 32 tokens were right at .21, .42, .60, .63, .75, .91, .97; that is n ** 1.5 / (n ** 1.5 + 4). More
-# doubt drafts less in new text: with 7 in place of 5 replayed answers gained a hundredth, with 10 they lost it again.
+OCCURRENCES = 8  # examined, newest first; with 4 the confidence ranks worse, with 16 no better
+FADE = 0.9  # weight of an occurrence, relative to the next newer one
+# Votes of an occurrence by match length in tokens, and votes that nobody cast. In a real model's answers matches of 1,
+# 2, 3, 4, 8, 12, 32 tokens were right at .21, .42, .60, .63, .75, .91, .97; that is n ** 1.5 / (n ** 1.5 + 4). More
+# doubt drafts less in new text: with 7 instead of 5 replayed answers gained a hundredth, with 10 they lost it again.
 VOTES = [n**1.5 for n in range(REACH + 1)]
 DOUBT = 7.0
 
-# Tokens that are evaluated after a cooldown, which may have missed more: those before them are only indexed, in one go,
-# which takes a sixth of the time. On replayed answers 8 are as good as all, and 4 are worse by 1 to 2 %.
+# Tokens evaluated after a cooldown, which may have missed more: the earlier ones are only indexed, in one go, which
+# takes a sixth of the time. On replayed answers 8 are as good as all, and 4 are worse by 1 to 2 %.
 EVALUATED = 8
 
 _TOKEN_BITS = 32
 _BITS = _TOKEN_BITS * REACH
 _WHOLE = (1 << _BITS) - 1
 _WINDOW = struct.Struct(f"<{REACH}I")
-_EDGE = 0xFFFFFFFF  # stands before the first token of an index,
-_BLANK = 0xFFFFFFFE  # and this before the first of a text that is looked up: two beginnings do not match
+_EDGE = 0xFFFFFFFF  # stands before the first token of an index
+_BLANK = 0xFFFFFFFE  # stands before the first token of a text that is looked up: two beginnings do not match
 _PRIME = 999_999_937  # the largest below 10**9: a one-digit divisor for Python, products of 64 bits for NumPy
 _RADIX = 2**_TOKEN_BITS % _PRIME
-_BUCKETS = 1024  # of a short text
+_BUCKETS = 1024  # minimum, for short texts
 
 
 class Guess(NamedTuple):
-    """What an index has for the end of a text."""
+    """An index's guess for the next token of a text."""
 
-    token: int  # the id that it expects next
-    length: int  # tokens of the longest match that speaks for it, 1 to REACH
-    # Votes for it, divided by all votes and DOUBT; in (0, 1). A second match that agrees adds to it, one that disagrees
-    # takes away.
+    token: int  # predicted token id
+    length: int  # tokens of the longest match that supports it, 1 to REACH
+    # Votes for it, divided by all votes plus DOUBT; in (0, 1). A second match that agrees raises it, one that disagrees
+    # lowers it.
     confidence: float
 
 
 def window_of(text: Sequence[int]) -> int:
-    """The last ``REACH`` tokens of a text as one number of 32-bit digits, the newest on top."""
+    """Return the last ``REACH`` tokens of a text as one number of 32-bit digits, the newest on top."""
     last = text[-REACH:]
     return int.from_bytes(_WINDOW.pack(*[_BLANK] * (REACH - len(last)), *last), "little")
 
 
 def slide(window: int, token: int) -> int:
-    """The window of the text that is one token longer."""
+    """Return the window of the text with one more token."""
     return window >> _TOKEN_BITS | token << _BITS - _TOKEN_BITS
 
 
 class Index:
-    """Where the n-grams of a text occurred, for n in ``ORDERS``; to append, take back or look up takes constant time.
+    """Positions of a text's n-grams, for n in ``ORDERS``; append, remove and look up in constant time.
 
-    The last n tokens choose a bucket; it leads to the newest position that such tokens stand before, and each position
-    to the next older one of its bucket (the hash chains of zlib's deflate). What only shares the bucket is seen by
-    comparing the tokens. An n-gram enters with the token that follows it: the end of the text never finds itself.
+    The last n tokens choose a bucket. It points to the newest position preceded by these tokens, and each position
+    points to the next older one of its bucket (the hash chains of zlib's deflate). Comparing the tokens rules out
+    positions that only share the bucket. An n-gram enters with the token that follows it, so the end of the text never
+    finds itself.
 
     Takes 36 to 56 bytes a token, and as much again while it is built.
 
@@ -88,14 +89,14 @@ class Index:
         return self._length
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Lengthen the text; now and then, when it has doubled, the buckets do."""
+        """Append tokens; when the text has doubled, so do the buckets."""
         start, window = self._length, int.from_bytes(self._tokens[4 * self._length :], "little")
         self._tokens += struct.pack(f"<{len(tokens)}I", *tokens)
         self._length += len(tokens)
         if self._length - 1 > self._mask:
             self._build()
             return
-        windows = [*accumulate(tokens, slide, initial=window)]  # the last is that of the whole text
+        windows = [*accumulate(tokens, slide, initial=window)]  # the last is the window of the whole text
         for _, shift, newest, older in self._chains:
             for position, window in zip(range(start, self._length), windows, strict=False):
                 bucket = (window >> shift) % _PRIME & self._mask
@@ -103,7 +104,7 @@ class Index:
                 newest[bucket] = position
 
     def rewind(self, length: int) -> None:
-        """Keep the first ``length`` tokens: as if the others had not been appended."""
+        """Remove all but the first ``length`` tokens, as if the others had never been appended."""
         while self._length > length:
             self._length -= 1
             del self._tokens[-4:]
@@ -112,10 +113,10 @@ class Index:
                 newest[(window >> shift) % _PRIME & self._mask] = older.pop()
 
     def find(self, window: int) -> Guess | None:
-        """What follows a text that ends with this window; None if even its last token is new.
+        """Guess what follows a text that ends with this window; None if even its last token is new.
 
-        The newest occurrences of the longest n-gram that has any vote for what followed them, each with the
-        ``VOTES`` of its length, faded by age. Among equals the newest wins.
+        Only the longest n-gram that has any occurrence counts: its newest occurrences vote for what followed them, each
+        with the ``VOTES`` of its match length, fading with age. Among equals the newest wins.
         """
         tokens = self._tokens
         for order, shift, newest, older in self._chains:
@@ -141,11 +142,11 @@ class Index:
         return None
 
     def _build(self) -> None:
-        """All buckets and chains at once, as appending would leave them; more buckets than tokens."""
+        """Build all buckets and chains at once, as appending would leave them; more buckets than tokens."""
         count = self._length
         self._mask = max(_BUCKETS, 1 << count.bit_length()) - 1
-        # By order, the longest first: the window's bits to drop, bucket to newest position, position to the next older.
-        # Position 0 has nothing before it and serves as the end of a chain.
+        # By order, longest first: the window's bits to drop, bucket to newest position, position to the next older one.
+        # Position 0 has nothing before it and marks the end of a chain.
         self._chains: list[tuple[int, int, array[int], array[int]]] = []
         tokens = np.frombuffer(bytes(self._tokens), "<u4").astype(np.int64)
         key, back = np.zeros(count, np.int64), 0
@@ -160,16 +161,16 @@ class Index:
             older = np.zeros(count, np.int32)
             older[by_bucket[shared + 1]] = by_bucket[shared]
             newest = np.zeros(self._mask + 1, np.int32)
-            newest[ranked] = by_bucket  # of a bucket's positions the last, its newest, stays
+            newest[ranked] = by_bucket  # the last assignment wins: a bucket's newest position
             shift = _BITS - _TOKEN_BITS * order
             self._chains.insert(0, (order, shift, array("i", newest.tobytes()), array("i", older.tobytes())))
 
 
 class LookupDrafter:
-    """Proposes what followed the longest match in the text so far or in a corpus (n,), such as the files that an answer
-    may quote; the text wins a draw.
+    """Drafter that proposes what followed the longest match in the text so far or in a corpus (n,), e.g. files that an
+    answer may quote; the text wins a tie.
 
-    The index holds only what is final. A drafted chain is in the text that is looked up, never in the index.
+    The index holds only final tokens. A drafted chain is part of the text that is looked up, never of the index.
     """
 
     name, failure = "lookup", ""
@@ -185,7 +186,7 @@ class LookupDrafter:
         same: int = 0,  # noqa: ARG002 - reading is free
     ) -> list[ShadowEvaluation]:
         choices = choices[-len(prompt) :] if prompt else ()
-        self._evaluated = len(prompt) - len(choices)  # positions before this one are evaluated, or never will be
+        self._evaluated = len(prompt) - len(choices)  # earlier positions are evaluated, or never will be
         self._unreported: list[ShadowEvaluation] = []
         self._certain = len(prompt)
         self._index = Index(prompt[: self._evaluated])
@@ -218,7 +219,7 @@ class LookupDrafter:
             self._last = -1, 0
 
     def _append(self, text: Sequence[int], end: int, decided: Sequence[int] = ()) -> list[ShadowEvaluation]:
-        """Append ``text`` up to ``end``; evaluations of these positions by ``decided``, or else by the text."""
+        """Append ``text`` up to ``end``; evaluate these positions against ``decided``, or else the text."""
         start = len(self._index)
         first = min(max(start, self._evaluated), end)
         self._index.extend(text[start:first])
@@ -234,7 +235,7 @@ class LookupDrafter:
         return seen
 
     def _guess(self, window: int) -> Guess | None:
-        """What follows; kept for a round that drafted nothing, which looks it up again for its evaluation."""
+        """Return the guess, cached for a round that drafted nothing, whose evaluation looks it up again."""
         wanted = len(self._index), window
         if wanted != self._last:
             self._last, self._found = wanted, self._look_up(window)

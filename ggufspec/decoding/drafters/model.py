@@ -1,4 +1,4 @@
-"""The drafter with a model."""
+"""The drafter with a draft model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ggufspec.llamacpp.model import Context
 
 
 class ModelDrafter(RowDrafter):
-    """A draft model whose cache is kept from round to round.
+    """Drafter with a draft model, whose cache persists from round to round.
 
-    After a full acceptance only the last drafted token is new to it; after a rejection it is rewound past the first
-    wrong one. (llama.cpp's common/speculative.cpp decodes the accepted tokens again.)
+    After a full acceptance only the last drafted token is new to it; after a rejection it is rewound to before the
+    first wrong one. (llama.cpp's common/speculative.cpp decodes the accepted tokens again.)
 
     Args:
         model: the draft.
         target_vocab_size: may differ from the draft's by padding at the end.
-        width: the batch width for so many tokens.
+        width: returns the padded size of a batch of that many tokens.
     """
 
     name = "draft"
-    _first = 0  # of the text's tokens that are in its cache; those before are forgotten
+    _first = 0  # first token of the text that is in its cache; earlier ones are forgotten
 
     def __init__(
         self, model: Context, target_vocab_size: int, width: Callable[[int], int] = lambda count: count
@@ -46,11 +46,11 @@ class ModelDrafter(RowDrafter):
         return []
 
     def let_go(self) -> None:
-        """The model was used for something else: what is in its cache is a text from its beginning on."""
+        """Reset after another use of the model: its cache holds a text from the beginning."""
         self._first = 0
 
     def follow(self, other: ModelDrafter) -> None:
-        """The model has a copy of another drafter's cache."""
+        """Take over the state of another drafter whose cache was copied."""
         self._first = other._first
 
     def pending(self, length: int) -> int:
@@ -97,7 +97,7 @@ class ModelDrafter(RowDrafter):
         self.model.rewind(min(length - self._first, self.model.length))
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Tokens that only the target has are read as token 0: the draft gets worse, the text does not change."""
+        """Replace tokens that only the target has by token 0: the draft gets worse, the text does not change."""
         if max(tokens, default=0) < self.model.vocab_size:
             return tokens
         return [token if token < self.model.vocab_size else 0 for token in tokens]

@@ -1,15 +1,14 @@
-"""The drafter and the length of a draft by expected tokens per second. Pure: times and outcomes are passed in.
+"""Choose the drafter and the draft length by expected tokens per second. Pure: times and outcomes are passed in.
 
 With rho the rate to beat, T(n) the seconds to verify n tokens and c those of a drafted token, a chain whose first i
-tokens are all accepted with probability S_i is worth
+tokens are all accepted with probability S_i gains
 
     1 + S_1 + ... + S_k - rho * (k * c + T(k + 1))
 
-tokens more than the same time at rate rho (Dinkelbach's form of a ratio). A token is drafted while its part of this is
-positive, judged by what the next confidence usually is, and verified if it still is once the confidence is known.
-rho is the rate of the last rounds, and never less than that of target-only: that is how speculation switches itself
-off. A drafter that is off catches up now and then, for a small share of the time, and its shadow evaluation is how it
-comes back.
+tokens over the same time at rate rho (Dinkelbach's form of a ratio). A token is drafted while its part of this is
+positive, judged by the usual confidences, and verified if it still is once its confidence is known. rho is the rate of
+the last rounds, and never less than target-only's: that is how speculation switches itself off. A drafter that is off
+catches up now and then, for a small share of the time, and its shadow evaluation is how it comes back.
 """
 
 from __future__ import annotations
@@ -32,30 +31,30 @@ from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.timing import CHECKED
 
 _AHEAD = 16  # tokens that a decision looks ahead
-# How much better or worse than expected a drafter may be, in standard deviations, and how likely that is: a normal
-# distribution's mean is exact with these three up to the fifth power (Gauss and Hermite).
+# How much better or worse than expected a drafter may be, in standard deviations, and the weight of each case. With
+# these three, a normal distribution's mean is exact up to the fifth power (Gauss and Hermite).
 _LEVELS = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
 
 
 @dataclass(slots=True)
 class Trials:
-    """What finding out about drafters took; it lives as long as the pair."""
+    """Cost of exploring drafters; lives as long as the pair."""
 
     answers: int = 0
-    elapsed_s: float = 0.0  # of all answers
-    spent_s: float = 0.0  # on drafters that were not known to pay, the first prompt aside
+    elapsed_s: float = 0.0  # seconds of all answers
+    spent_s: float = 0.0  # seconds spent on drafters not known to pay, except on the first prompt
 
 
 class Adaptive(Policy):
-    """Drafts as far as it pays, which may be not at all.
+    """Policy that drafts while it pays, which may be not at all.
 
     Args:
         target: the target's latency model.
-        drafts: the latencies of drafters that decode, by name; a drafter that is not among them costs nothing.
-        estimators: what earlier answers taught about each drafter; it fades, and this answer adds to it.
-        back_off: what they taught about deciding.
-        trials: what finding out took so far.
-        quiet: whether other programs leave the machine alone now.
+        drafts: latencies of drafters with a model, by name; drafters that are missing here cost nothing.
+        estimators: acceptance learned from earlier answers, by drafter; it fades, and this answer adds to it.
+        back_off: what earlier answers taught about the cost of deciding.
+        trials: cost of exploration so far.
+        quiet: returns True if other programs leave the machine alone now.
     """
 
     def __init__(
@@ -77,20 +76,20 @@ class Adaptive(Policy):
             estimator.fade()
         self._back_off = back_off or BackOff()
         self._back_off.begin_answer()
-        # Of the last rounds: tokens, and how many target-only tokens their time was worth at the speed of that time
+        # Decayed over the last rounds: tokens, and how many target-only tokens their time was worth at the speed then
         self._tokens = self._worth = float(CONSTANTS.initial_rounds)
         self._begun: set[str] = set()  # drafters that have read the prompt, or as much of it as is worth it
-        self._looked: dict[str, int] = {}  # unread tokens when it was last thought of catching up
+        self._looked: dict[str, int] = {}  # unread tokens when catching up was last considered
         self.hoped: dict[str, float] = {}
         self._refused: dict[
             str, tuple[float, float]
-        ] = {}  # doubt about a draft, and time, that may make a probe worth it
-        self._charged = 0.0  # share of the reading under way that is for finding out
-        self._in_large = 1.0  # seconds for a token beyond the widest batch of a round, of those for one in it
-        self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
+        ] = {}  # by drafter: spread and time from which a probe is considered again
+        self._charged = 0.0  # share of the current reading that counts as exploration
+        self._in_large = 1.0  # seconds per token beyond the largest batch of a round, relative to those within it
+        self._wanted = 1.0  # share of the last rounds that used a draft model, or had no candidate
         self._last_width: int | None = None
         self._checks_target_only = False  # in this round
-        self._checks = CONSTANTS.most_checks  # rounds that may still look at what a single token takes
+        self._checks = CONSTANTS.most_checks  # rounds that may still re-time a single target token
         self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and tokens read
         self._verified = 0
 
@@ -125,17 +124,17 @@ class Adaptive(Policy):
         self._runs: dict[str, list[float]] = {}
         self._proposed.clear()
         seconds = self.target.up_to(self._limit + 1, self._last_width)
-        # (limit + 1,) tokens that the time to verify i drafted tokens and one more is worth
+        # (limit + 1,) value in tokens of the time to verify i drafted tokens and one more
         self._price = [self._rate * one for one in seconds]
         self._checks_target_only = self._doubts_target_only(seconds)
-        self._chain: list[tuple[str, float, float]] = []  # drafter, confidence, chance that all up to here are accepted
+        self._chain: list[tuple[str, float, float]] = []  # drafter, confidence, chance that all so far are accepted
         self._verified = 0
 
     def _doubts_target_only(self, seconds: Sequence[float]) -> bool:
-        """Whether this round drafts nothing, to see what drafts must beat.
+        """Return True if this round shall draft nothing, to time target-only decoding.
 
-        No single token was decoded since the machine changed, or it seems to take longer than wider batches, of which
-        (limit + 1,) ``seconds`` are expected. Where it really does, a few rounds show it.
+        Either no single token was decoded since the machine changed, or one seems to take longer than larger batches,
+        whose expected seconds are (limit + 1,) ``seconds``. If it really does, a few rounds show it.
         """
         single, least_s = self.target.width(1), CONSTANTS.impossible * seconds[0]
         self._checks = min(self._checks + CONSTANTS.checks, CONSTANTS.most_checks)
@@ -198,7 +197,7 @@ class Adaptive(Policy):
         self._last_width = outcome.width
         total_s = outcome.total_s + outcome.learning_s
         self._trials.elapsed_s += min(total_s, CONSTANTS.longest_s)
-        if back_off.active:  # the round before was
+        if back_off.active:  # true for the previous round
             back_off.learning_s = outcome.learning_s
         expected_s = self.target.seconds(1)
         changed = not expected_s / CONSTANTS.changed < outcome.verify_s < expected_s * CONSTANTS.changed
@@ -208,7 +207,7 @@ class Adaptive(Policy):
         else:
             back_off.undrafted.append((outcome.width, outcome.verify_s))
         self._tokens = decay * self._tokens + outcome.emitted
-        # A round is worth its tokens one by one, and as many of a draft, at most: else the machine was suspended
+        # A round costs at most its tokens one by one plus as many of a draft: beyond that the machine was suspended
         self._worth = decay * self._worth + min(total_s / self.target.seconds(1), 2 * outcome.width + 2)
         drafting_s = sum(map(sum, self._proposed.values()))
         back_off.observe_active(outcome, self.target.seconds(1), drafting_s, drafted=self._verified > 0)
@@ -230,7 +229,7 @@ class Adaptive(Policy):
         if spread < doubt and now_s < again_s:
             return ""
         cheaper = draft.cheaper(now_s)
-        cost_s = CHECKED * draft.seconds(1) * math.sqrt(cheaper)  # between what is expected and what is hoped for
+        cost_s = CHECKED * draft.seconds(1) * math.sqrt(cheaper)  # between the expected and the most optimistic cost
         if cost_s > self._allowance_s(first=False):
             return ""
         estimator, stale = self.estimator(name), 1 - math.exp(-pending / CONSTANTS.forgotten)
@@ -254,14 +253,14 @@ class Adaptive(Policy):
         trials.elapsed_s += CHECKED * seconds
         self.drafts[name].observe(1, seconds, trials.elapsed_s)
         self._refused.pop(name, None)
-        self._looked.pop(name, None)  # whether it catches up is decided anew
+        self._looked.pop(name, None)  # catching up is decided anew
 
     def observe_cooldown(self, width: int, idle: Sequence[tuple[float, float]]) -> None:
         count, (verify_s, total_s) = len(idle), zip(*idle, strict=True)
         elapsed_s = sum(total_s)
         self._trials.elapsed_s += elapsed_s
         before = CONSTANTS.rate_decay**count
-        recent = (1 - before) / (1 - CONSTANTS.rate_decay)  # rounds that count
+        recent = (1 - before) / (1 - CONSTANTS.rate_decay)  # weight of these rounds
         self._tokens = before * self._tokens + recent
         self._worth = before * self._worth + recent
         if self._last_width != width:
@@ -277,7 +276,7 @@ class Adaptive(Policy):
             return 0
         first = name not in self._begun
         if 0 <= pending - self._looked.get(name, -ROWS) < ROWS:
-            return 0  # every sixteen tokens are often enough
+            return 0  # once per sixteen tokens is enough
         self._looked[name] = pending
         count = self._worth_reading(name, pending, first=first)
         if count and first:
@@ -286,10 +285,10 @@ class Adaptive(Policy):
         return count
 
     def _worth_reading(self, name: str, pending: int, *, first: bool) -> int:
-        """How many of the last tokens are worth reading; 0 if these would be few.
+        """Return how many of the last tokens are worth reading; 0 if these would be few.
 
-        Reading is paid by what the drafter is known to gain, or, for finding out, by what it may gain if it is better
-        than it seems, within what trials may take.
+        Reading is paid for by the drafter's known gain, or, as exploration, by its gain if it is better than it seems,
+        within the share of time that trials may take.
         """
         estimator = self.estimator(name)
         stale = 0.0 if first else 1 - math.exp(-pending / CONSTANTS.forgotten)
@@ -316,9 +315,10 @@ class Adaptive(Policy):
         return count
 
     def _mean_gain(self, estimator: AcceptanceEstimator, name: str, stale: float, cheaper: float = 1.0) -> float:
-        """Tokens gained for each token of the text: the mean over how good the drafter may be.
+        """Return the tokens gained per token of text, averaged over how good the drafter may be.
 
-        ``stale`` is how much of what is known of it may hold no more; it takes ``cheaper`` of the expected time.
+        ``stale`` is the share of the knowledge about it that may no longer hold; the draft takes ``cheaper`` times the
+        expected time.
         """
         cost_s = self._cost_s(name, 1) * cheaper
         hoped = sum(
@@ -337,9 +337,9 @@ class Adaptive(Policy):
         return CONSTANTS.later_share * (trials.elapsed_s + horizon_s) + CONSTANTS.credit * token_s - trials.spent_s
 
     def _gain(self, estimator: AcceptanceEstimator, name: str, shift: float, cost_s: float | None = None) -> float:
-        """Tokens gained for each token of the text by asking in every round, of a drafter ``shift`` nats better.
+        """Return the tokens gained per token of text by drafting in every round with a drafter ``shift`` nats better.
 
-        ``cost_s`` are the seconds of a drafted token; None: as expected.
+        ``cost_s`` are the seconds per drafted token; None: as expected.
         """
         run = shifted(estimator.run, shift)
         runs = list(accumulate(run**number for number in range(_AHEAD)))
@@ -367,9 +367,9 @@ class Adaptive(Policy):
             estimator.observe_shadow_run([one.agreement for one in seen])
 
     def _observe_undrafted(self) -> None:
-        """The target's latency model observes batches without a draft as one: that takes as long as one of them.
+        """Let the target's latency model observe the pending batches without a draft as one, by their mean.
 
-        None of them was of another width than the batch before it, which costs more.
+        None of them follows a batch of another size, which would cost more.
         """
         if batches := self._back_off.undrafted:
             self.target.observe(batches[0][0], sum(seconds for _, seconds in batches) / len(batches))
@@ -380,7 +380,7 @@ class Adaptive(Policy):
         return self._chain[-1][2] if self._chain else 1.0
 
     def _cost_s(self, name: str, pending: int) -> float:
-        """Seconds for a candidate of a drafter that has ``pending`` tokens to read."""
+        """Return the seconds for a candidate of a drafter that has ``pending`` tokens to read."""
         draft = self.drafts.get(name)
         if draft is None:
             return 0.0
@@ -394,26 +394,26 @@ class Adaptive(Policy):
         return draft.seconds(min(count, draft.limit)) * (1 + more * self._in_large)
 
     def _value_of(self, name: str, confidence: float, position: int) -> float:
-        """Tokens gained by a candidate of this confidence and the best number of further ones after it."""
+        """Return the tokens gained by a candidate of this confidence and the best number of further ones after it."""
         chance = self._survival * self.estimator(name).chance(confidence, position)
         return self._best(self._continuations(name, position), chance)
 
     def _value_of_proposing(self, name: str, pending: int, position: int) -> float:
-        """Tokens gained by asking for a candidate, which joins the chain only if that pays then."""
+        """Return the tokens gained by asking for a candidate, which joins the chain only if that pays then."""
         ways, survival = self._continuations(name, position), self._survival
         price = self._rate * self._cost_s(name, pending)
         outlook = self.estimator(name).outlook(position)
         most = self._best(ways, survival * max(chance for _, chance in outlook))
-        if most <= price:  # it cannot pay, whatever the confidence
+        if most <= price:  # cannot pay at any confidence
             return most - price
         return sum(usual * max(0.0, self._best(ways, survival * chance)) for usual, chance in outlook) - price
 
     def _continuations(self, name: str, position: int) -> list[tuple[float, float]]:
-        """What m candidates in a row from this position on bring and cost, m from 1.
+        """Return gain and cost of m candidates in a row from this position on, for m from 1.
 
         Returns:
-            tokens expected, in units of the first one's chance, and tokens that the time is worth to draft m - 1 more
-            after the position's own candidate and verify them all.
+            expected tokens, in units of the first one's chance, and the value in tokens of the time to draft m - 1 more
+            after the position's own candidate and to verify them all.
         """
         runs = self._runs.get(name)
         if runs is None:

@@ -1,10 +1,10 @@
-"""Latency of a draft model by batch size, kept up to date while the draft is not asked. Pure: no model, clock or I/O.
+"""Latency of a draft model by batch size, kept up to date while the draft is unused. Pure: no model, clock or I/O.
 
-The target decodes in every round and its latency is observed there. A draft model is timed only when it is asked, so
-what is known of it goes stale when the machine changes: a draft that was timed while other programs ran would look too
-slow for ever. Its latency therefore follows the target's if both compute on the same device, and the doubt about it
-grows with every change of the target's and with time. If the doubt can change a decision, the policy has the draft
-timed for one token (``Adaptive.probe``).
+The target decodes in every round and its latency is observed there. A draft model is timed only when it drafts, so its
+latency goes stale when the machine changes: a draft that was timed while other programs ran would look too slow
+forever. Its latency therefore follows the target's if both compute on the same device, and its uncertainty grows with
+every change of the target's and with time. If the uncertainty can change a decision, the policy has the draft timed for
+one token (``Adaptive.probe``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DraftLatency:
     Args:
         model: the draft's latency by batch size.
         target: the target's.
-        same_device: whether both compute on the same device, so that they get slower and faster together.
+        same_device: True if both compute on the same device, so that they get slower and faster together.
     """
 
     def __init__(self, model: LatencyModel, target: LatencyModel, *, same_device: bool = True) -> None:
@@ -55,14 +55,14 @@ class DraftLatency:
         return sqrt(change**2 + CONSTANTS.drift_per_s * self.age_s(now_s))
 
     def observe(self, count: int, seconds: float, now_s: float) -> None:
-        """A batch of ``count`` tokens took so long, at ``now_s`` seconds of decoding."""
+        """Observe that a batch of ``count`` tokens took so long, at ``now_s`` seconds of decoding."""
         moved = log(self.target_change) if self._same_device else 0.0
         self.model.move(moved, self.spread(now_s))
         self.timed(now_s)
         self.model.observe(self.model.width(count), seconds)
 
     def timed(self, now_s: float) -> None:
-        """The model is as the draft is at ``now_s`` seconds of decoding."""
+        """Mark the model as up to date at ``now_s`` seconds of decoding."""
         self._target_token_s, self._timed_at_s = self._target.seconds(1), now_s
 
     def cheaper(self, now_s: float) -> float:

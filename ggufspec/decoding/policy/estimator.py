@@ -1,4 +1,4 @@
-"""The chance that a drafted token is accepted, estimated online from what happened to tokens like it.
+"""The probability that a drafted token is accepted, estimated online from similar tokens.
 
 Pure: no model, clock or I/O.
 """
@@ -17,54 +17,54 @@ from ggufspec.planning.history import EstimatorState
 # Confidences crowd near 1, where the difference between .95 and .99 decides about long drafts.
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997)
 _MIDDLES = [(low + high) / 2 for low, high in pairwise((0.0, *EDGES, 1.0))]
-_POSITIONS = 3  # the first, the second and all later positions of a draft have counts of their own
+_POSITIONS = 3  # the first, the second and all later positions of a draft are counted separately
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What a drafter is like before anything was seen of it."""
+    """Assumptions about a drafter before any observation."""
 
-    usual: tuple[float, ...]  # how often each bin comes
-    mean: float  # acceptance of a candidate, of any confidence
-    run: float  # of one after an accepted one
+    usual: tuple[float, ...]  # how often each bin occurs
+    mean: float  # acceptance of a candidate at any confidence
+    run: float  # acceptance of a candidate after an accepted one
 
 
-# A little less than on Qwen2.5-Coder's answers in tests/evidence/traces: 0.87 and 0.92 there for the draft model, 0.51
-# and 0.85 for the lookup, whose answers repeat more than most.
+# A little below what tests/evidence/traces show on Qwen2.5-Coder's answers: 0.87 and 0.92 for the draft model, 0.51 and
+# 0.85 for the lookup; those answers repeat more than most.
 MODEL = Prior((0.01, 0.02, 0.04, 0.07, 0.06, 0.08, 0.07, 0.06, 0.07, 0.05, 0.07, 0.4), 0.7, 0.8)
 LOOKUP = Prior((0.05, 0.15, 0.25, 0.2, 0.1, 0.1, 0.1, 0.05, 0.0, 0.0, 0.0, 0.0), 0.3, 0.6)
 
 
 class AcceptanceEstimator:
-    """The chance that one drafter's candidate of some confidence is accepted.
+    """Estimates the probability that one drafter's candidate of some confidence is accepted.
 
-    Decayed counts in bins of confidence, for all positions of the draft together and for each apart. A position's bin
-    that has seen little leans on the pooled bin, and that one on a forecast: the confidence itself where it forecasts
-    well, and the mean over all bins if it does not, weighted by how well each did so far.
+    It keeps decayed counts in bins of confidence, for all positions of the draft together and for each separately. A
+    position's bin with few counts leans on the pooled bin, and that one on a forecast: the confidence itself if it
+    forecasts well, or else the mean over all bins, weighted by how well each did so far.
     """
 
     def __init__(self, prior: Prior = MODEL) -> None:
         bins = len(_MIDDLES)
         self._seen = [[0.0] * bins for _ in range(_POSITIONS + 1)]  # the last row pools all positions
         self._accepted = [[0.0] * bins for _ in range(_POSITIONS + 1)]
-        self._usual = [list(prior.usual) for _ in range(2)]  # how often each bin comes: first position, later ones
+        self._usual = [list(prior.usual) for _ in range(2)]  # how often each bin occurs: first position, later ones
         self._usual_seen = [0, 0]
         self._run = [prior.run * 4, 4.0]  # accepted and seen beyond the first position
-        self._all = [prior.mean * 4, 4.0]  # accepted and seen at all
+        self._all = [prior.mean * 4, 4.0]  # accepted and seen in total
         self._level, self._variance = 0.0, CONSTANTS.level_spread**2
-        self._losses = [0.0, 1.0]  # of both forecasts, the confidence and the mean: nats, decayed
-        self._outlooks: dict[int, list[tuple[float, float]]] = {}  # what was computed since the last change
+        self._losses = [0.0, 1.0]  # both forecasts, the confidence and the mean: nats, decayed
+        self._outlooks: dict[int, list[tuple[float, float]]] = {}  # computed since the last change
 
     @staticmethod
     def fits(state: EstimatorState) -> bool:
-        """Whether a state is of these bins; another version may have written it."""
+        """Return True if a state has these bins; another version may have written it."""
         rows = (*state.seen, *state.accepted, *state.usual)
         pairs = [len(pair) for pair in (state.run, state.mean, state.losses)]
         return [len(row) for row in rows] == [len(_MIDDLES)] * 2 * (_POSITIONS + 2) and pairs == [2, 2, 2]
 
     @classmethod
     def restored(cls, state: EstimatorState) -> AcceptanceEstimator:
-        """One that goes on from where another ended."""
+        """Return an estimator that continues from a saved state."""
         estimator = cls()
         estimator._seen, estimator._accepted, estimator._usual = state.seen, state.accepted, state.usual
         estimator._run, estimator._all, estimator._losses = state.run, state.mean, state.losses
@@ -75,11 +75,11 @@ class AcceptanceEstimator:
         return EstimatorState(self._seen, self._accepted, self._usual, self._run, self._all, self._losses)
 
     def chance(self, confidence: float, position: int) -> float:
-        """That a candidate at this position of a draft (0 first) is accepted, if all before it are."""
+        """Return the probability that a candidate at this position (0 first) is accepted, if all before it are."""
         return self._chance(bisect_right(EDGES, confidence), position)
 
     def outlook(self, position: int) -> list[tuple[float, float]]:
-        """Of each bin: how often it comes at this position, and the chance of acceptance; the first sum to 1."""
+        """Return for each bin how often it occurs at this position, which sums to 1, and its acceptance."""
         position = min(position, _POSITIONS - 1)
         known = self._outlooks.get(position)
         if known is None:
@@ -89,7 +89,7 @@ class AcceptanceEstimator:
 
     @property
     def known(self) -> float:
-        """How much of a chance comes from what was seen, and not from the forecast; 0 to 1."""
+        """Share of the estimate that comes from observations and not from the forecast; 0 to 1."""
         seen = sum(self._seen[_POSITIONS])
         return seen / (seen + CONSTANTS.prior)
 
@@ -100,11 +100,11 @@ class AcceptanceEstimator:
 
     @property
     def run(self) -> float:
-        """The chance that a token after an accepted one is accepted too."""
+        """Probability that a token after an accepted one is accepted too."""
         return min(self._run[0] / self._run[1], CONSTANTS.longest_run)
 
     def fade(self) -> None:
-        """Another answer begins, which may be another kind of text: what was seen so far counts for less."""
+        """Reduce the weight of observations: the next answer may be another kind of text."""
         self._outlooks.clear()
         for counts in (self._seen, self._accepted):
             counts[:] = [[CONSTANTS.carried * count for count in row] for row in counts]
@@ -115,7 +115,7 @@ class AcceptanceEstimator:
             pair[:] = [share * count for count in pair]
 
     def observe_candidate(self, confidence: float, position: int) -> None:
-        """A candidate was proposed, whatever became of it."""
+        """Count a proposed candidate, whatever became of it."""
         self._outlooks.clear()
         row = min(position, 1)
         usual, seen = self._usual[row], self._usual_seen
@@ -125,10 +125,10 @@ class AcceptanceEstimator:
         usual[bisect_right(EDGES, confidence)] += weight
 
     def observe(self, confidence: float, position: int, accepted: float) -> None:
-        """A candidate was judged: ``accepted`` is 1 or 0, or a chance between."""
+        """Observe the result of a candidate: ``accepted`` is 1 or 0, or a probability."""
         self._outlooks.clear()
         bin_ = bisect_right(EDGES, confidence)
-        # A Kalman filter of the level, linear about what was expected
+        # A Kalman filter of the level, linearised at the expectation
         expected = self._chance(bin_, position)
         self._variance = 1 / (1 / (self._variance + CONSTANTS.level_drift**2) + expected * (1 - expected))
         self._level += self._variance * (accepted - expected)
@@ -147,9 +147,9 @@ class AcceptanceEstimator:
             self._run = [decay * self._run[0] + accepted, decay * self._run[1] + 1]
 
     def observe_shadow_run(self, agreements: Sequence[float]) -> None:
-        """Shadow evaluations at consecutive positions: they count for runs too, with less weight.
+        """Count shadow evaluations at consecutive positions as runs too, with less weight.
 
-        Without that a draft that is switched off never looks as if a long chain of it could pay.
+        Without this a draft that is switched off never looks as if a long chain of it could pay.
         """
         for before, now in pairwise(agreements):
             weight = before * CONSTANTS.shadow_weight
@@ -167,6 +167,6 @@ class AcceptanceEstimator:
 
 
 def shifted(chance: float, shift: float) -> float:
-    """A chance whose log-odds are ``shift`` nats higher."""
+    """Return the probability whose log-odds are ``shift`` nats higher."""
     odds = chance / (1 - chance) * math.exp(shift)
     return odds / (1 + odds)

@@ -1,4 +1,4 @@
-"""What a pair's drafters have shown: in this session, and on this machine before."""
+"""Acceptance of a pair's drafters, in this session and earlier on this machine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ggufspec.planning.history import Experience
 
 
 class PairExperience:
-    """What begins an answer's policy, and what is written down when the pair is closed.
+    """Acceptance knowledge that starts an answer's policy and is saved when the pair is closed.
 
     Args:
         folder: the cache; None reads and writes nothing.
-        target: the target's fingerprint; empty if it is not known: nothing is read or written then.
+        target: the target's fingerprint; if it is empty, nothing is read or written.
         drafters: by name, the fingerprint of a drafter's file, or its name if it has none.
 
     Attributes:
-        estimators: what is known, by drafter; answers add to it.
-        trials: what finding out about drafters took.
+        estimators: estimators by drafter; answers add to them.
+        trials: cost of exploring drafters.
     """
 
     def __init__(self, folder: Path | None, target: str, drafters: Mapping[str, str]) -> None:

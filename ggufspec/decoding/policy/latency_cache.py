@@ -1,4 +1,4 @@
-"""Latency models and strict width classes that were measured on this machine, cached for the next start."""
+"""Latency models and strict batch-size classes that were measured on this machine, cached for the next start."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ggufspec.llamacpp.model import Context
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import streaming_card
 
-_MOST = 64  # models in the file; the oldest go
-_BUSY = 0.5  # of the cached time: a batch that takes less shows that it was measured while another program ran
-_HEAD_BYTES = 2**16  # of a model's file, to know it by
+_MOST = 64  # models in the file; the oldest are dropped
+_BUSY = 0.5  # share of the cached time; a faster batch shows that the cached one was measured on a busy machine
+_HEAD_BYTES = 2**16  # bytes of a model's file that identify it
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a latency model belongs to, the machine aside; :func:`key` makes one."""
+    """Identity of a latency model, except for the machine; :func:`key` makes one."""
 
-    name: str  # of the model's file
+    name: str  # name of the model's file
     head: str  # hash of its size and first bytes
     placement: Placement
     threads: int
@@ -39,15 +39,15 @@ class Key:
     flash_attn: str
     op_offload: bool
     op_offload_min_batch: int
-    limit: int  # the widest batch
-    outputs: int | None  # rows of logits of a batch at most: 1 for a draft; None: all, as a verification has
-    strict: bool  # whether its widths are of one class
+    limit: int  # largest batch size
+    outputs: int | None  # rows of logits per batch at most: 1 for a draft; None: all, as a verification has
+    strict: bool  # True if its batch sizes are of one class
 
 
 def key(
     path: Path, placement: Placement, context: ContextOptions, *, outputs: int | None = None, strict: bool = False
 ) -> Key:
-    """The key of a model that is placed and decoded so; of a split model, ``path`` is its first part."""
+    """Return the key of a model with this placement and context; of a split model, ``path`` is the first part."""
     with path.open("rb") as file:
         head = hashlib.sha256(file.read(_HEAD_BYTES))
     head.update(str(path.stat().st_size).encode())
@@ -71,24 +71,24 @@ def key(
 class SavedLatency:
     points: dict[int, float]
     switch_s: float
-    widths: tuple[int, ...] | None  # the strict class; None if every width may be used
-    quiet: bool = False  # nothing disturbed the measurement; unknown of what earlier versions saved
+    widths: tuple[int, ...] | None  # the strict class; None if every batch size is allowed
+    quiet: bool = False  # nothing disturbed the measurement; earlier versions did not save this
 
     def model(self, limit: int, *, can_pad: bool) -> LatencyModel:
-        """The model, of batches up to ``limit``; ValueError if the numbers are not those of a latency model."""
+        """Return the model of batches up to ``limit``; ValueError if the numbers are invalid for a latency model."""
         return LatencyModel(
             self.points, widths=self.widths, switch_s=self.switch_s, trusted=self.quiet, limit=limit, can_pad=can_pad
         )
 
 
 def machine() -> tuple[Any, ...]:
-    """What a cached model depends on besides its key: versions, CPU and all devices that ggml sees, workers too."""
+    """Return what a cached model depends on besides its key: versions, CPU and all devices of ggml, RPC workers too."""
     names = [f"{device.name} {device.description}" for device in devices.devices()]
     return version("llama-cpp-python"), host.cpu_name(), names, gpus.survey().driver
 
 
 def load(folder: Path, key: Key) -> SavedLatency | None:
-    """What the cache in ``folder`` has of a model on this machine."""
+    """Return the cached latency of a model on this machine, or None."""
     saved = _table(folder).get(_name(key))
     if saved is None or (saved.widths is not None) != key.strict or max(saved.widths or [0]) > key.limit:
         return None
@@ -100,9 +100,9 @@ def load(folder: Path, key: Key) -> SavedLatency | None:
 
 
 def save(folder: Path, key: Key, latency: LatencyModel) -> None:
-    """Cache a latency model as the batches that ran have left it; a disturbed one only if there is no other.
+    """Cache a latency model as the batches that ran have left it; a disturbed one does not replace another.
 
-    What all widths had in common, a long text or other programs, ended with the run and is left out.
+    The factor shared by all batch sizes, from a long text or other programs, is left out: it ended with the run.
     """
     mine = SavedLatency(latency.own_points(), latency.switch_s, latency.widths, latency.trusted)
     _table(folder).update(_name(key), lambda saved: saved if saved and saved.quiet and not mine.quiet else mine)
@@ -117,14 +117,14 @@ def load_or_measure(
     budget_s: float = 0.5,
     quiet: bool = True,
 ) -> tuple[LatencyModel, list[str]]:
-    """The latency model of a model, from the last run or measured now, and sentences for the user.
+    """Return the latency model of a model, from the cache or measured now, and sentences for the user.
 
-    What was cached is compared with two batches of now. What was disturbed when it was measured is measured again if
-    the machine is ``quiet`` now. In strict mode the class of widths is found first, and the model's KV cache is empty
-    afterwards; else it is as it was.
+    A cached model is compared with two batches now. If its measurement was disturbed, it is repeated if the machine is
+    ``quiet`` now. In strict mode the class of batch sizes is found first, and the model's KV cache is empty afterwards;
+    otherwise it is as before.
 
     Raises:
-        ModelError: strict mode is wanted and there is no class of widths.
+        ModelError: strict mode is requested and there is no class of batch sizes.
     """
     notes = []
     saved = load(folder, key) if folder else None
@@ -154,9 +154,10 @@ def measure(
     budget_s: float,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[LatencyModel, str] | None:
-    """The latency model of what batches take now, and a sentence for the user if that was disturbed.
+    """Measure a latency model now; also return a sentence for the user if the measurement was disturbed.
 
-    ``widths`` are those that may be used, None for all. ``goes_on`` is asked before every batch: None if it said no.
+    ``widths`` are the allowed batch sizes, None for all. ``goes_on`` is called before every batch; None if it was
+    False.
     """
     streams = key.op_offload and streaming_card([one.name for one in devices.offloading(devices.devices())])
     try:

@@ -1,4 +1,4 @@
-"""The latency models of a pair, and what follows from them: widths of batches, and the policy of an answer."""
+"""The latency models of a pair, and what follows from them: batch sizes, and the policy of an answer."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
-DRAFT_BUDGET_S = 0.2  # for timing a draft
+DRAFT_BUDGET_S = 0.2  # seconds for timing a draft
 REFRESH_WAIT_S, REFRESH_WAITS = (
     10.0,
     4,
-)  # from one try to measure again to the next, and how many times longer each time
+)  # seconds until the next try to measure again, and the factor by which they grow each time
 
 
 class PairLatency:
-    """The latency models of a pair: measured when they are needed first, refreshed while it runs, cached.
+    """Latency models of a pair: measured at first use, refreshed while it runs, cached.
 
-    Target-only, or a draft of fixed length, needs none outside strict mode. What is needed is measured by
-    :meth:`configure`, and what was disturbed then by :meth:`refresh`. ``quiet`` says whether the machine is idle now.
+    Target-only and drafts of fixed length need none outside strict mode. :meth:`configure` measures the models needed,
+    and :meth:`refresh` repeats disturbed measurements. ``quiet`` returns True if the machine is idle now.
 
     Attributes:
         notes: sentences for the user.
         refusal: why nothing is drafted although something could be, or empty.
-        draft_max: drafted tokens a round at most.
+        draft_max: longest draft of a round.
 
     Raises:
         ModelError: strict mode is impossible here.
@@ -57,7 +57,7 @@ class PairLatency:
         self._refresh_at, self._refresh_wait_s = 0.0, REFRESH_WAIT_S
         self._loaded, self._cache = options, cache
         self._options, self._back_off = options, BackOff()
-        self._models: list[tuple[Context | Head, latency_cache.Key, LatencyModel, float]] = []  # the last: its budget
+        self._models: list[tuple[Context | Head, latency_cache.Key, LatencyModel, float]] = []  # last: time budget
         self._target: LatencyModel | None = None
         self._draft: DraftLatency | None = None
         if options.strict and target.rewind_kind != "exact":
@@ -68,10 +68,10 @@ class PairLatency:
             )
 
     def configure(self, options: DecoderOptions) -> None:
-        """Answers are decoded with these options from now on; what they are the first to need is measured.
+        """Decode answers with these options from now on; measure what they are the first to need.
 
-        The KV caches stay as they are, but for the first time in strict mode, which empties the target's, and where a
-        text leaves no room after it for the batches that are timed.
+        The KV caches stay as they are, with two exceptions: the first time in strict mode empties the target's, and so
+        does a text that leaves no room for the batches to time.
         """
         loaded, (target, draft) = self._loaded, self._contexts
         adaptive = options.drafts(with_draft=draft is not None) and options.draft_policy == "adaptive"
@@ -85,7 +85,7 @@ class PairLatency:
             assert self._target is not None
             own = self._measured(draft, key, budget_s=DRAFT_BUDGET_S)
             self._draft = DraftLatency(own, self._target, same_device=self._same_device(draft))
-        # Only what is above can fail.
+        # Only the code above can fail.
         if options != self._options:
             self._options, self._back_off = options, BackOff()
         self._in_use, self.draft_max, self.refusal = in_use, options.draft_max, ""
@@ -99,7 +99,7 @@ class PairLatency:
                 self.refusal = refusal(self._target, draft_s, self.draft_max, again=again)
 
     def _same_device(self, draft: Context | Head) -> bool:
-        """Whether both models compute on the CPU alone, or on GPUs alone."""
+        """Return True if both models compute only on the CPU, or only on GPUs."""
         target, draft_model = self._contexts[0].model, draft.model
         if not target.gpu_layers or not draft_model.gpu_layers:
             return not target.gpu_layers and not draft_model.gpu_layers
@@ -113,20 +113,20 @@ class PairLatency:
         latency, notes = latency_cache.load_or_measure(
             context, key, self._cache, time.perf_counter, budget_s=budget_s, quiet=self._quiet()
         )
-        self.notes += notes if report else ()  # for widths alone a rough guess is good enough
+        self.notes += notes if report else ()  # for batch sizes alone a rough guess is good enough
         self._models.append((context, key, latency, budget_s))
         return latency
 
     @property
     def is_stale(self) -> bool:
-        """Whether a latency model was disturbed when it was measured."""
+        """True if the measurement of a latency model was disturbed."""
         return any(not latency.trusted for _, _, latency, _ in self._models)
 
     def refresh(self, goes_on: Callable[[], bool]) -> None:
-        """Measure again what was disturbed, while no answer is given and the machine is idle.
+        """Repeat disturbed measurements, while no answer is given and the machine is idle.
 
-        The KV caches stay as they are. ``goes_on`` is asked before every batch; False ends it, and nothing has changed.
-        A try that was disturbed, too, is followed by another one after some seconds, which get more each time.
+        The KV caches stay as they are. ``goes_on`` is called before every batch; False stops, and nothing has changed.
+        A disturbed try is followed by another one after some seconds, which grow each time.
         """
         if (now := time.monotonic()) < self._refresh_at:
             return
@@ -153,7 +153,7 @@ class PairLatency:
 
     @property
     def target_only_s(self) -> float | None:
-        """Seconds of a round that drafts nothing; None if that was not measured."""
+        """Seconds of a round without a draft; None if not measured."""
         return self._target.seconds(1) + self._back_off.overhead_s if self._target else None
 
     @property
@@ -162,7 +162,7 @@ class PairLatency:
 
     @property
     def width(self) -> Callable[[int], int]:
-        """The width of a target batch of so many tokens."""
+        """Function from tokens to the target's batch size."""
         return self._target.width if self._target and self._in_use else lambda count: count
 
     @property
@@ -170,16 +170,16 @@ class PairLatency:
         return self._draft.model.width if self._draft and self._in_use else lambda count: count
 
     def save(self) -> None:
-        """Cache the models as the batches that ran have left them, if these were not disturbed in the end."""
+        """Cache the models as the batches that ran have left them, unless these were disturbed in the end."""
         if self._cache is not None and self._quiet():
             for _, key, latency, _ in self._models:
                 latency_cache.save(self._cache, key, latency)
 
 
 def refusal(target: LatencyModel, draft_s: float, draft_max: int, *, again: bool) -> str:
-    """Why drafting cannot win where taking tokens back has a price, even if all are accepted; empty if it can.
+    """Return why drafting cannot win where rollback has a price, even if all tokens are accepted; empty if it can.
 
-    ``draft_s`` are the seconds of a drafted token; ``again``: what is accepted before a rejection is decoded again.
+    ``draft_s`` are the seconds of a drafted token; ``again``: tokens accepted before a rejection are decoded again.
     """
     one_s = target.seconds(1)
 

@@ -1,4 +1,4 @@
-"""T(n) of a model, timed in a fraction of a second; and whether the machine was too busy for that."""
+"""Measures T(n) of a model in a fraction of a second, and notices if the machine was too busy for that."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ggufspec.hardware.disturbance import Counters
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
-# What batches are of: neighbouring tokens of a text share experts of a mixture, and different ones from all over the
-# vocabulary would read more of them than a verification does.
+# Text to batch: neighbouring tokens of a real text share a mixture's experts; random tokens from the whole vocabulary
+# would read more experts than a verification does.
 _TEXT = """The ferry left the harbour at half past seven, an hour late, and by then the fog had lifted from the water.
 Anna counted the boxes once more: eleven, and the list said twelve. "Somebody will have to go back," she told the
 captain, who shook his head and pointed at the tide table. In 1987 the crossing had taken 45 minutes; now it takes 30.
@@ -25,18 +25,18 @@ def median(values: list[float]) -> float:
 
 {"name": "lisbon", "population": 545796, "rivers": ["Tagus"], "capital": true}
 """
-_NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
-_WIDE = 16  # where kernels may be far better than narrower widths suggest: timed in the end
+_NEEDED = (1, 2, 4, 8)  # batch sizes that are timed in any case
+_WIDE = 16  # size where kernels may be far better than smaller ones suggest: timed at the end
 _WIDE_PATIENCE = 3  # within so many budgets
-_ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # the most telling first
-CHECKED = 2  # batches of a spot check, of which the shortest counts
-_AGREE = 1.25  # two timings of a width that are further apart were disturbed
-_TRIES = 3  # further timings of a width that do not agree, before it is given up
-_SLOW = 1 / 8  # of the budget: a width that takes so long is timed once at first
-_VISITS = 3  # times that a width is come back to, if the budget allows it
+_ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # the most informative first
+CHECKED = 2  # batches of a spot check; the shortest counts
+_AGREE = 1.25  # two timings of a size that are further apart were disturbed
+_TRIES = 3  # further timings of a size whose timings disagree, before giving up
+_SLOW = 1 / 8  # share of the budget; a slower size is timed once at first
+_VISITS = 3  # visits of a size, if the budget allows
 _PATIENCE = 2  # budgets, after which nothing is timed again
 _TOO_FAST = 0.6  # a batch of half the tokens took longer than this share says: it was disturbed
-_TOO_SLOW = 1.5  # so many times what the same tokens take in narrower batches: it was disturbed
+_TOO_SLOW = 1.5  # times the same tokens in smaller batches: more means that it was disturbed
 
 
 class StoppedError(Exception):
@@ -45,10 +45,10 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    points: dict[int, float]  # seconds by width
-    switch_s: float  # what a batch costs more whose width is not the last one's; 0 if it is lost in the rest
-    trusted: bool  # two timings of every width agreed, and nothing is known to have disturbed them
-    note: str = ""  # else a sentence for the user
+    points: dict[int, float]  # seconds by batch size
+    switch_s: float  # extra seconds when the batch size changes; 0 if below noise
+    trusted: bool  # two timings of every size agreed, and no disturbance is known
+    note: str = ""  # a sentence for the user if it is not trusted
 
 
 def measure(
@@ -64,22 +64,22 @@ def measure(
     with_gpus: bool = False,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Measured:
-    """Time batches of some widths after the text in the cache, which is afterwards as it was.
+    """Time batches of some sizes after the text in the cache, which is afterwards as it was.
 
-    A width is decoded once for its graph and twice for its time, and again some time later if the budget allows it; a
-    slow one is decoded once, since the graph is nothing to it, and once more when the others were: a single time is
-    too often half as long again as the next. Times that contradict each other are taken again: other programs only ever
-    add to them, so that the shortest counts.
+    A batch size is decoded once for its graph and twice for its time, and again later if the budget allows; a slow one
+    is decoded once, because the graph hardly counts for it, and once more after the others: a single time is too often
+    half as long again as the next. Times that contradict each other are taken again: other programs only ever add to
+    them, so that the shortest counts.
 
-    Of the ``allowed`` widths up to ``limit`` (None: all) 1, 2, 4 and 8 are timed even if they take more than
-    ``budget_s``, and 16 within three times as much. From ``streams_from`` tokens on a card computes with the host's
-    weights, so that nothing narrower tells what this width takes: it is timed, too. A batch has ``outputs`` rows of
-    logits at most; None: all, as a verification has. The ``counters`` tell what else happened meanwhile, ``with_gpus``
-    on the GPUs, too. ``goes_on`` is asked before every batch.
+    Of the ``allowed`` sizes up to ``limit`` (None: all) 1, 2, 4 and 8 are timed even if they take more than
+    ``budget_s``, and 16 within three times as much. From ``streams_from`` tokens on a GPU computes with copies of CPU
+    weights; this size is timed, too, because smaller ones do not predict it. A batch has at most ``outputs`` rows of
+    logits; None: all, as a verification has. The ``counters`` show disturbances, ``with_gpus`` on the GPUs, too.
+    ``goes_on`` is called before every batch.
 
     Raises:
-        ValueError: no width may be used.
-        StoppedError: it shall not go on.
+        ValueError: no batch size is allowed.
+        StoppedError: ``goes_on`` returned False.
     """
     needed, others = _widths(min(limit, max(model.capacity - model.length, 1)), allowed)
     text = model.model.sample_tokens(_TEXT)
@@ -90,7 +90,7 @@ def measure(
         if not goes_on():
             raise StoppedError
         seconds = _once(model, clock, text, width, outputs)
-        before = before or counters()  # the first batch reads weights from the disk that are not in memory
+        before = before or counters()  # the first batch may read weights from the disk
         return seconds
 
     timer = _Timer(once, clock, budget_s)
@@ -99,7 +99,7 @@ def measure(
     for width in others:
         if timer.spent_s + 3 * timer.widest_s <= budget_s / 2:
             timer.visit(width)
-    for _ in range(_VISITS - 1):  # some time later, when whatever disturbed them may be over
+    for _ in range(_VISITS - 1):  # later, when a disturbance may be over
         for width, taken in timer.timings.items():
             if timer.spent_s + 3 * min(taken) <= budget_s:
                 timer.visit(width)
@@ -111,11 +111,11 @@ def measure(
             timer.visit(width)
     if _WIDE in others and _WIDE not in timer.timings:
         for _ in range(2):
-            guess_s = timer.widest_s * _WIDE / max(timer.timings)  # if it is no better
+            guess_s = timer.widest_s * _WIDE / max(timer.timings)  # if it is no better than smaller sizes
             if timer.spent_s + guess_s <= _WIDE_PATIENCE * budget_s:
                 timer.again(_WIDE)
     if streams_from in others and streams_from not in timer.timings:
-        timer.once(streams_from)  # the first has the card's buffers to make
+        timer.once(streams_from)  # the first allocates the GPU's buffers
         timer.again(streams_from)
     measured = timer.result()
     assert before is not None
@@ -128,7 +128,7 @@ def measure(
 
 
 def spot_check(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
-    """Seconds of the shorter of two batches of one width; the cache is left as it was."""
+    """Return the seconds of the shorter of two batches of one size; the cache is left as it was."""
     text = model.model.sample_tokens(_TEXT)
     return min(_once(model, clock, text, width, outputs) for _ in range(CHECKED))
 
@@ -141,12 +141,12 @@ def _once(
 
 
 def time_token(model: Context | Head, clock: Callable[[], float], tokens: Sequence[int]) -> float:
-    """Seconds of the shortest of some batches of this one token; the cache is left as it was."""
+    """Return the seconds of the shortest of some batches of this one token; the cache is left as it was."""
     return min(time_batch(model, clock, tokens, 1) for _ in range(CHECKED))
 
 
 def time_batch(model: Context | Head, clock: Callable[[], float], tokens: Sequence[int], outputs: int) -> float:
-    """Seconds of one batch after what is in the cache, which is left as it was."""
+    """Return the seconds of one batch after the cached text; the cache is left as it was."""
     found = model.length
     model.mark()
     began = clock()
@@ -157,7 +157,7 @@ def time_batch(model: Context | Head, clock: Callable[[], float], tokens: Sequen
 
 
 class _Timer:
-    """Collects the timings of each width and judges whether they were disturbed."""
+    """Collects the timings of each batch size and detects disturbances."""
 
     def __init__(self, once: Callable[[int], float], clock: Callable[[], float], budget_s: float) -> None:
         self.once = once
@@ -165,7 +165,7 @@ class _Timer:
         self.budget_s = budget_s
         self.began = clock()
         self.timings: dict[int, list[float]] = {}
-        self.switches: list[tuple[int, float]] = []  # a width, and its time right after another width
+        self.switches: list[tuple[int, float]] = []  # a batch size, and its time right after another size
 
     @property
     def spent_s(self) -> float:
@@ -191,7 +191,7 @@ class _Timer:
         self.timings.setdefault(width, []).append(self.once(width))
 
     def suspects(self) -> list[int]:
-        """Widths whose timings contradict each other, or those of other widths."""
+        """Return the sizes whose timings contradict each other, or those of other sizes."""
         shortest = {width: min(taken) for width, taken in self.timings.items()}
         return [
             width
@@ -202,7 +202,7 @@ class _Timer:
         ]
 
     def result(self) -> Measured:
-        """The shortest times, and whether they can be trusted."""
+        """Return the shortest times, and whether they can be trusted."""
         points = {width: min(taken) for width, taken in sorted(self.timings.items())}
         bounds = {width: self._bound(width) or seconds for width, seconds in points.items()}
         disturbed = [
@@ -219,12 +219,12 @@ class _Timer:
             f"the machine was busy while batches were timed (one of {width} took up to "
             f"{max(self.timings[width]) * 1e3:.3g} ms): the first rounds go by a rough guess"
         )
-        # What is surely too long is left out: a width that looks better than it is will be tried, and then known.
+        # Drop points that are surely too long: a size that looks better than it is will be tried, and then known.
         points = {width: seconds for width, seconds in points.items() if seconds <= bounds[width]}
         return Measured(points, switch_s, False, note)
 
     def _bound(self, width: int) -> float | None:
-        """Seconds of the same tokens in narrower batches, the fastest way; None if no narrower one was timed."""
+        """Return the seconds of the same tokens in smaller batches, the fastest way; None without smaller timings."""
         return min(
             (-(-width // narrow) * min(taken) for narrow, taken in self.timings.items() if narrow < width),
             default=None,
@@ -232,12 +232,12 @@ class _Timer:
 
 
 def _agree(timings: Sequence[float]) -> bool:
-    """Whether the two shortest are alike; a single one agrees with itself."""
+    """Return True if the two shortest are close; a single one agrees with itself."""
     return len(timings) < 2 or sorted(timings)[1] <= _AGREE * min(timings)
 
 
 def _widths(limit: int, allowed: Collection[int] | None) -> tuple[list[int], list[int]]:
-    """Widths to be timed whatever it takes, and those for the time that is left, the most telling first."""
+    """Return the sizes to time in any case, and those to time if time is left, the most informative first."""
     usable = set(range(1, limit + 1)) if allowed is None else {width for width in allowed if width <= limit}
     if not usable:
         raise ValueError(f"no width up to {limit} may be used")

@@ -20,9 +20,9 @@ __all__ = ["Rule", "make_rule"]
 def make_rule(
     name: str, sampling: Sampling, grammar: Grammar | None = None, bias: Mapping[int, float] | None = None
 ) -> Rule:
-    """The rule that ``--accept`` names so; with a grammar, ``begin`` and ``follow`` must be called.
+    """Make the rule that ``--accept`` names; with a grammar, ``begin`` and ``follow`` must be called.
 
-    ``bias`` is added to the logits of tokens, by their ids.
+    ``bias`` has logit offsets by token id.
 
     Raises:
         UsageError: there is no such rule.

@@ -1,14 +1,14 @@
-"""What every acceptance rule shares: the text that it follows, and the record of its decisions.
+"""Base of all acceptance rules: the text that they follow, and the record of their decisions.
 
 Pure NumPy: no model, clock or I/O.
 
 With a grammar every emitted token is permitted by it, and drafts follow it. The target's own choice, greedy or by
-shared noise, is its choice without the grammar where that is permitted, and its choice among the permitted tokens where
-it is not (as common/sampling.cpp, ``common_sampler_sample``): a function of the text, the row and the seed. Speculative
-sampling takes p and q from what is permitted. Where nothing is, the text ends.
+shared noise, is its choice without the grammar if that is permitted, and otherwise its choice among the permitted
+tokens (as in common/sampling.cpp, ``common_sampler_sample``): a function of the text, the row and the seed. Speculative
+sampling takes p and q from the permitted tokens. If none is permitted, the text ends.
 
-With penalties all of this is made of penalised rows, the draft's too: each for the text before its own position, in
-which the drafted tokens before it stand as if they had been accepted.
+With penalties all of this uses penalised rows, the draft's too: each is penalised for the text before its own position,
+in which preceding drafted tokens count as accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling
 from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Seen
 from ggufspec.settings.registry import RULES
 
-LIKELIEST = 10  # tokens of a row that a record has
+LIKELIEST = 10  # tokens of a row that are recorded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,15 +34,15 @@ class DraftToken:
     """A drafted token."""
 
     token: int
-    # What it was drawn from, after the draft's truncation and temperature; None if it was not drawn (a lookup), or,
-    # under the exact rule, where that would be the whole vocabulary.
+    # Distribution that it was drawn from, after the draft's truncation and temperature; None if it was not drawn (a
+    # lookup), or if it would be the whole vocabulary, under the exact rule.
     q: Candidates | None = None
     row: Logits | None = None  # (vocab,) a copy of the draft's penalised logits, if the rule records
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceResult:
-    """What a round emits: the first ``accepted`` drafted tokens, then ``token``."""
+    """Tokens that a round emits: the first ``accepted`` drafted tokens, then ``token``."""
 
     accepted: int  # 0..k
     token: int | None  # the target's own after them; None if the grammar permits none: the text ends
@@ -54,27 +54,27 @@ class AcceptanceResult:
 
 @dataclass(slots=True)
 class Recorder:
-    """What a rule had before it in its last verification, weighed when the round is over."""
+    """Inputs and result of a rule's last verification, for the record that is made after the round."""
 
-    spell: Callable[[int], str]  # the text of a token
-    uniforms: list[float] = field(default_factory=list)  # variables drawn
+    spell: Callable[[int], str]  # returns the text of a token
+    uniforms: list[float] = field(default_factory=list)  # uniform variables drawn
     drafted: tuple[DraftToken, ...] = ()
-    proposed: tuple[Drafted, ...] | None = None  # before they were judged, if a grammar has a part in it
-    position: int = 0  # of the first drafted token
+    proposed: tuple[Drafted, ...] | None = None  # as proposed, before verification, if a grammar takes part
+    position: int = 0  # position of the first drafted token
     rows: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))  # (accepted + 1, vocab) penalised
     result: AcceptanceResult = AcceptanceResult(0, None)
 
 
 class Rule:
-    """How drafted tokens are chosen and judged: what all rules share, the text and the record.
+    """Base of the rules for choosing and accepting drafted tokens: the text and the record.
 
-    ``number`` is that of ``--accept top-k:3``, say; 0 for a rule that takes none.
+    ``number`` is the number in ``--accept top-k:3``, for example; 0 for a rule that takes none.
     """
 
-    kind: ClassVar[str]  # of ``settings.RULES``
-    may_trim: ClassVar[bool]  # whether a drafted token may be dropped unverified because of what it turned out to be
+    kind: ClassVar[str]  # name in ``settings.RULES``
+    may_trim: ClassVar[bool]  # True if a drafted token may be dropped unverified because of its value
     recorder: Recorder | None = None
-    bias: Mapping[int, float] = MappingProxyType({})  # added to the logits of tokens, before all else
+    bias: Mapping[int, float] = MappingProxyType({})  # logit offsets by token, applied first
 
     def __init__(self, sampling: Sampling, path: Path | None = None, number: float = 0) -> None:
         self.sampling = sampling
@@ -102,7 +102,7 @@ class Rule:
         return self._path is not None
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """A new text begins with ``prompt``; a grammar holds after it."""
+        """Start a new text with ``prompt``; a grammar holds after it."""
         if self._path is not None:
             self._path.begin(len(prompt))
         if self._penalties is not None:
@@ -110,16 +110,16 @@ class Rule:
             self._settled = len(prompt)
 
     def follow(self, text: Sequence[int]) -> None:
-        """What is drafted next follows ``text``: the prompt, what was emitted, and the chain so far."""
+        """Set the text that the next drafted token follows: the prompt, the emitted tokens, and the chain so far."""
         if self._path is not None:
             self._path.follow(text[self._path.settled :])
         if self._penalties is not None:
             self._penalties.follow(self._settled, text[self._settled :])
 
     def penalised(self, row: Logits, position: int) -> Logits:
-        """A row of logits (vocab,) for ``position``, changed in place by the bias, and where the text is penalised.
+        """Apply bias and penalties to a row of logits (vocab,) for ``position``, in place.
 
-        To be called once for each row, before anything else is made of it.
+        Call it once for each row, before any other use.
         """
         for token, bias in self.bias.items():
             if token < row.size:
@@ -129,15 +129,15 @@ class Rule:
         return row
 
     def permits(self, token: int, position: int) -> bool:
-        """Whether the grammar lets ``token`` stand at ``position`` of the text that was followed."""
+        """Return True if the grammar permits ``token`` at ``position`` of the text set by :meth:`follow`."""
         return self._path is None or self._path.permits(token, position)
 
     def verify(self, rows: Logits, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
-        """Accept a prefix of ``drafted`` and choose the token that follows it. What the result emits is final.
+        """Accept a prefix of ``drafted`` and choose the token that follows it. The emitted tokens are final.
 
         Args:
             rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows after
-                the first rejection are not read, and none is kept. Those that are read are penalised in place, for
+                the first rejection are not read, and none is retained. Rows that are read are penalised in place, for
                 the text and the first i drafted tokens.
             drafted: k drafted tokens; none is target-only sampling.
             position: index in the sequence of the first drafted token.
@@ -152,7 +152,7 @@ class Rule:
         if (recorder := self.recorder) is not None:
             recorder.uniforms.clear()
             recorder.drafted, recorder.position = tuple(drafted), position
-            # What is permitted at a rejected token's position is not known any more when the round is over.
+            # After the round, the grammar no longer knows what is permitted at a rejected token's position.
             recorder.proposed = None if self._path is None else self._proposed(recorder)
         result = self._judge(rows, drafted, position)
         emitted = result.emitted(tokens)
@@ -166,16 +166,16 @@ class Rule:
         return result
 
     def draft_token(self, logits: Logits, position: int) -> DraftToken:
-        """The draft's token for ``position`` (index in the sequence) from the draft's penalised logits (vocab,).
+        """Return the draft's token for ``position`` (index in the sequence) from the draft's penalised logits (vocab,).
 
         It is permitted, unless the draft has no permitted token: then verification will reject it.
         """
         raise NotImplementedError
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
-        """The chance that a token drafted from the draft's penalised logits (vocab,) would have been ``token``.
+        """Return the probability that a token drafted from the draft's penalised logits (vocab,) would be ``token``.
 
-        The grammar is known ``grammar.RECENT`` tokens back from the end of the text, and has no part in this before.
+        The grammar is known ``grammar.RECENT`` tokens back from the end of the text; before that it is ignored.
         """
         raise NotImplementedError
 
@@ -188,12 +188,12 @@ class Rule:
     # ---- the record
 
     def record(self, spell: Callable[[int], str]) -> None:
-        """Record every decision from now on; texts of tokens are what ``spell`` makes of their ids."""
+        """Record every decision from now on; ``spell`` returns the text of a token id."""
         self.recorder = Recorder(spell)
 
     def decisions(self, drafters: Sequence[str]) -> tuple[tuple[Drafted, ...], Added | None]:
-        """What was decided in the last verification, of a rule that records: the drafted tokens, and the one that
-        follows, as if it was emitted; None if the grammar permits none. ``drafters`` names who drafted each.
+        """Return the decisions of the last verification of a recording rule: the drafted tokens, and the token after
+        them, as if it was emitted; None if the grammar permits none. ``drafters`` has the drafter of each.
         """
         recorder = self._recording
         proposed = self._proposed(recorder) if recorder.proposed is None else recorder.proposed
@@ -257,15 +257,15 @@ class Rule:
 
 
 def log_probabilities(logits: Logits, temperature: float) -> Floats:
-    """(vocab,) logarithms of the probabilities at a temperature above 0."""
+    """Return (vocab,) log-probabilities at a temperature above 0."""
     scores: Floats = (logits.astype(np.float64) - logits.max()) / temperature
     scores -= np.log(np.exp(scores).sum())
     return scores
 
 
 def likeliest_ids(row: Logits, count: int = LIKELIEST) -> Ids:
-    """The ids of the highest logits, highest first, ties by the lower id; none with a logit of -inf."""
+    """Return the ids of the highest logits, highest first, ties by the lower id; none with a logit of -inf."""
     count = min(count, row.size)
-    ids = np.flatnonzero(row >= np.partition(row, -count)[-count])  # with all ties
+    ids = np.flatnonzero(row >= np.partition(row, -count)[-count])  # including ties
     ids = ids[row[ids] > -np.inf]
     return ids[np.lexsort((ids, -row[ids]))][:count]

@@ -1,4 +1,4 @@
-"""Coupled sampling (shared-seed Gumbel-max): a drafted token is accepted where it is the target's own choice.
+"""Coupled sampling (shared-seed Gumbel-max): a drafted token is accepted if it is the target's own choice.
 
 Every emitted token is the target's own sample for (seed, position), so any drafter and any stopping rule give the text
 of target-only. At temperature 0 it is the greedy choice.
@@ -16,12 +16,12 @@ from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.sampling import Candidates, Logits, candidates, likeliest
 from ggufspec.schema.rounds import Judged, Own, Sum
 
-# A token, what truncation left of the row if there was any, and the masked row if the grammar changed the choice.
+# A token, the candidates after truncation if there was any, and the masked row if the grammar changed the choice.
 Choice = tuple[int, Candidates | None, Logits | None]
 
 
 class CoupledRule(Rule):
-    """Accept while the draft is the target's own choice.
+    """Accepts while the draft is the target's own choice.
 
     Source: Daliri et al. 2024, arXiv:2408.07978.
     """
@@ -54,11 +54,11 @@ class CoupledRule(Rule):
         return AcceptanceResult(len(drafted), None if own is None else own[0])
 
     def _accepts(self, row: Logits, token: int, position: int) -> bool:  # noqa: ARG002 - for the lossy rules
-        """Whether a drafted token is accepted though the target's own choice is another."""
+        """Return True if a drafted token is accepted although the target's own choice is another."""
         return False
 
     def _choose(self, logits: Logits, position: int) -> Choice | None:
-        """The target's own choice; None if nothing is permitted."""
+        """Return the target's own choice; None if nothing is permitted."""
         chosen = self._choose_freely(logits, position)
         if self.permits(chosen[0], position):
             return chosen
@@ -101,7 +101,7 @@ class CoupledRule(Rule):
         return float(np.exp(log_p[token]))
 
     def _sum(self, choice: Choice, row: Logits, token: int, position: int) -> Sum | None:
-        """What the rule compares; None for a token that it leaves out."""
+        """Return the score and noise that the rule compares; None for a token that it excludes."""
         (own, left, masked), sampling, score = choice, self.sampling, -np.inf
         if sampling.temperature == 0:
             if token == own or self.permits(token, position):

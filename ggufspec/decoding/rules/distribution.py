@@ -26,11 +26,11 @@ class Distribution:
 
     @classmethod
     def point(cls, token: int) -> Distribution:
-        one = np.ones(1, dtype=np.int64)  # a number that is exact with fractions too
+        one = np.ones(1, dtype=np.int64)  # an integer, which is exact with fractions too
         return cls(token * one, one)
 
     def at(self, ids: Ids) -> Numbers:
-        """(n,) probabilities of ``ids``."""
+        """Return (n,) probabilities of ``ids``."""
         index = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
         return np.where(self.ids[index] == ids, self.probabilities[index], 0)
 

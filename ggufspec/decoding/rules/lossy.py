@@ -1,4 +1,4 @@
-"""Lossy acceptance: drafted tokens that the target finds good enough. The text depends on what was drafted."""
+"""Lossy acceptance: drafted tokens that are good enough for the target. The text depends on what was drafted."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ggufspec.schema.rounds import Judged, Rank, Typical
 
 
 class TopKRule(CoupledRule):
-    """A drafted token is also accepted if it is among the target's ``number`` likeliest; ties go to the lower id.
+    """Accepts a drafted token also if it is among the target's ``number`` likeliest; ties go to the lower id.
 
-    Temperature and truncation have no part in that, nor has the grammar, which must permit the token.
+    Temperature and truncation do not matter for this, nor does the grammar, which must permit the token.
     """
 
     kind = "top-k"
@@ -32,10 +32,10 @@ class TopKRule(CoupledRule):
 
 
 class TypicalRule(CoupledRule):
-    """A drafted token is also accepted if its probability is above ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
+    """Accepts a drafted token also if its probability exceeds ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
 
-    Both are of the target's distribution over the whole vocabulary at the sampling temperature, at 1 if that is 0: a
-    one-hot row would accept nothing but the target's own choice. The grammar must permit the token.
+    Probability and entropy are the target's over the whole vocabulary at the sampling temperature, or at 1 if that is
+    0: a one-hot row would accept nothing but the target's own choice. The grammar must permit the token.
 
     Source: Cai et al. 2024, section 3.3.1 (arXiv:2401.10774), with delta = sqrt(epsilon) as in its experiments.
     """
@@ -47,7 +47,7 @@ class TypicalRule(CoupledRule):
         return weighed.probability > weighed.bar and self.permits(token, position)
 
     def weigh(self, row: Logits, token: int) -> Typical:
-        """A token's probability, the distribution's entropy in nats, and the bar that it sets."""
+        """Return a token's probability, the distribution's entropy in nats, and the acceptance threshold."""
         log_p = log_probabilities(row, self.sampling.temperature or 1.0)
         possible = log_p[log_p > -np.inf]
         entropy = -(np.exp(possible) * possible).sum()

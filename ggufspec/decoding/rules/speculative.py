@@ -1,8 +1,8 @@
 """Speculative sampling (rejection): accept by p / q, and draw from the residual distribution after a rejection.
 
 The text has the target's distribution if every drafted token was drawn from the ``q`` that comes with it and is
-verified whatever it turned out to be: drafting may stop because of what was known before a token was drawn, never
-because of that token.
+verified whatever its value: drafting may stop because of what was known before a token was drawn, never because of that
+token.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SpeculativeRule(Rule):
         return candidates(logits, self.sampling) if left is None else left
 
     def _left(self, row: Logits, position: int) -> Candidates | None:
-        """What grammar and sampling leave of a row; None if that is nothing."""
+        """Return the candidates that grammar and sampling leave of a row; None if there are none."""
         masked = self._masked(row, position)
         return None if masked is None else candidates(masked, self.sampling)
 
@@ -103,7 +103,7 @@ def _drawn_from(drafted: DraftToken) -> Distribution:
 
 
 class Draws:
-    """Decisions by a generator, one uniform variable each; they are appended to ``drawn`` if that is a list."""
+    """Decisions by a random generator, one uniform variable each; appended to ``drawn`` if that is a list."""
 
     drawn: list[float] | None = None
 
@@ -126,7 +126,7 @@ class Draws:
 def verify_residual(
     target: Callable[[int], Distribution | None], drafted: Sequence[tuple[int, Distribution]], draws: Draws
 ) -> AcceptanceResult:
-    """What speculative sampling accepts of drafted tokens, each with the distribution that it was drawn from.
+    """Accept drafted tokens by speculative sampling, each with the distribution that it was drawn from.
 
     ``target(i)`` is the target's distribution after the first i drafted tokens, None if nothing may follow them; it is
     called for i = 0, 1, … as far as needed.
@@ -142,14 +142,14 @@ def verify_residual(
 
 
 def acceptance_probability(p: Numbers, q: Numbers) -> Numbers:
-    """min(1, p / q) of tokens with target probabilities ``p`` and draft probabilities ``q`` > 0."""
+    """Return min(1, p / q) for tokens with target probabilities ``p`` and draft probabilities ``q`` > 0."""
     return np.minimum(1, p / q)
 
 
 def residual(p: Numbers, q: Numbers) -> Numbers:
-    """max(p - q, 0) with sum 1 on the last axis; both over the same ids, the target's.
+    """Return max(p - q, 0), normalised on the last axis; both over the same ids, the target's.
 
-    Where it is 0 everywhere a rejection is due to rounding alone, and the result is ``p``.
+    If it is 0 everywhere, a rejection is due to rounding alone, and the result is ``p``.
     """
     excess = np.maximum(p - q, 0)
     total = excess.sum(axis=-1, keepdims=True)
@@ -157,7 +157,7 @@ def residual(p: Numbers, q: Numbers) -> Numbers:
 
 
 def pick(probabilities: Numbers, uniform: Any) -> Numbers:
-    """The index that a uniform variable in [0, 1) draws from (…, n) probabilities; never one with probability 0."""
+    """Return the index that a uniform variable in [0, 1) draws from (…, n) probabilities; never one with 0."""
     reached = np.cumsum(probabilities, axis=-1)
     wanted = (1 - np.asarray(uniform)[..., None]) * reached[..., -1:]  # in (0, total]
     return np.count_nonzero(reached < wanted, axis=-1)  # type: ignore[no-any-return]
