@@ -1,14 +1,14 @@
-"""Every failure that a user can mend: a message, a hint with the next thing to type, and an exit code."""
+"""Failures that a user can fix: each has a message, a hint with the next command, and an exit code."""
 
 from __future__ import annotations
 
 
 class GgufspecError(Exception):
-    """A failure that the user can mend.
+    """A failure that the user can fix.
 
     Args:
         message: what went wrong, in one sentence.
-        hint: what to do next, best a command to type; may be empty.
+        hint: what to do next, preferably a command to type; may be empty.
     """
 
     exit_code = 1
@@ -30,12 +30,12 @@ class ModelError(GgufspecError):
 
 
 class ChildError(GgufspecError):
-    """A child process ended before it gave its result.
+    """A child process ended before it returned its result.
 
     Args:
         message: what went wrong, in one sentence.
         hint: what to do next.
-        ended_by: the name of the signal that ended it; ``deadline`` where the parent did; or empty.
+        ended_by: name of the signal that ended it; ``deadline`` if the parent did; or empty.
     """
 
     def __init__(self, message: str, hint: str = "", ended_by: str = "") -> None:
@@ -44,7 +44,7 @@ class ChildError(GgufspecError):
 
 
 class BlamedError(ChildError):
-    """The child ended over something that would end it again: a chat template or a grammar, say."""
+    """The child ended because of an input that would end it again, e.g. a chat template or a grammar."""
 
 
 class StopError(GgufspecError):

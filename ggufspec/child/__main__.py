@@ -1,4 +1,4 @@
-"""The child's side of :class:`ggufspec.child.Session`: reads requests, runs the job, and writes what it has to say."""
+"""The child's side of :class:`ggufspec.child.Session`: reads requests, runs the job, writes its messages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ggufspec.errors import GgufspecError
 from ggufspec.schema import codec
 
 _IDLE_S = 1.0
-_Request = tuple[int, Any, threading.Event]  # its number, its value, and what is set when it is to stop
+_Request = tuple[int, Any, threading.Event]  # its number, its value, and the event that stops it
 
 
 def _receive(lines: IO[str], requests: queue.SimpleQueue[_Request | None]) -> None:
-    """Read the parent's lines to their end, in a thread of its own so that the running request can be stopped."""
+    """Read the parent's lines to their end, in a separate thread so that the running request can be stopped."""
     number, stopping = -1, threading.Event()
     for line in lines:
         try:
@@ -44,9 +44,9 @@ def _receive(lines: IO[str], requests: queue.SimpleQueue[_Request | None]) -> No
 def _next(
     requests: queue.SimpleQueue[_Request | None], idle: Callable[[Callable[[], bool]], bool] | None
 ) -> _Request | None:
-    """The next request. ``idle`` is called once a second while there is none, until it has nothing left to do.
+    """Wait for the next request; call ``idle`` once a second meanwhile, until it has nothing left to do.
 
-    It is told whether it may go on: no request has come.
+    Its argument returns True while no request has come.
     """
     while idle is not None:
         try:
@@ -54,7 +54,7 @@ def _next(
         except queue.Empty:
             try:
                 idle = idle if idle(requests.empty) else None
-            except GgufspecError:  # the next request will say so, if it matters to it
+            except GgufspecError:  # the next request reports the failure if it matters there
                 idle = None
     return requests.get()
 
@@ -65,7 +65,7 @@ def _serve(
     say: Callable[..., None],
     prepare: Callable[[dict[str, str]], None],
 ) -> None:
-    """Answer requests until the end of stdin. A spec may have an ``environment``, for before llama.cpp is loaded."""
+    """Answer requests until the end of stdin. A spec may have an ``environment`` to set before llama.cpp is loaded."""
 
     def emit(event: Event) -> None:
         say("event", event)
@@ -99,7 +99,7 @@ def _serve(
 
 
 def main(argv: list[str]) -> None:
-    """The child's side."""
+    """Run the child's side."""
     parent = os.getppid()
     module_name, verbosity = argv
     os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on an abort: ggml/src/ggml.c
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
     os.dup2(2, 1)  # whatever a library prints to stdout goes to stderr
     if verbosity == "-v":
         logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stderr)
-    else:  # why CUDA aborts is in llama.cpp's log alone: ggml_cuda_error in ggml/src/ggml-cuda/ggml-cuda.cu
+    else:  # only llama.cpp's log says why CUDA aborts: ggml_cuda_error in ggml/src/ggml-cuda/ggml-cuda.cu
         errors = logging.StreamHandler(sys.stderr)
         errors.setLevel(logging.ERROR)
         logging.getLogger("ggufspec.llamacpp").addHandler(errors)
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> None:
         pass
     except Exception:
         traceback.print_exc()
-        os._exit(1)  # an interpreter that ends would wait for the thread at stdin
+        os._exit(1)  # a normal exit would wait for the thread at stdin
     os._exit(0)  # nothing is left to do, and CUDA's teardown may abort
 
 

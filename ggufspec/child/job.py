@@ -13,14 +13,14 @@ from typing import Any
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
 
-GRACE_S = 5.0  # for the end of a child that was asked to end
+GRACE_S = 5.0  # time for a child to end after it was asked to
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
-_say: Callable[..., None] | None = None  # to the parent, if there is one
-_parent = 0  # its process id
+_say: Callable[..., None] | None = None  # sends a message to the parent, if there is one
+_parent = 0  # parent's process id
 
 
 def begin(parent: int, say: Callable[..., None]) -> None:
-    """In a child: its parent's process id, and what sends it a message."""
+    """In a child: set its parent's process id, and the function that sends the parent a message."""
     global _parent, _say
     _parent, _say = parent, say
 
@@ -29,7 +29,7 @@ def begin(parent: int, say: Callable[..., None]) -> None:
 def limited_memory(more: int, *, only_data: bool = False) -> Iterator[None]:
     """Let this process allocate ``more`` bytes of address space in the block, if the platform can limit it.
 
-    ``only_data``: of what it writes, not of files that it maps.
+    ``only_data`` limits memory that it writes, not files that it maps.
     """
     if sys.platform != "linux":
         yield
@@ -50,18 +50,18 @@ def limited_memory(more: int, *, only_data: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def within(seconds: float, what: str, hint: str) -> Iterator[None]:
-    """In a child: its parent kills it if the block takes longer, and blames ``what`` for that or for its death.
+    """In a child: have the parent kill it if the block takes longer, and blame ``what`` for that or for its death.
 
-    For foreign code that may stay in one call of C, where no other thread runs, not even the one that waits for the end
-    of stdin. On Linux the kernel therefore kills the child if its parent dies meanwhile; nothing is cleaned up then.
-    Outside a child nothing happens.
+    This is for foreign code that may stay in one C call, where no other thread runs, not even the one that waits for
+    the end of stdin. Therefore on Linux the kernel kills the child, without cleanup, if its parent dies meanwhile.
+    Outside a child it does nothing.
     """
     if _say is None:
         yield
         return
     try:
         _end_with_parent(_SIGKILL)
-        if os.getppid() != _parent:  # it died before the kernel knew
+        if os.getppid() != _parent:  # the parent died before the kernel knew
             raise BrokenPipeError("the parent is gone")
         _say("within", seconds, what, hint)
         yield
@@ -71,7 +71,7 @@ def within(seconds: float, what: str, hint: str) -> Iterator[None]:
 
 
 def note_on_card(model: str, card: str, hint: str) -> None:
-    """In a child: tell the parent that ``card`` has layers of ``model``, and what to do if its driver crashes."""
+    """In a child: note that the GPU ``card`` has layers of ``model``, and what to do if its driver crashes."""
     if _say is not None:
         _say("on_card", model, card, hint)
 

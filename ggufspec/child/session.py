@@ -1,4 +1,4 @@
-"""The parent's side: a child process that is opened, asked and ended."""
+"""The parent's side: opens, asks and ends a child process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ggufspec.child.job import GRACE_S, Emit
 from ggufspec.errors import BlamedError, ChildError, GgufspecError, ModelError, UsageError
 from ggufspec.schema import codec, interrupts
 
-Outcome = tuple[str, int, *tuple[Any, ...]]  # as it came
+Outcome = tuple[str, int, *tuple[Any, ...]]  # as received
 Result = TypeVar("Result")
 
-COMMAND = (sys.executable, "-P", "-m", "ggufspec.child")  # a module and -v or -q follow
-_OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # what a new session is on Windows
+COMMAND = (sys.executable, "-P", "-m", "ggufspec.child")  # followed by a module and -v or -q
+_OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows' equivalent of a new session
 
 
 class Interrupted(KeyboardInterrupt):
@@ -43,12 +43,12 @@ def call(
     on_event: Emit | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Run the job of ``module``, a dotted name, in a child process: a ``Spec`` of it in, its ``Result`` out.
+    """Run the job of ``module``, a dotted name, in a child process: takes its ``Spec``, returns its ``Result``.
 
-    Events reach ``on_event`` as they come; ``verbose`` lets llama.cpp's log through to stderr.
+    Events go to ``on_event`` as they come; ``verbose`` lets llama.cpp's log through to stderr.
 
     Raises:
-        GgufspecError: as the job raised it.
+        GgufspecError: raised by the job.
         ChildError: the child ended without a result; ``ended_by`` names the signal, or is ``deadline``.
         Interrupted: Ctrl-C; has the unfinished result.
     """
@@ -59,8 +59,8 @@ def call(
 class Session:
     """A child process that is opened once and answers many requests.
 
-    ``open(module, Spec(…), Ready)`` starts it, ``ask(Request(…), Reply)`` sends a request. All methods but :meth:`stop`
-    and :meth:`kill` belong to one thread. A session can be opened again at any time, also after its child has died.
+    ``open(module, Spec(…), Ready)`` starts it, ``ask(Request(…), Reply)`` sends a request. Call all methods except
+    :meth:`stop` and :meth:`kill` from one thread. A session can be reopened at any time, also after its child has died.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -72,10 +72,10 @@ class Session:
         return self._child is not None and self._child.lives
 
     def open(self, module: str, spec: object, ready_type: type[Result], *, on_event: Emit | None = None) -> Result:
-        """Start the child and send its spec; a previous child is ended. What ``on_event`` raises ends it, too.
+        """Start the child and send its spec; a previous child is ended. An exception from ``on_event`` ends it, too.
 
         Raises:
-            GgufspecError: as the job raised it; the child has ended.
+            GgufspecError: raised by the job; the child has ended.
             ChildError: the child died.
             Interrupted: Ctrl-C; the child has ended. ``partial`` is its unfinished result.
         """
@@ -95,12 +95,12 @@ class Session:
         return result
 
     def ask(self, request: object, reply_type: type[Result], *, on_event: Emit | None = None) -> Result:
-        """Send a request and wait for the reply. What ``on_event`` raises ends the child.
+        """Send a request and wait for the reply. An exception from ``on_event`` ends the child.
 
         Ctrl-C asks the child to stop and waits for its unfinished reply; a second Ctrl-C kills the child.
 
         Raises:
-            GgufspecError: as the job raised it; the session continues.
+            GgufspecError: raised by the job; the session continues.
             ChildError: the child has died, or was never opened.
             Interrupted: Ctrl-C; ``partial`` is the unfinished reply, or None if the child was killed.
         """
@@ -127,7 +127,7 @@ class Session:
         return _result(outcome, reply_type)
 
     def stop(self) -> None:
-        """Ask the running request, if any, to stop at its next token; its reply is what it has by then.
+        """Ask the running request, if any, to stop at its next token; its reply has what it got by then.
 
         May be called by any thread and from a signal handler.
         """
@@ -135,12 +135,12 @@ class Session:
             child.stop()
 
     def kill(self) -> None:
-        """Kill the child; whoever waits for it gets a ChildError. Any thread may call it."""
+        """Kill the child; a thread that waits for it gets a ChildError. Any thread may call it."""
         if child := self._child:
             child.kill()
 
     def close(self) -> None:
-        """End the child: at once if it is busy, else after its cleanup, within ``GRACE_S``."""
+        """End the child: at once if it is busy, otherwise after its cleanup, within ``GRACE_S``."""
         if child := self._child:
             self._end(0 if child.works else GRACE_S)
 
@@ -168,25 +168,25 @@ def _partial(outcome: Outcome | None, kind: type[Result]) -> Result | None:
 
 
 class _Child:
-    """A child process, and the messages of it.
+    """A child process and its messages.
 
-    A thread reads them, since an interrupted read would lose part of a line. The newest outcome stays, so that whoever
-    was interrupted can wait for it again.
+    A thread reads them, because an interrupted read would lose part of a line. The newest outcome is retained, so that
+    an interrupted caller can wait for it again.
     """
 
     def __init__(self, module: str, *, verbose: bool) -> None:
-        self.works = False  # whether a request is unanswered
-        self._number = -1  # of the newest request
-        self._stopped = -1  # the request that is to stop
+        self.works = False  # a request is unanswered
+        self._number = -1  # number of the newest request
+        self._stopped = -1  # number of the request to stop
         self._writing = threading.Lock()
-        self._outcome: Outcome | None = None  # the newest
+        self._outcome: Outcome | None = None  # of the newest request
         self._ended = False
         self._on_cards: list[OnCard] = []
-        self._limit: tuple[float, float, str, str] | None = None  # until when, and what ``within`` was called with
+        self._limit: tuple[float, float, str, str] | None = None  # deadline, and the arguments of ``within``
         self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # None at the end; [] is no message
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._logged_bytes = 0  # before the newest request
-        self._peers: Sequence[str] = ()  # RPC workers, as the spec has them
+        self._peers: Sequence[str] = ()  # RPC workers, from the spec
         self._process = subprocess.Popen(
             [*COMMAND, module, "-v" if verbose else "-q"],
             stdin=subprocess.PIPE,
@@ -194,7 +194,7 @@ class _Child:
             stderr=None if verbose else self._log,
             text=True,
             encoding="utf-8",
-            start_new_session=True,  # Ctrl-C reaches the parent, which asks the child to stop
+            start_new_session=True,  # Ctrl-C reaches only the parent, which asks the child to stop
             creationflags=_OWN_GROUP,
         )
         assert self._process.stdin is not None
@@ -219,7 +219,7 @@ class _Child:
         line = json.dumps({"request": codec.dump(request)})
         with self._writing:
             self._write(line)
-        if self.stops:  # since before it was written
+        if self.stops:  # asked to stop before it was written
             self.stop()
 
     def stop(self) -> None:
@@ -277,7 +277,7 @@ class _Child:
                 self._outcome = tuple(message)
 
     def last_outcome(self, on_event: Emit | None) -> Outcome | None:
-        """The outcome of the newest request, after asking the child to end; None if none comes in time."""
+        """Return the outcome of the newest request, after asking the child to end; None if none comes in time."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         with contextlib.suppress(TimeoutError, ChildError):
@@ -301,7 +301,7 @@ class _Child:
             self._log.close()
 
     def _write(self, line: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or its stdin is closed
+        with contextlib.suppress(OSError, ValueError):  # the child has ended, or its stdin is closed
             self._stdin.write(line + "\n")
             self._stdin.flush()
 

@@ -1,1 +1,1 @@
-"""What this machine has: GPUs (the only importer of pynvml), host (the only importer of psutil)."""
+"""This machine's hardware: GPUs (the only importer of pynvml), host (the only importer of psutil)."""

@@ -1,9 +1,9 @@
-"""Common cards by name, for the question what a card would do that is not here.
+"""Common GPUs by name, to plan for one that is not installed.
 
-Figures are those of the makers' data sheets and architecture white papers (NVIDIA Turing, Ampere, Ada and Blackwell;
-AMD's and Intel's product pages): memory as it is marketed, which is GiB, and bandwidth in 10⁹ bytes a second. fp16 is
-the dense rate of the matrix units with 32-bit sums; on cards without such units or without fast fp16 it is the best
-rate of the shaders. A driver and a desktop keep 0.3 to 1 GiB of the memory for themselves: what is free is less.
+Figures are from the makers' data sheets and architecture white papers (NVIDIA Turing, Ampere, Ada and Blackwell; AMD's
+and Intel's product pages): memory as it is marketed, which is GiB, and bandwidth in 10⁹ bytes a second. fp16 is the
+dense rate of the matrix units with 32-bit sums; on GPUs without such units or without fast fp16 it is the best rate of
+the shaders. A driver and a desktop reserve 0.3 to 1 GiB of the memory, so that less is free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ggufspec.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A graphics card as its maker describes it; ``fp16_flops`` is per second, ``architecture`` as in ``_TABLE``."""
+    """A GPU as its maker describes it; ``fp16_flops`` is per second, ``architecture`` as in ``_TABLE``."""
 
     name: str
     vram_bytes: int
@@ -30,16 +30,16 @@ class Card:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether its memory is the host's."""
+        """True if it uses the host's memory."""
         return self.name.startswith(("Apple ", "GB10", "Radeon ", "Arc 140V"))
 
     @property
     def usable_bytes(self) -> int:
-        """What its driver gives to programs; Apple's 11.84 of 16 GiB: github.com/AlexsJones/llmfit/pull/754."""
+        """Memory that its driver gives to programs; Apple's 11.84 of 16 GiB: github.com/AlexsJones/llmfit/pull/754."""
         return int(0.74 * self.vram_bytes) if self.architecture == "Apple" else self.vram_bytes
 
 
-# name; GiB; GB/s; PCIe generation × lanes; fp16 TFLOP/s. Of what shares the host's memory, the usual amount of it.
+# name; GiB; GB/s; PCIe generation × lanes; fp16 TFLOP/s. GPUs that share the host's memory have its usual amount.
 _TABLE = """
 [Pascal]
 GTX 1060 6GB                    6   192  3x16    4.4
@@ -196,7 +196,7 @@ _NOISE = re.compile(
     r"|aipro(?=r9)|gpu|\(radv.*\)"
 )
 _SERIES = re.compile(r"^(rtx|gtx|rx|pro|apple) ", re.IGNORECASE)
-# What NVML says of variants that it does not name as their maker's pages do.
+# NVML's names of variants that their makers' pages name differently.
 _ALIASES = {
     "h10080gbhbm3": "H100 SXM",
     "a100pcie40gb": "A100 40GB",
@@ -212,10 +212,10 @@ _VARIANT = re.compile(r" (\d+GB|PCIe|SXM|Blackwell)$")
 
 
 def find_card(name: str) -> Card:
-    """The card that ``name`` means; case, spaces, "NVIDIA GeForce" and "RTX" may be left out or written.
+    """Find a GPU by ``name``; case, spaces, "NVIDIA GeForce" and "RTX" are optional.
 
     Raises:
-        UsageError: no card is called so, or several variants are.
+        UsageError: no GPU has this name, or several variants have.
     """
     key = _key(name)
     found = _called(key)
@@ -230,7 +230,7 @@ def find_card(name: str) -> Card:
 
 
 def recognise(name: str, total_bytes: int) -> Card | None:
-    """The card that its driver calls ``name``; of several variants the one with the nearest memory. None if unknown."""
+    """Return the GPU that its driver calls ``name``, the variant with the nearest memory; None if unknown."""
     return min(_called(_key(name)), key=lambda card: abs(card.vram_bytes - total_bytes), default=None)
 
 
@@ -248,6 +248,6 @@ def _key(name: str) -> str:
 
 
 def _names(card: Card) -> set[str]:
-    """Everything that a card may be called, with and without its series and its variant."""
+    """Return all names of a GPU, with and without its series and its variant."""
     names = {card.name, _VARIANT.sub("", card.name)}
     return {_key(name) for name in (*names, *(_SERIES.sub("", name) for name in names))}

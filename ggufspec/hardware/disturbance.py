@@ -1,7 +1,7 @@
-"""What disturbs a measurement: other programs on the CPUs or GPUs, reduced clocks, weights that come from the disk.
+"""What disturbs a measurement: other programs on the CPUs or GPUs, reduced clocks, weights read from the disk.
 
-Read the system's counters before and after (:meth:`Counters.now`); :meth:`Counters.since` says what happened between. A
-counter that the system does not have, or hides from a container, counts as nothing.
+Read the system's counters before and after (:meth:`Counters.now`); :meth:`Counters.since` returns what happened in
+between. A counter that the system lacks, or hides from a container, counts as zero.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ggufspec.hardware import gpus, host
 from ggufspec.hardware.host import CpuUse
 
 _IO = Path("/proc/self/io")
-_LEAST_S = 0.2  # the kernel counts CPU time in steps of 10 ms: a shorter time says nothing about other programs
-_DISK_BYTES = 16 << 20  # read from the disk: as much as would show in a measurement of half a second
+_LEAST_S = 0.2  # minimum duration: the kernel counts CPU time in steps of 10 ms
+_DISK_BYTES = 16 << 20  # enough disk reads to show in a measurement of half a second
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What happened while something was measured.
+    """Disturbances during a measurement.
 
     Attributes:
         others_cpus: CPUs that other programs and the hypervisor kept busy, on average.
-        disk_bytes: bytes that this process had to read from the disk: weights that were not in memory.
+        disk_bytes: bytes that this process read from the disk: weights that were not in memory.
         gpus: one sentence for each GPU with reduced clocks or other programs at work.
     """
 
@@ -55,7 +55,7 @@ class Counters:
     def since(self, before: Counters, *, with_gpus: bool = False) -> Disturbance:
         """Return what happened from ``before`` to these counters.
 
-        With ``with_gpus`` NVML is asked for the GPUs' present state, which takes some milliseconds.
+        ``with_gpus`` also asks NVML for the GPUs' present state, which takes some milliseconds.
         """
         long_enough = self.cpu.clock_s - before.cpu.clock_s >= _LEAST_S
         return Disturbance(
@@ -66,7 +66,7 @@ class Counters:
 
 
 def _disk_bytes() -> int:
-    """Bytes that this process had read from the disk, mapped files included; 0 if unknown (Linux knows).
+    """Return the bytes that this process had read from the disk, mapped files included; 0 if unknown (Linux knows).
 
     Source: Documentation/filesystems/proc.rst of Linux, 3.3.
     """

@@ -1,4 +1,4 @@
-"""NVIDIA cards through NVML: who they are and who uses their memory. A card that fails costs its own row.
+"""NVIDIA GPUs through NVML: identity, memory and its users. A GPU that fails costs only its own row.
 
 Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
 """
@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 
 from ggufspec.schema.doctor import Gpu, GpuProcess
 
-# nvmlReturn_t: after these nothing that the card or the driver says is worth anything. What else goes wrong costs the
-# field that was asked for.
+# nvmlReturn_t: after these errors nothing that the GPU or the driver says is usable. Other errors cost only the field
+# that was requested.
 _DRIVER_IS_GONE = (1, 9)  # NVML_ERROR_UNINITIALIZED, _DRIVER_NOT_LOADED
 _CARD_IS_GONE = (*_DRIVER_IS_GONE, 15, 16)  # _GPU_IS_LOST, _RESET_REQUIRED
 _LIBRARY_NOT_FOUND = 12
-# nvmlClocksEventReason… of nvml.h: what makes a card slower than it was a minute ago. That a load reaches the power
-# limit is none of these: it is so from the first second on.
+# nvmlClocksEventReason… of nvml.h: reasons why a GPU is slower than a minute ago. Reaching the power limit under load
+# is not one of them: it happens from the first second on.
 _THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake"}
-_OTHERS_SHARE = 0.1  # of a GPU's time: less is a desktop that draws
+_OTHERS_SHARE = 0.1  # of a GPU's time; less is a desktop being drawn
 _RECENT_S = 1.0
-# Vulkan drivers that are programs on the CPU: Mesa's, Google's, Microsoft's
+# Vulkan drivers that run on the CPU: Mesa's, Google's, Microsoft's
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "basic render driver")
 
 Answer = TypeVar("Answer")
@@ -32,16 +32,16 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What NVML says of this machine."""
+    """NVML's view of this machine."""
 
-    cards: tuple[Gpu, ...]  # those that answer
-    problems: tuple[str, ...]  # of the others
-    driver: str | None  # its version; None without a driver
-    cuda: tuple[int, int] | None = None  # the newest that the driver runs
+    cards: tuple[Gpu, ...]  # GPUs that answer
+    problems: tuple[str, ...]  # of the other GPUs
+    driver: str | None  # driver version; None without a driver
+    cuda: tuple[int, int] | None = None  # newest CUDA version that the driver runs
 
 
 def is_software(description: str) -> bool:
-    """Whether a program on the CPU acts as the card of this description: slower than the CPU, with its memory.
+    """Return True if a program on the CPU acts as the GPU of this description, slower than the CPU, in its memory.
 
     llama.cpp shows one only if GGML_VK_VISIBLE_DEVICES names it: ggml/src/ggml-vulkan/ggml-vulkan.cpp.
     """
@@ -49,20 +49,20 @@ def is_software(description: str) -> bool:
 
 
 def gpus() -> list[Gpu]:
-    """The cards that answer, in NVML's order; empty without a driver."""
+    """Return the GPUs that answer, in NVML's order; empty without a driver."""
     return list(survey().cards)
 
 
 def used_bytes() -> int | None:
-    """Memory in use on all cards together, by every process; None without a card, or if one does not tell."""
+    """Return the memory in use on all GPUs, by all processes; None without GPUs, or if one does not report it."""
     used = [gpu.used_bytes for gpu in gpus()]
     return sum(filter(None, used)) if used and None not in used else None
 
 
 def of_device(device_id: str, description: str, cards: Iterable[Gpu]) -> Gpu | None:
-    """The card of a device of ggml: NVML has them in another order, and those that CUDA_VISIBLE_DEVICES hides too.
+    """Return the GPU of a ggml device: NVML has another order, and also has GPUs that CUDA_VISIBLE_DEVICES hides.
 
-    They have one PCI bus id, to which ggml adds a suffix if it divides the card; a Jetson's has only a name in NVML.
+    Both have the PCI bus id, to which ggml adds a suffix if it divides the GPU; a Jetson's has only a name in NVML.
     """
 
     def is_it(card: Gpu) -> bool:
@@ -72,7 +72,7 @@ def of_device(device_id: str, description: str, cards: Iterable[Gpu]) -> Gpu | N
 
 
 def disturbances() -> tuple[str, ...]:
-    """One sentence for each GPU whose clocks are reduced or on which another program computes now."""
+    """Return a sentence for each GPU whose clocks are reduced or on which another program computes now."""
     return _with_nvml(_disturbances, (), lambda _: ())
 
 
@@ -86,16 +86,16 @@ def _disturbances(nvml: Any) -> tuple[str, ...]:
                 found.append(f"the clocks of {name} were reduced ({reasons[0]})")
             elif (share := _used_by_others(nvml, handle)) > _OTHERS_SHARE:
                 found.append(f"other programs used {share:.0%} of {name}")
-    except nvml.NVMLError:  # the card or the driver is gone
+    except nvml.NVMLError:  # the GPU or the driver is gone
         pass
     return tuple(found)
 
 
 def _used_by_others(nvml: Any, handle: Any) -> float:
-    """Share of a GPU's time that other processes had in the last second; 0 if NVML does not tell.
+    """Return the share of a GPU's time that other processes had in the last second; 0 if NVML does not report it.
 
-    In a container NVML may have the host's process ids: where this process is not among those on the GPU, nobody can be
-    told from it.
+    In a container NVML may report the host's process ids: if this process is not among those on the GPU, processes
+    cannot be told apart.
     """
     if os.getpid() not in {process.pid for process in _processes(nvml, handle)}:
         return 0.0
@@ -106,7 +106,7 @@ def _used_by_others(nvml: Any, handle: Any) -> float:
 
 
 def energy_j() -> float | None:
-    """What all cards together have used since the driver was loaded; None unless each of them counts it."""
+    """Return the energy that all GPUs have used since the driver was loaded; None unless each of them counts it."""
     return _with_nvml(_energy_j, None, lambda _: None)
 
 
@@ -120,13 +120,13 @@ def _energy_j(nvml: Any) -> float | None:
 
 
 def survey() -> Survey:
-    """Ask every card; a driver that is lost on the way ends the list with what was found."""
+    """Query every GPU; if the driver is lost on the way, the list ends there."""
     said = "the NVIDIA driver does not start"
     return _with_nvml(_survey, Survey((), (), None), lambda error: Survey((), (f"{said}: {error}",), None))
 
 
 def _with_nvml(ask: Callable[[Any], Answer], without: Answer, broken: Callable[[Exception], Answer]) -> Answer:
-    """What ``ask`` learns of NVML; ``without`` if there is none, and ``broken`` if it does not start."""
+    """Return what ``ask`` gets from NVML; ``without`` if there is none, and ``broken`` if it does not start."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -192,7 +192,7 @@ def _card(nvml: Any, index: int, driver: str) -> Gpu:
 
 
 def _throttled(nvml: Any, handle: Any) -> tuple[str, ...]:
-    """By the name that the driver knows: it was renamed in R535."""
+    """Query by the name that the driver knows: it was renamed in R535."""
     reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:
         reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
@@ -200,7 +200,7 @@ def _throttled(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    """Largest first. A process that both computes and draws is in both of NVML's lists, with all its memory in each."""
+    """Return processes, largest first. One that computes and draws is in both lists of NVML, with all its memory."""
     used: dict[int, int | None] = {}
     for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
         for process in _ask(nvml, call, handle) or ():
@@ -213,7 +213,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _ask(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``call`` answers; None unless it is supported, permitted and text. Raises if card or driver are gone."""
+    """Return the result of ``call``; None unless supported, permitted and text. Raises if GPU or driver are gone."""
     try:
         return call(*arguments)
     except UnicodeDecodeError:
@@ -225,5 +225,5 @@ def _ask(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _code(error: Exception) -> int | None:
-    """nvmlReturn_t of an NVMLError."""
+    """Return the nvmlReturn_t of an NVMLError."""
     return getattr(error, "value", None)

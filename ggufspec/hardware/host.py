@@ -1,6 +1,6 @@
 """Cores, memory, disk and name of the machine; the only importer of psutil.
 
-Source of what a container may have: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of Linux.
+Source for a container's limits: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of Linux.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pathlib import Path
 import psutil
 
 _ROOT = Path("/")
-_VECTOR_SETS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sve")  # beginnings of flags
+_VECTOR_SETS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sve")  # prefixes of CPU flags
 
-_NO_LIMIT = 2**62  # of version 1, whose highest number of whole pages is no limit
+_NO_LIMIT = 2**62  # cgroup version 1 writes its highest number of whole pages for no limit
 BUSY_CPUS = 0.25
 """So much more of a CPU in others' hands than at the quietest time disturbs a measurement; idle machines vary by 0.15.
 """
 
-_FAST = 0.8  # of the fastest core's speed: below are efficiency cores, above are like cores that boost less
+_FAST = 0.8  # of the fastest core's speed: slower ones are efficiency cores, others merely boost less
 
 TOLERATED_CPUS = 0.5
 """With so much of a CPU in others' hands one thread more and one fewer are equally fast (docs/decisions/024)."""
 
 
 def physical_cores() -> int:
-    """Cores that this process may use: fast ones, less what affinity or a container's quota takes away.
+    """Return the cores that this process may use: fast ones, within its affinity and its container's quota.
 
     llama.cpp gains nothing from two threads on one core, and its threads wait for the slowest.
     """
@@ -42,7 +42,7 @@ def physical_cores() -> int:
 
 
 def _fast_cores() -> int:
-    """Of the cores that this process is bound to, those that are about as fast as the fastest; 0 if not told.
+    """Count this process's cores that are about as fast as the fastest; 0 if unknown.
 
     Source: Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
     """
@@ -58,10 +58,10 @@ def _fast_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Seconds since some moment in the past; only differences mean something."""
+    """Seconds since some moment in the past; only differences are meaningful."""
 
     clock_s: float
-    all_s: float  # CPU time of every program on the CPUs which this process may use, and what a hypervisor took
+    all_s: float  # CPU time of all programs on the CPUs of this process, and what a hypervisor took
     own_s: float  # CPU time of this process
 
     def others_since(self, before: CpuUse) -> float:
@@ -72,14 +72,14 @@ class CpuUse:
 
 
 def usable_cpus() -> int:
-    """Logical CPUs that this process may use."""
+    """Return the number of logical CPUs that this process may use."""
     return len(_affinity()) or psutil.cpu_count() or 1
 
 
 def cpu_use() -> CpuUse:
-    """How busy the CPUs have been; the system counts in steps of about 10 ms.
+    """Return how busy the CPUs have been; the system counts in steps of about 10 ms.
 
-    Where it does not tell (a container without /proc/stat), others use nothing.
+    If the system does not report it (a container without /proc/stat), others use nothing.
     """
     allowed = _affinity()
     try:
@@ -94,27 +94,27 @@ def cpu_use() -> CpuUse:
 
 
 def threads_left(cores: int, cpus: int, others: float) -> int:
-    """Threads that each get a CPU of their own, ``cores`` of them on an idle machine.
+    """Return how many threads get a CPU of their own; ``cores`` on an idle machine.
 
-    ``others`` of the logical CPUs are kept busy; if cores have two CPUs each, they fit next to ``cores`` threads.
+    ``others`` of the logical CPUs are busy; if cores have two CPUs each, these fit next to ``cores`` threads.
     """
     return max(1, min(cores, ceil(cpus - others - TOLERATED_CPUS)))
 
 
 def others_cpus(look_s: float = 0.3) -> float:
-    """CPUs that other programs keep busy now, seen over a moment of ``look_s`` seconds."""
+    """Return the CPUs that other programs keep busy now, measured for ``look_s`` seconds."""
     before = cpu_use()
     time.sleep(look_s)
     return cpu_use().others_since(before)
 
 
 def _affinity() -> set[int]:
-    """The CPUs that this process is bound to; empty if the system does not tell."""
+    """Return the CPUs that this process is bound to; empty if the system does not say."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def peak_rss_bytes() -> int:
-    """The largest resident memory that this process has had, mapped model files included."""
+    """Return the largest resident memory of this process so far, mapped model files included."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     for line in _text(_ROOT / "proc/self/status").splitlines():
@@ -127,7 +127,7 @@ def peak_rss_bytes() -> int:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Memory that this process has now, or another one, mapped model files included; 0 of one that has ended."""
+    """Return the resident memory of this process or another one, mapped model files included; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.NoSuchProcess:
@@ -139,19 +139,19 @@ def total_memory_bytes() -> int:
 
 
 def free_memory_bytes() -> int:
-    """RAM that this process can have without swapping: what the machine has, within every limit of its container."""
+    """Return the RAM that this process can get without swapping, within all limits of its container."""
     free = psutil.virtual_memory().available
     allowed = _cgroup_memory_bytes(_ROOT)
     return free if allowed is None else min(free, allowed)
 
 
 def obtainable_memory_bytes() -> int:
-    """The same with what swapping gives."""
+    """Return free RAM plus free swap."""
     return free_memory_bytes() + int(psutil.swap_memory().free)
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Room for this user on the disk of ``path``, or of the nearest folder above it; an OSError if it is unknown."""
+    """Return the free space for this user on the disk of ``path`` or of its nearest parent; OSError if unknown."""
     there = path.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -159,18 +159,18 @@ def free_disk_bytes(path: Path) -> int:
 
 
 def last_cache_bytes() -> int:
-    """The largest cache of the first CPU; 0 if the system does not tell (Linux does)."""
+    """Return the largest cache of the first CPU; 0 if the system does not report it (Linux does)."""
     sizes = [_text(path) for path in (_ROOT / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size[:-1].isdecimal() and size.endswith("K")), default=0)
 
 
 def cpu_name() -> str:
-    """The processor's name as its maker writes it."""
+    """Return the processor's name as its maker writes it."""
     return _cpu_facts().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> tuple[str, ...]:
-    """What the processor can do, in Linux's words (``avx2``, ``amx_int8``, ``asimddp``), sorted; empty if not told.
+    """Return the processor's features in Linux's words (``avx2``, ``amx_int8``, ``asimddp``), sorted; empty if unknown.
 
     Source: arch/x86/include/asm/cpufeatures.h and arch/arm64/kernel/cpuinfo.c of Linux.
     """
@@ -179,7 +179,7 @@ def cpu_flags() -> tuple[str, ...]:
 
 
 def _cpu_facts() -> dict[str, str]:
-    """The first processor's, as arch/x86/kernel/cpu/proc.c and arch/arm64/kernel/cpuinfo.c of Linux tell them."""
+    """Return the first processor's fields: arch/x86/kernel/cpu/proc.c and arch/arm64/kernel/cpuinfo.c of Linux."""
     facts: dict[str, str] = {}
     for line in _text(_ROOT / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
@@ -189,13 +189,13 @@ def _cpu_facts() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor by its maker's numbers, since a hypervisor may shorten its name ("AMD EPYC"); empty if not told."""
+    """A processor by its maker's numbers, because a hypervisor may shorten its name ("AMD EPYC"); empty if unknown."""
 
     vendor: str
     family: str
     model: str
     stepping: str
-    vector_sets: tuple[str, ...]  # its vector instructions in Linux's words
+    vector_sets: tuple[str, ...]  # vector instructions in Linux's words
 
 
 def processor() -> Processor:
@@ -212,7 +212,7 @@ def processor() -> Processor:
 
 
 def _cgroup_cores(root: Path) -> int:
-    """Whole cores of the narrowest CPU quota above this process; 0 means no quota."""
+    """Return the whole cores of the narrowest CPU quota above this process; 0 means no quota."""
     cores = []
     for folder in _cgroups(root, "cpu"):
         whole = _text(folder / "cpu.max") or " ".join(_text(folder / f"cpu.cfs_{of}_us") for of in ("quota", "period"))
@@ -223,15 +223,15 @@ def _cgroup_cores(root: Path) -> int:
 
 
 def _cgroup_memory_bytes(root: Path) -> int | None:
-    """What the limits above this process leave, the narrowest of them; None without a limit.
+    """Return the memory left within the narrowest limit above this process; None without a limit.
 
-    Cached files count as free, as in the kernel's own MemAvailable (mm/show_mem.c): they go when memory is wanted.
+    Cached files count as free, as in the kernel's own MemAvailable (mm/show_mem.c): they are dropped on demand.
     """
     left = []
     for folder in _cgroups(root, "memory"):
         used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or "0"
         stat = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
-        cached = ("inactive_file", "active_file", "slab_reclaimable")  # version 1: total_… has the groups below, too
+        cached = ("inactive_file", "active_file", "slab_reclaimable")  # in version 1, total_… includes the groups below
         kept = max(0, int(used) - sum(int(stat.get(f"total_{key}", stat.get(key, "0"))) for key in cached))
         limits = (_text(folder / f"memory.{name}") for name in ("max", "high", "limit_in_bytes"))
         left += [max(0, int(limit) - kept) for limit in limits if limit.isdecimal() and int(limit) < _NO_LIMIT]
@@ -239,21 +239,22 @@ def _cgroup_memory_bytes(root: Path) -> int | None:
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders that may limit this process, its own first and the mount's last; of both versions, if both are here.
+    """Yield the folders that may limit this process, its own first, the mount's last, in both versions.
 
-    In a container the path may be the host's, which is not there; the mount itself is the container's group then.
+    In a container the path may be the host's, which does not exist there; then the mount itself is the container's
+    group.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         parts = [part for part in path.split("/") if part not in ("", "..")]
         mounts = ("", "unified") if not controllers else (controller,) if controller in controllers.split(",") else ()
-        for mount in mounts:  # version 2, beside version 1 it is unified; or version 1
+        for mount in mounts:  # version 2, mounted as "unified" next to version 1; or version 1
             folder = root / "sys/fs/cgroup" / mount
             yield from (folder.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
 def _text(path: Path) -> str:
-    """The file's text, stripped; empty without one."""
+    """Return the file's text, stripped; empty without a file."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError:

@@ -1,10 +1,10 @@
-"""How llama.cpp comes onto this machine: which prebuilt llama-cpp-python serves it, and what to type to mend it.
+"""How to install llama.cpp here: which prebuilt llama-cpp-python suits this machine, and what to type to repair it.
 
-The one place that knows: a checkout is mended by ``scripts/bootstrap``, which builds llama.cpp; everything else by pip,
-or uv if an environment has no pip, and a prebuilt llama-cpp-python.
+This is the only place that knows: a checkout is repaired by ``scripts/bootstrap``, which builds llama.cpp; everything
+else by pip, or uv if an environment has no pip, and a prebuilt llama-cpp-python.
 
 Source: llama-cpp-python 0.3.36, README.md ("Pre-built Wheel") and .github/workflows/build-*.yaml. Those indices could
-not be reached from where this was written: their names are documented, the wheels in them are untried.
+not be reached when this was written: their names are documented, the wheels in them are untried.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ggufspec.hardware.gpus import Survey
 from ggufspec.schema.doctor import Build
 
 IN_CHECKOUT = (Path(__file__).resolve().parents[2] / "scripts" / "bootstrap").is_file()
-CHAT_LIBRARY = "ggufspec doctor --chat-library"  # what to type for llama.cpp's chat library: a C++ compiler makes it
+CHAT_LIBRARY = "ggufspec doctor --chat-library"  # command to compile llama.cpp's chat library with a C++ compiler
 _PACKAGE = "llama-cpp-python"
 _CMAKE = {"cuda": "-DGGML_CUDA=on", "metal": "-DGGML_METAL=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
-# What a library that cannot be loaded says it misses, and the system's package that has it.
+# Missing libraries, as the loader's error names them, and how to install each.
 _SYSTEM_LIBRARIES = {
     "libgomp.so": "sudo apt install libgomp1 (dnf install libgomp)",
     "libvulkan.so": "sudo apt install libvulkan1 (dnf install vulkan-loader)",
@@ -44,15 +44,15 @@ Backend = Literal["cuda", "metal", "rocm", "vulkan", "cpu"]
 _INDICES = "https://abetlen.github.io/llama-cpp-python/whl"
 _CUDA = ((11, 8), (12, 1), (12, 2), (12, 3), (12, 4), (12, 5), (13, 0), (13, 2))
 _NOT_ON_WINDOWS = ((12, 1), (12, 2), (12, 3))
-# Compute capabilities that the wheels of a CUDA major version have code for: (least, most)
+# Compute capabilities that the wheels of a CUDA major version have code for: (lowest, highest)
 _CAPABILITIES = {11: ((6, 0), (8, 9)), 12: ((6, 0), (99, 9)), 13: ((7, 5), (99, 9))}
-# What the CUDA wheels of a major version leave out: packages of PyPI. NVIDIA dropped the suffix with CUDA 13.
+# Packages of PyPI that the CUDA wheels of a major version need. NVIDIA dropped the suffix with CUDA 13.
 CUDA_RUNTIME = {
     11: ("nvidia-cuda-runtime-cu11", "nvidia-cublas-cu11"),
     12: ("nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12"),
     13: ("nvidia-cuda-runtime==13.*", "nvidia-cublas==13.*"),
 }
-_DOCUMENTED_PYTHON = (3, 12)  # the newest that the README promises CUDA and Metal wheels for
+_DOCUMENTED_PYTHON = (3, 12)  # newest that the README promises CUDA and Metal wheels for
 _X86 = ("x86_64", "AMD64")
 _ARM = ("arm64", "aarch64")
 _CPU_WHEELS = {"Linux": (*_X86, *_ARM, "riscv64"), "Darwin": _ARM, "Windows": _X86}
@@ -60,16 +60,16 @@ _CPU_WHEELS = {"Linux": (*_X86, *_ARM, "riscv64"), "Darwin": _ARM, "Windows": _X
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What decides; ``system`` and ``arch`` are :mod:`platform`'s."""
+    """Facts that decide; ``system`` and ``arch`` are :mod:`platform`'s."""
 
     system: str
     arch: str
     python: tuple[int, int]
-    cuda: tuple[int, int] | None = None  # the newest that NVIDIA's driver runs
-    capability: tuple[int, int] | None = None  # of the oldest card
-    amd: bool = False  # a card of theirs is here
+    cuda: tuple[int, int] | None = None  # newest that NVIDIA's driver runs
+    capability: tuple[int, int] | None = None  # oldest GPU's
+    amd: bool = False  # an AMD GPU is present
     rocm: bool = False  # AMD's runtime is installed
-    vulkan: bool = False  # a loader and a card for it are here
+    vulkan: bool = False  # a Vulkan loader and a GPU for it are present
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class Wheels:
     index: str
     lacks: tuple[str, ...]
     runtime: tuple[str, ...] = ()  # packages of PyPI that they need
-    python: str = ""  # the one to ask for; empty: any
+    python: str = ""  # version to request; empty: any
 
 
 def choose_wheels(facts: Facts) -> Wheels | None:
-    """The wheels for a machine; None if none are built, as for an Intel Mac."""
+    """Choose the wheels for a machine; None if none are built, as for an Intel Mac."""
     backend, name = _index(facts)
     if not name:
         return None
@@ -104,12 +104,12 @@ def choose_wheels(facts: Facts) -> Wheels | None:
 
 
 def _index(facts: Facts) -> tuple[Backend, str]:
-    """The backend and the index's name; an empty name means no wheel at all."""
+    """Return the backend and the index's name; an empty name means no wheel at all."""
     if facts.arch in _X86 and facts.system in ("Linux", "Windows"):
         if name := _cuda_index(facts):
             return "cuda", name
         if facts.amd and facts.system == "Windows":
-            return "rocm", "hip-radeon"  # AMD's libraries are inside
+            return "rocm", "hip-radeon"  # AMD's libraries are included
         if facts.amd and facts.rocm:
             return "rocm", "rocm72"
         if facts.vulkan:
@@ -120,10 +120,10 @@ def _index(facts: Facts) -> tuple[Backend, str]:
 
 
 def _cuda_index(facts: Facts) -> str:
-    """The newest CUDA that the driver runs and that has code for the card.
+    """Choose the newest CUDA that the driver runs and that has code for the GPU.
 
-    None newer than the driver's: newer ones of the same major version do run there, but not the code that the driver
-    has to compile for cards that are newer than the wheel (CUDA's guide to compatibility, "minor version").
+    Never newer than the driver's: newer ones of the same major version do run, but not the code that the driver has to
+    compile for GPUs newer than the wheel (CUDA's guide to compatibility, "minor version").
     """
     known = [version for version in _CUDA if not (facts.system == "Windows" and version in _NOT_ON_WINDOWS)]
     for version in sorted(known, reverse=True):
@@ -135,7 +135,7 @@ def _cuda_index(facts: Facts) -> str:
 
 
 def machine_facts(survey: Survey, root: Path = Path("/")) -> Facts:
-    """Those of this machine; ``root`` is where the system's own files are."""
+    """Return the facts of this machine; ``root`` is where the system's files are."""
     system = platform.system()
     vendors = [path.read_text().strip() for path in root.glob("sys/class/drm/card*/device/vendor")]
     homes = ("opt/rocm*/lib", "usr/lib/*-linux-gnu", "usr/lib64")
@@ -155,7 +155,7 @@ def machine_facts(survey: Survey, root: Path = Path("/")) -> Facts:
 
 
 def _loads(*names: str) -> bool:
-    """Whether the system has one of these libraries."""
+    """Return True if the system has one of these libraries."""
     for name in names:
         with contextlib.suppress(OSError):
             ctypes.CDLL(name)
@@ -167,13 +167,13 @@ def _loads(*names: str) -> bool:
 
 
 def pip() -> str:
-    """What installs a package into this environment: those that pipx makes have a pip, those of uv have none."""
+    """Return the command that installs packages here: pipx environments have pip, uv's have none."""
     python = shlex.quote(sys.executable)
     return f"{python} -m pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {python}"
 
 
 def built(prefix: Path = Path(sys.prefix)) -> Build | None:
-    """What scripts/bootstrap wrote into the environment that it made, if this is one."""
+    """Return what scripts/bootstrap wrote into the environment that it made, if this is one."""
     try:
         stamp = untrusted.read_json(prefix / "bootstrap.json")
         return Build(str(stamp.get("cpu", "native")), str(stamp.get("why", "")), str(stamp.get("cmake_args", "")))
@@ -182,7 +182,7 @@ def built(prefix: Path = Path(sys.prefix)) -> Build | None:
 
 
 def requirement(name: str = _PACKAGE) -> str:
-    """The versions of a package that ggufspec is made for: ``llama-cpp-python<0.4,>=0.3.36``."""
+    """Return the supported versions of a package: ``llama-cpp-python<0.4,>=0.3.36``."""
     try:
         needed = importlib.metadata.requires("ggufspec") or []
     except importlib.metadata.PackageNotFoundError:
@@ -191,10 +191,10 @@ def requirement(name: str = _PACKAGE) -> str:
 
 
 def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) -> str:
-    """What to type so that this installation has a llama.cpp that works.
+    """Return the command that gives this installation a working llama.cpp.
 
-    With ``backend``, ``cuda`` say, by default the best for this machine. ``source``: built here, with CMake's
-    ``flags``, for what no prebuilt wheel has: RPC, this processor's own instructions.
+    ``backend`` is ``cuda``, say; default: the best for this machine. ``source`` builds it here, with CMake's ``flags``,
+    for what no prebuilt wheel has: RPC, this processor's own instructions.
     """
     if IN_CHECKOUT:
         return "scripts/bootstrap" + (f" --backend {backend}" if backend else "")
@@ -203,9 +203,9 @@ def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) 
 
 
 def pip_line(wheels: Wheels | None, backend: str = "", flags: Sequence[str] = ()) -> str:
-    """What installs llama-cpp-python anew: without wheels it is built, which needs a compiler.
+    """Return the command that reinstalls llama-cpp-python: without wheels it is built, which needs a compiler.
 
-    uv takes pip's options under pip's names.
+    uv accepts pip's options under pip's names.
     """
     options = ";".join(filter(None, ["-DGGML_RPC=on", _CMAKE.get(backend), *flags]))
     how = f'--no-binary {_PACKAGE} --no-cache-dir -C "cmake.args={options}"'
@@ -216,7 +216,7 @@ def pip_line(wheels: Wheels | None, backend: str = "", flags: Sequence[str] = ()
 
 
 def prebuilt_line(wheels: Wheels) -> str:
-    """What to type for a prebuilt llama-cpp-python: in a checkout ggufspec is made a tool of its own next to it."""
+    """Return the command for a prebuilt llama-cpp-python: in a checkout it makes ggufspec a separate uv tool."""
     if not IN_CHECKOUT:
         return pip_line(wheels)
     python = f" --python {wheels.python}" if wheels.python else ""
@@ -225,7 +225,7 @@ def prebuilt_line(wheels: Wheels) -> str:
 
 
 def remedy(complaint: str) -> str:
-    """What to type if llama.cpp's libraries cannot be loaded: the system's loader said ``complaint`` of them."""
+    """Return the command that fixes llama.cpp's libraries when the system's loader reported ``complaint``."""
     found = re.search(r"lib(?:cudart|cublas|cublasLt)\.so\.(\d+)", complaint)
     if found and (packages := CUDA_RUNTIME.get(int(found[1]))):
         return " ".join([pip(), *map(_quoted, packages)])
@@ -234,5 +234,5 @@ def remedy(complaint: str) -> str:
 
 
 def _quoted(requirement: str) -> str:
-    """In double quotes where a shell would read it otherwise, which every shell knows, that of Windows too."""
+    """Quote with double quotes if a shell needs it; every shell knows them, Windows' too."""
     return requirement if re.fullmatch(r"[\w.-]+", requirement) else f'"{requirement}"'

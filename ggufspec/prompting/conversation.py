@@ -1,6 +1,6 @@
 """A conversation: its turns, those that still fit the context, and the file that it is saved in.
 
-Pure but for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as ``ggufspec chat --json`` prints it.
+Pure except for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as ``ggufspec chat --json`` prints it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ggufspec.schema.base import to_json
 from ggufspec.schema.chat import ChatDocument, ChatTurn
 
 SCHEMA = "ggufspec/chat@1"
-_AFTER = {"system": "\n\n", "user": "", "assistant": "\n"}  # messages of a conversation that goes on as plain text
-_RESERVED_SHARE = 4  # an answer is promised its length, or this part of the context if that is less
+_AFTER = {"system": "\n\n", "user": "", "assistant": "\n"}  # separators in plain text that a model continues
+_RESERVED_SHARE = 4  # the answer is promised its length, or this part of the context if that is less
 _HINT = "/save FILE writes one; ggufspec chat --json prints one"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn(ChatTurn):
-    """A question and its answer, as documents have it; ``answer`` is None while the model has not been asked.
+    """A question and its answer, as in documents; ``answer`` is None until the model has answered.
 
-    ``tokens`` are ids of the answer as they were emitted, its end token included, so that a cache that holds them is of
-    use in the next turn; empty if they are not known, in a conversation from a file for example.
+    ``tokens`` are the ids of the answer as emitted, its end token included, so that a cache that holds them can be
+    reused in the next turn; empty if they are not known, e.g. in a conversation from a file.
     """
 
     tokens: tuple[int, ...] = ()
@@ -37,31 +37,31 @@ class Turn(ChatTurn):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A system prompt and turns, oldest first. Only the last turn may lack its answer, and is open then."""
+    """A system prompt and turns, oldest first. Only the last turn may be unanswered; then the conversation is open."""
 
     system: str = ""
     turns: tuple[Turn, ...] = ()
 
     def ask(self, text: str) -> Conversation:
-        """With one more question; a last one that was never answered is replaced."""
+        """Return it with one more question, which replaces a last one without an answer."""
         return replace(self, turns=(*self.answered, Turn(text)))
 
     def reply(self, text: str, tokens: tuple[int, ...] = (), **more: Any) -> Conversation:
-        """With an answer to the last turn, which is open; ``more`` are other fields of :class:`Turn`."""
+        """Return it with an answer to the open last turn; ``more`` are other fields of :class:`Turn`."""
         if not self.open:
             raise ValueError("there is no question to answer")
         last = replace(self.turns[-1], answer=text, tokens=tokens, **more)
         return replace(self, turns=(*self.turns[:-1], last))
 
     def undo(self) -> Conversation:
-        """Without the last turn, answered or not."""
+        """Return it without the last turn, answered or not."""
         return replace(self, turns=self.turns[:-1])
 
     def clear(self) -> Conversation:
         return replace(self, turns=())
 
     def without(self, count: int) -> Conversation:
-        """Without the ``count`` oldest turns; the system prompt stays."""
+        """Return it without the ``count`` oldest turns; the system prompt stays."""
         return replace(self, turns=self.turns[count:])
 
     @property
@@ -73,7 +73,7 @@ class Conversation:
         return self.turns[:-1] if self.open else self.turns
 
     def messages(self) -> list[Message]:
-        """The system prompt, if any, and every turn."""
+        """Return the system prompt, if any, and every turn as messages."""
         messages = [Message("system", self.system)] if self.system else []
         for turn in self.turns:
             messages.append(Message("user", turn.user))
@@ -83,24 +83,24 @@ class Conversation:
 
 
 def plain_text(messages: Iterable[Message]) -> str:
-    """Messages as one text that a model continues."""
+    """Join messages to one text that a model continues."""
     return "".join(message.content + _AFTER[message.role] for message in messages)
 
 
 def reserved_tokens(ctx_size: int, max_tokens: int) -> int:
-    """Tokens of the context that are reserved for the answer: all of it, but a quarter of the context at most."""
+    """Return the tokens reserved for the answer: its full length, but at most a quarter of the context."""
     return max(1, min(max_tokens, ctx_size // _RESERVED_SHARE))
 
 
 def fit(
     conversation: Conversation, count: Callable[[Conversation], int], ctx_size: int, max_tokens: int
 ) -> Conversation:
-    """Without the fewest oldest turns, so that the prompt and :func:`reserved_tokens` fit the context.
+    """Drop the fewest oldest turns, so that the prompt and :func:`reserved_tokens` fit the context.
 
-    ``count`` gives the tokens of the prompt that a conversation makes.
+    ``count`` returns the prompt tokens of a conversation.
 
     Raises:
-        UsageError: the last question alone, with the system prompt, does not fit; the message has its tokens.
+        UsageError: even the last question alone, with the system prompt, does not fit; the message has its tokens.
     """
     reserved = reserved_tokens(ctx_size, max_tokens)
     most = ctx_size - reserved
@@ -131,7 +131,7 @@ def _context_for(tokens: int, max_tokens: int) -> int:
 def document(
     conversation: Conversation, pair: Mapping[str, Any], settings: Mapping[str, Any], **more: Any
 ) -> ChatDocument:
-    """The conversation as ``ggufspec/chat@1``. Token ids are left out: they mean nothing to another model.
+    """Return the conversation as ``ggufspec/chat@1``. Token ids are left out: they mean nothing to another model.
 
     ``pair`` and ``settings`` are for the reader only; ``more`` are other fields of the document.
     """
@@ -146,7 +146,7 @@ def save(path: Path, document: ChatDocument) -> None:
 
 
 def load(path: Path) -> Conversation:
-    """The conversation in a file; unknown keys are ignored.
+    """Read the conversation in a file; unknown keys are ignored.
 
     Raises:
         GgufspecError: there is no such file, it is damaged, or is not a conversation.

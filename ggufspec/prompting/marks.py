@@ -1,4 +1,4 @@
-"""Marks in a conversation that show up in its prompt: where text must not be a token, and where an answer is. Pure."""
+"""Marks that survive from a conversation into its prompt: where text must not be a token, where an answer is. Pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from ggufspec.prompting.mends import Message
 
-_PRIVATE = range(0xE000, 0xF8FF)  # Unicode's private use: in hardly any text
+_PRIVATE = range(0xE000, 0xF8FF)  # Unicode's private use: rare in texts
 
 
 class Marks:
     """Three characters that occur in no text of a request.
 
     Args:
-        texts: those of the request.
-        special: finds the first character of what would be read as a control token.
+        texts: the texts of the request.
+        special: matches the first character of what would be read as a control token.
 
     Attributes:
-        cut: stands after that character.
-        begin: stands before an answer whose tokens are known.
-        end: stands after it.
+        cut: placed after that character.
+        begin: placed before an answer whose tokens are known.
+        end: placed after it.
     """
 
     def __init__(self, texts: Iterable[str], special: re.Pattern[str]) -> None:
@@ -32,7 +32,7 @@ class Marks:
         self._special = special
 
     def guarded(self, value: Any) -> Any:
-        """Plain data whose texts have their cuts; keys stay."""
+        """Insert cuts into all texts of plain data; keys stay."""
         if isinstance(value, str):
             return self._special.sub(rf"\g<0>{self.cut}", value)
         if isinstance(value, Mapping):
@@ -40,7 +40,7 @@ class Marks:
         return [self.guarded(one) for one in value] if isinstance(value, list | tuple) else value
 
     def marked(self, message: Message) -> Message:
-        """A message with its marks; white space at its ends stays outside, as templates strip it."""
+        """Return a message with its marks; white space at its ends stays outside, because templates strip it."""
         content = self.guarded(message.content)
         if message.tokens and (core := content.strip()):
             before, _, after = content.partition(core)
@@ -48,17 +48,17 @@ class Marks:
         return replace(message, content=content, more=self.guarded(message.more))
 
     def bare(self, text: str) -> str:
-        """A prompt without marks."""
+        """Remove the marks from a prompt."""
         return re.sub(f"[{self.cut}{self.begin}{self.end}]", "", text)
 
     def unescaped(self, text: str) -> str:
-        """A prompt whose template has written marks as JSON's escapes."""
+        """Restore marks that a template has written as JSON escapes."""
         for mark in (self.cut, self.begin, self.end):
             text = re.sub(rf"\\u{ord(mark):04x}", mark, text, flags=re.IGNORECASE)
         return text
 
     def segments(self, text: str, answers: Sequence[Message]) -> list[str | Message]:
-        """A marked prompt, as texts with cuts, and the answers that were marked, in their order."""
+        """Split a marked prompt into texts with cuts and the marked answers, in order."""
         parts = re.split(f"{self.begin}(.*?){self.end}", text, flags=re.DOTALL)
         found: list[str | Message] = []
         for index, answer in enumerate(answers[: len(parts) // 2]):
@@ -67,6 +67,6 @@ class Marks:
             if own.endswith(before) and following.startswith(after):
                 found += [own.removesuffix(before), answer]
                 parts[2 * index + 2] = following.removeprefix(after)
-            else:  # stripped: it is not what was emitted
+            else:  # stripped by the template: no longer what was emitted
                 parts[2 * index + 2] = own + core + following
         return [*found, parts[-1]]

@@ -1,6 +1,6 @@
-"""Conversations that a chat template refuses, in forms that more of them take. Pure.
+"""Workarounds for chat templates that refuse a conversation: rewrite it in forms that more of them accept. Pure.
 
-A mend is tried only if the template fails without it: see :meth:`ggufspec.prompting.prompt.Prompter.of_messages`.
+Each is tried only if the template fails without it: see :meth:`ggufspec.prompting.prompt.Prompter.of_messages`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _IDS = string.digits + string.ascii_letters
-_ID_LENGTH = 9  # of Mistral's templates; others take any
+_ID_LENGTH = 9  # as Mistral's templates require; others take any
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message, and the tokens that its answer was emitted as, if it is one and they are known."""
+    """A message, and, if it is an answer whose tokens are known, these tokens."""
 
     role: str
     content: str
     tokens: tuple[int, ...] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)  # what else the template gets: tool_calls, name, …
+    more: Mapping[str, Any] = field(default_factory=dict)  # further fields for the template: tool_calls, name, …
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Message:
-        """As OpenAI's API has it."""
+        """Make a message from OpenAI's API."""
         more = {key: value for key, value in plain.items() if key not in ("role", "content")}
         return cls(plain["role"], plain.get("content") or "", more=more)
 
     def plain(self) -> dict[str, Any]:
-        """What a chat template takes."""
+        """Return the message as a chat template takes it."""
         return {"role": self.role, "content": self.content, **self.more}
 
     @property
@@ -40,7 +40,7 @@ class Message:
 
     @property
     def instructs(self) -> bool:
-        """Whether it is a system prompt, or one by its newer name."""
+        """True for a system prompt, also under its newer name."""
         return self.role in ("system", "developer")
 
     def joined(self, after: Message) -> Message:
@@ -51,7 +51,7 @@ Messages = list[Message]
 
 
 def later_instructions(messages: Messages) -> Messages:
-    """Further system prompts join the first if they follow it, or else the next question: nothing before changes."""
+    """Join further system prompts to the first if they follow it, or else to the next question: earlier text stays."""
     found: Messages = []
     waiting: Message | None = None
     for message in messages:
@@ -71,7 +71,7 @@ def later_instructions(messages: Messages) -> Messages:
 
 
 def joined_neighbours(messages: Messages) -> Messages:
-    """Questions in a row as one, and answers."""
+    """Join consecutive questions, and consecutive answers."""
     found: Messages = []
     for message in messages:
         joins = bool(found) and found[-1].role == message.role and message.role in ("user", "assistant")
@@ -83,7 +83,7 @@ def joined_neighbours(messages: Messages) -> Messages:
 
 
 def one_call_each(messages: Messages) -> Messages:
-    """An answer with several calls as several answers, each in front of its call's result."""
+    """Split an answer with several calls into several answers, each in front of its call's result."""
     found: Messages = []
     waiting: dict[str, Message] = {}
     for message in messages:
@@ -102,7 +102,7 @@ def one_call_each(messages: Messages) -> Messages:
 
 
 def short_ids(messages: Messages) -> Messages:
-    """Ids of calls as nine letters and digits, the same one for the same id."""
+    """Replace ids of calls by nine letters and digits, the same one for the same id."""
 
     def short(id_: Any) -> Any:
         if not isinstance(id_, str) or (len(id_) == _ID_LENGTH and id_.isascii() and id_.isalnum()):
@@ -121,14 +121,14 @@ def short_ids(messages: Messages) -> Messages:
 
 
 def folded(messages: Messages) -> Messages:
-    """The system prompt in front of the first question."""
+    """Put the system prompt in front of the first question."""
     if len(messages) < 2 or not messages[0].instructs or messages[1].role != "user":
         return messages
     return [replace(messages[1], content=messages[0].joined(messages[1]).content), *messages[2:]]
 
 
 def new_id(number: int) -> str:
-    """The id of a call, in the form that every template takes."""
+    """Return the id of a call, in a form that every template accepts."""
     letters = []
     for _ in range(_ID_LENGTH):
         number, place = divmod(number, len(_IDS))
@@ -137,7 +137,7 @@ def new_id(number: int) -> str:
 
 
 FOLDED = "the chat template takes no system prompt: it is put before the first question"
-# In the order in which they are tried, each after those before it; what a user is told of it
+# In the order in which they are tried, each on top of the previous ones; with the note for the user
 MENDS: tuple[tuple[Callable[[Messages], Messages], str], ...] = (
     (list, ""),
     (short_ids, ""),

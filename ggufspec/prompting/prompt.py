@@ -1,7 +1,7 @@
 """From a conversation to the token ids of a prompt, by the model's chat template or as plain text. Pure.
 
-Two things go beyond the template's text. A message stays text, ``<|im_end|>`` and all. And an answer of the model goes
-back as the tokens that it emitted, not as its text would be tokenized, so that a cache which holds them stays valid.
+A message stays text, even if it contains ``<|im_end|>``. And a previous answer goes back as the tokens that were
+emitted, not as its text would be tokenized, so that a cache of them stays valid.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 
 
 class Prompter:
-    """Makes prompts of conversations.
+    """Makes prompts from conversations.
 
     Args:
-        model: whose tokens they are of.
+        model: the model whose tokens they use.
         template: its chat template; None if it has none.
 
     Attributes:
-        notes: what a user should know of how the prompts are made.
+        notes: what a user should know about how the prompts are made.
     """
 
     def __init__(self, model: Model, template: ChatTemplate | None) -> None:
         self._model, self._template = model, template
         special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
-        starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none
+        starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most positions match none
         pattern = f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))." if special else "(?!)"
-        self._special = re.compile(pattern, re.DOTALL)  # the first character of a special token's text, its group
+        self._special = re.compile(pattern, re.DOTALL)  # first character of a special token's text; its group: all
         self._spaced = b"".join(model.piece(token) for token in model.tokenize("a", start=False)) == b" a"
         self.notes: list[str] = []
 
     def tokens(self, conversation: Conversation, *, chat: bool = True) -> list[int]:
-        """The prompt for the answer to the last question; see :meth:`applied`."""
+        """Return the prompt for the answer to the last question; see :meth:`applied`."""
         return self.applied(conversation, chat=chat)[0]
 
     def applied(self, conversation: Conversation, *, chat: bool = True) -> tuple[list[int], Applied]:
-        """The same, and how the answer is read.
+        """Return the prompt for the answer to the last question, and how the answer is read.
 
         Args:
             conversation: with an open question.
-            chat: use the template, if there is one; else the turns are one text after another, and the model goes on.
+            chat: use the template, if there is one; otherwise the model continues the turns, joined as plain text.
 
         Raises:
             UsageError: no question is open; a message is not valid text, or the template changes one so that its
@@ -71,14 +71,14 @@ class Prompter:
         return self._ids(text, known, marks), Applied(marks.bare(text))
 
     def of_messages(self, messages: Sequence[Message], wishes: Wishes = Wishes()) -> tuple[list[int], Applied]:
-        """The prompt for the next message, by the template, and how that is constrained and read.
+        """Return the prompt for the next message, by the template, and how that message is constrained and read.
 
         Args:
-            messages: of any roles, oldest first.
-            wishes: what else is asked.
+            messages: messages of any roles, oldest first.
+            wishes: template options.
 
         Raises:
-            UsageError: a message is not valid text, or is one whose ``<|…|>`` would mean a token; see
+            UsageError: a message is not valid text, or has a ``<|…|>`` that would mean a token; see
                 :meth:`ChatTemplate.apply`.
             ModelError: there is no template; it fails, or refuses the messages.
         """
@@ -91,7 +91,7 @@ class Prompter:
     def _accepted(
         self, template: ChatTemplate, messages: list[Message], wishes: Wishes
     ) -> tuple[list[Message], Applied]:
-        """The messages as the template takes them, and what it makes of them."""
+        """Return the messages in the form that the template accepts, and its result."""
         failure: ModelError | None = None
         notes: list[str] = []
         for mend, note in mends.MENDS:
@@ -113,7 +113,7 @@ class Prompter:
         raise failure
 
     def _marked_ids(self, template: ChatTemplate, messages: list[Message], wishes: Wishes, prompt: str) -> list[int]:
-        """The tokens of a prompt, in which text stays text, and known answers are the tokens that they were."""
+        """Tokenize a prompt so that text stays text, and known answers keep their tokens."""
         known, none_known = self._with_emitted(messages), [replace(one, tokens=()) for one in messages]
         texts = [*_texts([wishes.tools, *([one.content, one.more] for one in messages)])]
         trap = next((found[1] for text in texts for found in self._special.finditer(text)), "")
@@ -135,7 +135,7 @@ class Prompter:
         return self._ids(prompt, none_known, marks)
 
     def _with_emitted(self, messages: Sequence[Message]) -> list[Message]:
-        """Only answers that go back as the tokens that they were emitted as have tokens, and no end among them."""
+        """Keep the tokens only of answers that still match their text, without end tokens."""
         return [replace(one, tokens=self._emitted(one)) for one in messages]
 
     def _emitted(self, answer: Message) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ class Prompter:
         return tokens if answer.content.strip() and data.decode("utf-8", "replace") == answer.content else ()
 
     def _ids(self, text: str, messages: Sequence[Message], marks: Marks) -> list[int]:
-        """The tokens of a marked prompt."""
+        """Tokenize a marked prompt."""
         ids: list[int] = []
         for one in marks.segments(text, [message for message in messages if message.tokens]):
             if isinstance(one, Message):
@@ -156,7 +156,7 @@ class Prompter:
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
     def _cut(self, text: str, *, begun: bool) -> list[int]:
-        """Token ids of a text; if another goes before it, without the space that some tokenizers begin with."""
+        """Tokenize a text; after another one, without the space that some tokenizers begin with."""
         tokenize, piece = self._model.tokenize, self._model.piece
         if not (begun and self._spaced):
             return tokenize(text, special=True, start=False)
@@ -178,7 +178,7 @@ def _check(messages: Sequence[Message]) -> None:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Every text in plain data, keys too."""
+    """Yield every text in plain data, keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -191,5 +191,5 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _lost(messages: Sequence[Message], prompt: str) -> bool:
-    """Whether a template has left the system prompt out, which is the first message."""
+    """Return True if a template has dropped the system prompt, which is the first message."""
     return len(messages) > 1 and messages[0].instructs and messages[0].content.strip() not in prompt

@@ -50,9 +50,7 @@ class Constants:
     trial_rounds: int = 16  # rounds in which drafts may show a gain; a quarter after an answer that ended without one
     overhead_step: float = 1 / 8  # weight of a new mean of the seconds outside the target while backing off
     joint_batches: int = 4  # batches without a draft that are observed as one: 011, "Small numbers are lists",
-    changed: float = (
-        1.5  # unless one takes so many times longer or shorter than expected: the machine may have changed
-    )
+    changed: float = 1.5  # unless one takes so many times longer or shorter than expected: the machine may have changed
 
     # ---- level of a drafter, in nats of log-odds: how much better or worse it is now than its confidence says
     level_spread: float = 1.2  # standard deviation before any observation
