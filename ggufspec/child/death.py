@@ -1,4 +1,4 @@
-"""The error for a child process that died: what ended it, and what to do about that."""
+"""The error for a child process that died: the cause, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ggufspec.errors import BlamedError, ChildError
 
 CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check mends it"
 
-OnCard = tuple[str, str, str]  # a model, the card that has layers of it, and what avoids that its driver crashes
+OnCard = tuple[str, str, str]  # a model, the GPU that has layers of it, and what avoids a crash of its driver
 _OF_RPC = re.compile(r"ggml-rpc|\bRPC\b")
 # What to do about a death, by its signal (on Windows its status) and the last line of stderr, with names of llama.cpp
 _HINTS = (
@@ -23,7 +23,7 @@ _HINTS = (
         re.compile(r"\bsrc/(llama-(arch|hparams|model|vocab)|unicode)|\bgguf\.(cpp|h)|error loading model"),
         "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python",
     ),
-    (re.compile(r"^(SIGSEGV|SIGILL|SIGBUS|SIGFPE|an )"), CHECK_HINT),  # of kernels: lack of memory ends otherwise
+    (re.compile(r"^(SIGSEGV|SIGILL|SIGBUS|SIGFPE|an )"), CHECK_HINT),  # crashes of code; lack of memory ends otherwise
     (re.compile(r"^\S"), f"{CHECK_HINT}; -v shows llama.cpp's log"),
     (re.compile(""), "-v shows llama.cpp's log"),
 )
@@ -38,13 +38,13 @@ def died(
     blame: tuple[str, str] | None = None,
     on_cards: Sequence[OnCard] = (),
 ) -> ChildError:
-    """The error for a child that ended without an outcome: the last line of its stderr that tells why.
+    """Return the error for a child that ended without an outcome, with the last informative line of its stderr.
 
-    ``peers`` are its RPC workers; ``blame`` is what ran within a limit, and a hint.
+    ``peers`` are its RPC workers; ``blame`` names what ran within a limit, and a hint.
     """
     lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
-    of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort says no why
+    of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort gives no reason
     last = (of_card or telling or lines or ["it printed nothing"])[-1]
     name = _NTSTATUS.get(code) or (signal.Signals(-code).name if code < 0 else "")
     reason = "out of memory, most likely" if name == "SIGKILL" else last

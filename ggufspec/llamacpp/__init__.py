@@ -1,1 +1,1 @@
-"""The only room that imports ``llama_cpp``: library, devices, models."""
+"""The only package that imports ``llama_cpp``: library, devices, models."""

@@ -1,7 +1,7 @@
-"""Compiles what calls llama.cpp's chat library: ``ggufspec doctor --chat-library``.
+"""Compiles the wrapper of llama.cpp's chat library: ``ggufspec doctor --chat-library``.
 
-The headers are those of exactly the llama-cpp-python that is installed, out of its source distribution, which pip
-fetches; a compiler for C++17 takes some seconds. ``scripts/bootstrap`` does this for a checkout.
+The headers are those of exactly the installed llama-cpp-python, from its source distribution, which pip fetches; a
+compiler for C++17 takes some seconds. ``scripts/bootstrap`` does this for a checkout.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.library import imported
 
 _PACKAGE = "llama-cpp-python"
-_INCLUDED = ("common", "include", "ggml/include")  # of llama.cpp
+_INCLUDED = ("common", "include", "ggml/include")  # include folders of llama.cpp
 
 
 def build(compiler: str = "", headers: Path | None = None) -> Path:
     """Compile it into this environment, and return the library's file.
 
-    ``compiler`` is a command, ``clang++ -m64`` say, by default one that is found; ``headers`` is llama.cpp's source of
-    the version that is installed, which is fetched otherwise.
+    ``compiler`` is a command, e.g. ``clang++ -m64``; by default the first that is found. ``headers`` is llama.cpp's
+    source in the installed version; by default it is fetched.
 
     Raises:
-        GgufspecError: there is no compiler, the source cannot be had, or it does not compile.
+        GgufspecError: there is no compiler, the source is unavailable, or it does not compile.
     """
     common = chat_library.common_library(imported())
     command = _compiler(compiler)
@@ -41,7 +41,7 @@ def build(compiler: str = "", headers: Path | None = None) -> Path:
         source, part = headers or _fetched(Path(folder)), Path(folder) / path.name
         options = ["-std=c++17", "-O2", "-fPIC", "-shared", *(f"-I{source / one}" for one in _INCLUDED)]
         undefined = "-Wl,-undefined,dynamic_lookup" if sys.platform == "darwin" else "-Wl,--allow-shlib-undefined"
-        # Without a path to libllama-common: it is open already, and another copy of libllama must not be
+        # No path to libllama-common: it is open already, and a second copy of libllama must not be loaded
         _run([*command, *options, str(chat_library.SOURCE), "-o", str(part), str(common), undefined])
         part.replace(path)
     return path
@@ -58,7 +58,7 @@ def _compiler(asked: str) -> list[str]:
 
 
 def _fetched(folder: Path) -> Path:
-    """llama.cpp's headers out of the source distribution."""
+    """Fetch llama.cpp's headers from the source distribution."""
     pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "tool", "run", "pip"]
     version = importlib.metadata.version(_PACKAGE)
     wanted = ["--no-deps", "--no-binary", _PACKAGE, "--dest", str(folder), f"{_PACKAGE}=={version}"]

@@ -1,8 +1,8 @@
 """llama.cpp's own chat library: templates, tools, reasoning and JSON schemas, for all model families that it knows.
 
-It comes with llama-cpp-python as ``libllama-common``, whose functions take C++ values; ``chat_library.cpp`` makes C
-functions of them, and :mod:`ggufspec.llamacpp.chat_build` compiles it. Templates and schemas are foreign: all calls are
-for a child process.
+It comes with llama-cpp-python as ``libllama-common``, whose functions take C++ values; ``chat_library.cpp`` wraps them
+in C functions, and :mod:`ggufspec.llamacpp.chat_build` compiles it. Templates and schemas are untrusted: all calls
+belong in a child process.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 class ChatError(Exception):
-    """What the library says of a template, a conversation, a schema or an answer."""
+    """The library's error about a template, a conversation, a schema or an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a lazy grammar begins at: a word, or a regular expression."""
+    """Start of a lazy grammar: a word, or a regular expression."""
 
     type: int  # enum common_grammar_trigger_type, common/common.h
     value: str
@@ -59,18 +59,18 @@ class Applied:
     """A prompt, and how its answer is constrained and read."""
 
     prompt: str
-    grammar: str = ""  # GBNF; empty: the answer is free
-    lazy: bool = False  # whether the grammar begins at a trigger
+    grammar: str = ""  # GBNF; empty: unconstrained
+    lazy: bool = False  # the grammar begins at a trigger
     triggers: tuple[Trigger, ...] = ()
-    generation_prompt: str = ""  # the prompt's end that belongs to the answer: an opened reasoning, say
-    thinking: tuple[str, tuple[str, ...]] = ("", ())  # what a reasoning begins with, and the ways in which it ends
+    generation_prompt: str = ""  # end of the prompt that belongs to the answer, e.g. an opened reasoning
+    thinking: tuple[str, tuple[str, ...]] = ("", ())  # start of a reasoning, and its possible ends
     preserved: tuple[str, ...] = ()  # control tokens that are part of the answer's text
     stops: tuple[str, ...] = ()
     reading: Mapping[str, Any] = field(default_factory=dict)  # for :class:`Reader`
 
 
 def library_path() -> Path:
-    """Where the compiled file is, or would be: its name has the version and the source that it was compiled from."""
+    """Return where the compiled file is, or would be; its name has the version and a hash of its source."""
     made_of = hashlib.sha256(untrusted.read_bytes(SOURCE, 1 << 20)).hexdigest()[:8]
     version = importlib.metadata.version("llama-cpp-python")
     ending = "dylib" if platform.system() == "Darwin" else "so"
@@ -79,24 +79,24 @@ def library_path() -> Path:
 
 @functools.cache
 def load() -> Any:
-    """The library.
+    """Return the library.
 
     Raises:
-        GgufspecError: it is not there, of another version, or cannot be opened; the hint makes it.
+        GgufspecError: it is missing, of another version, or cannot be opened; the hint makes it.
     """
     llama = imported()
     try:
         path = library_path()
         if not path.is_file():
             raise GgufspecError("llama.cpp's chat library is not there, or is of another version", install.CHAT_LIBRARY)
-        ctypes.CDLL(str(common_library(llama)))  # finds libllama by its name: a second copy of it must not be loaded
+        ctypes.CDLL(str(common_library(llama)))  # finds libllama by its name: a second copy must not be loaded
         return bound(ctypes.CDLL(str(path)), _FUNCTIONS)
     except (OSError, AttributeError, importlib.metadata.PackageNotFoundError) as error:
         raise GgufspecError(f"llama.cpp's chat library cannot be opened: {error}", install.CHAT_LIBRARY) from None
 
 
 def common_library(llama: Any) -> Path:
-    """``libllama-common`` of the llama-cpp-python that is installed; a GgufspecError if it has none."""
+    """Return ``libllama-common`` of the installed llama-cpp-python; GgufspecError if it has none."""
     folder = Path(llama.__file__).parent.parent / "lib"
     for name in ("libllama-common.so.0", "libllama-common.so", "libllama-common.dylib"):
         if (folder / name).exists():
@@ -105,7 +105,7 @@ def common_library(llama: Any) -> Path:
 
 
 def missing() -> GgufspecError | None:
-    """Why the library cannot be used; None if it can."""
+    """Return why the library cannot be used; None if it can."""
     try:
         load()
     except GgufspecError as error:
@@ -114,7 +114,7 @@ def missing() -> GgufspecError | None:
 
 
 class Templates:
-    """A chat template in Jinja, compiled; it writes ``bos`` and ``eos`` for ``bos_token`` and ``eos_token``.
+    """A compiled Jinja chat template; it writes ``bos`` and ``eos`` for ``bos_token`` and ``eos_token``.
 
     Raises:
         ChatError: it is not a template.
@@ -125,10 +125,10 @@ class Templates:
         self._handle = _made(self._library, "chat_open", source.encode(), bos.encode(), eos.encode())
 
     def apply(self, request: Mapping[str, Any]) -> Applied:
-        """The prompt of a request.
+        """Render a request to a prompt.
 
-        It has ``messages``, ``tools``, ``tool_choice``, ``parallel_tool_calls`` as OpenAI's API has them;
-        ``json_schema`` and ``grammar`` as text; ``options`` of the template; ``now`` in seconds.
+        It has ``messages``, ``tools``, ``tool_choice``, ``parallel_tool_calls`` as in OpenAI's API; ``json_schema`` and
+        ``grammar`` as text; ``options`` of the template; ``now`` in seconds.
 
         Raises:
             ChatError: the template fails, or refuses the conversation.
@@ -157,7 +157,7 @@ class Delta:
 
     content: str = ""
     reasoning: str = ""
-    call: int = -1  # the index of the call that the rest is of
+    call: int = -1  # index of the tool call that the other fields belong to
     id: str = ""
     name: str = ""
     arguments: str = ""
@@ -169,7 +169,7 @@ class Delta:
 
 
 class Reader:
-    """Reads one answer as it comes, by ``Applied.reading``; with ``tools`` in that, calls are looked for.
+    """Reads one answer as it comes, by ``Applied.reading``; if that has ``tools``, it looks for calls.
 
     Raises:
         ChatError: it cannot be read.
@@ -180,7 +180,7 @@ class Reader:
         self._handle = _made(self._library, "chat_reader", _encoded(reading))
 
     def read(self, piece: str, *, final: bool = False) -> list[Delta]:
-        """What a piece adds; one that adds nothing is not read yet, and belongs before the next."""
+        """Return what a piece adds; pass one that adds nothing again, in front of the next."""
         found = _answer(self._library, self._library.chat_read(self._handle, piece.encode(), int(final)))
         return [Delta(**one) for one in found["deltas"]]
 
@@ -190,7 +190,7 @@ class Reader:
 
 
 def schema_grammar(schema: str) -> str:
-    """The GBNF grammar of a JSON schema.
+    """Convert a JSON schema to a GBNF grammar.
 
     Raises:
         ChatError: it is not a schema, or cannot be converted.

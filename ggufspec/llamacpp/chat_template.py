@@ -1,9 +1,8 @@
-"""A model's chat template: a conversation in, the text of a prompt out, and how its answer is constrained and read.
+"""A model's chat template: turns a conversation into the text of a prompt, and says how its answer is read.
 
 llama.cpp's chat library does all of it. Without that library (:mod:`ggufspec.llamacpp.chat_library`) Jinja's immutable
-sandbox renders the prompt, as llama-cpp-python's formatter has it, and answers are plain text. A template comes with a
-file from anywhere: it is for a child process, which its parent ends when the time is up, and has bounds of memory and
-length.
+sandbox renders the prompt, with llama-cpp-python's formatter, and answers are plain text. Templates come from untrusted
+files: they run in a child process, which its parent ends after a time limit, with limits on memory and length.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ggufspec.llamacpp.chat_library import Applied, Templates
 from ggufspec.llamacpp.grammar import plain_patterns
 from ggufspec.llamacpp.model import Model
 
-# What the formatter itself gives a template
+# Variables that the formatter itself gives a template
 _OWN = {"messages", "tools", "tool_choice", "functions", "function_call", "eos_token", "bos_token", "strftime_now"}
 _OWN |= {"raise_exception", "add_generation_prompt"}
 _Value = TypeVar("_Value")
@@ -35,48 +34,48 @@ _HINT = "/chat off goes on without the template; another GGUF of the model may h
 _BEFORE_CALLS = re.compile(r"(?<= )until-\d+\?? (?=(?:space )?[\w-]*tool-calls?(?:-root)?\b)")
 _PLACE = re.compile(r"at (line \d+, column \d+) in source:.*\nError: (.*)", re.DOTALL)
 _MAX_SECONDS = 5.0  # to compile, and to render once
-_MAX_CHARACTERS = 1_000_000  # of the text, besides four times those of the messages
-_MAX_BYTES = 1 << 28  # besides what the process has, if the platform can say so
+_MAX_CHARACTERS = 1_000_000  # of the text, in addition to four times those of the messages
+_MAX_BYTES = 1 << 28  # in addition to the process's memory, if the platform can limit it
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What is asked of an answer besides its messages."""
+    """Template options: what an answer needs in addition to its messages."""
 
-    tools: tuple[dict[str, Any], ...] = ()  # that the model may call, as OpenAI's API has them
+    tools: tuple[dict[str, Any], ...] = ()  # tools that the model may call, as in OpenAI's API
     must_call: bool = False
-    function: str = ""  # the one that it must call; empty: any
-    parallel: bool | None = None  # whether it may call several at once; None: as the template does
+    function: str = ""  # function that it must call; empty: any
+    parallel: bool | None = None  # may call several at once; None: the template's default
     json_schema: str = ""
-    begins: bool = True  # whether the prompt ends with what an answer begins with
-    goes_on: bool = False  # the last message is the assistant's, and the answer goes on with it
+    begins: bool = True  # the prompt ends with what an answer begins with
+    goes_on: bool = False  # the last message is the assistant's, and the answer continues it
     options: dict[str, Any] = field(default_factory=dict)  # further variables of the template: enable_thinking, …
 
     @property
     def needs_library(self) -> bool:
-        """Whether nothing but llama.cpp's chat library can do it."""
+        """True if only llama.cpp's chat library can do it."""
         return bool(self.tools or self.json_schema or self.goes_on)
 
 
 class ChatTemplate:
-    """A template in Jinja, ``tool_use`` in its place if there are tools; ``hint`` is its errors'.
+    """A Jinja template, replaced by ``tool_use`` if there are tools; ``hint`` goes with its errors.
 
-    It is compiled when it is first used: a trap shall not be the end of loading. ``now`` is what it gets if it asks for
-    the date: one for all, as a new one would void the cache.
+    It is compiled at first use, so that a malicious one cannot break loading. ``now`` is the date that it gets: the
+    same for all prompts, because a new one would invalidate the cache.
     """
 
     def __init__(
         self, source: str, now: datetime, *, bos: str = "", eos: str = "", tool_use: str = "", hint: str = _HINT
     ) -> None:
         self._hint, self._now = hint, now
-        self._knows_developer = "developer" in source  # the newer name of "system", which most templates do not know
+        self._knows_developer = "developer" in source  # the newer name of "system", unknown to most templates
         self._sources, self._texts = (source, tool_use or source), (bos, eos)
         self._compiled: dict[tuple[str, str, str], Templates] = {}
         self._library = chat_library.missing() is None
 
     @classmethod
     def of(cls, model: Model, source: str = "", *, hint: str = _HINT) -> ChatTemplate:
-        """A model's, as of now, or ``source`` in its place."""
+        """Return a model's template, with the present date, or ``source`` instead of it."""
         own = not source or source == model.chat_template
         bos, eos = model.token_texts
         tool_use = model.tool_template if own else ""
@@ -91,15 +90,15 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), **options: Any
     ) -> str:
-        """The prompt for the next answer; see :meth:`apply`."""
+        """Return the prompt for the next answer; see :meth:`apply`."""
         return self.apply(messages, Wishes(tuple(map(dict, tools)), options=options)).prompt
 
     def apply(self, messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> Applied:
-        """The prompt for the next answer to messages of OpenAI's API, and how that is constrained and read.
+        """Return the prompt for the next answer to OpenAI-style messages, and how that is constrained and read.
 
         Raises:
-            UsageError: something is asked for that needs llama.cpp's chat library, which is missing; a tool must be
-                called, and the template's models cannot be made to.
+            UsageError: something needs llama.cpp's chat library, which is missing; a tool must be called, and this
+                template cannot force a call.
             ModelError: it is not a template, fails, refuses these messages, or its text is too long.
         """
         found = self._applied(messages, wishes) if self._library else Applied(self._sandboxed(messages, wishes))
@@ -110,7 +109,7 @@ class ChatTemplate:
             if found.lazy or not found.grammar:
                 said = "tool_choice: with this chat template no call can be forced"
                 raise UsageError(said, 'send "tool_choice": "auto"')
-            # Text may be before a call, without end; a model that must call shall
+            # Unlimited text is allowed before a call; forbid it if the model must call
             found = replace(found, grammar=_BEFORE_CALLS.sub("", found.grammar))
         return found
 
@@ -142,7 +141,7 @@ class ChatTemplate:
         request |= {"tools": json.loads(plain)} if has_tools else {}
         if wishes.function:
             request["tools"] = [one for one in request["tools"] if one["function"]["name"] == wishes.function]
-        # The analysis of some templates, Mistral Small 3.2's for one, finds no calls if these have a text
+        # The analysis of some templates, e.g. Mistral Small 3.2's, finds no calls if these have a text
         bare = self._templates("", "", tools=has_tools)
         answer = _bounded(lambda: bare.apply(request), self._hint)
         return replace(answer, prompt=found.prompt)
@@ -168,7 +167,7 @@ class ChatTemplate:
 
 
 def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose tool calls have their arguments as objects, if they are the JSON of one."""
+    """Return a message with the arguments of its tool calls as objects, if they are JSON objects."""
 
     def called(call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call.get("function") or {})
@@ -184,7 +183,7 @@ def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bounded(work: Callable[[], _Value], hint: str) -> _Value:
-    """Run foreign code within the bounds; every failure of it is a ModelError."""
+    """Run untrusted code within the limits; every failure of it is a ModelError."""
     name = "the model's chat template"
     try:
         with child.within(_MAX_SECONDS, name, hint), child.limited_memory(_MAX_BYTES):
@@ -193,11 +192,11 @@ def _bounded(work: Callable[[], _Value], hint: str) -> _Value:
         raise ModelError(f"{name} takes too much memory: it may be a trap", hint) from None
     except GgufspecError:
         raise
-    except Exception as error:  # whatever foreign code may raise
+    except Exception as error:  # untrusted code may raise anything
         # raise_exception, here and in llama.cpp's engine
         refused = type(error) is ValueError or "Jinja Exception: " in str(error)
         said = str(error).rpartition("Jinja Exception: ")[2].replace("std::exception", "it is no Jinja")
-        if place := _PLACE.search(said):  # llama.cpp's engine has excerpts of the source between the two
+        if place := _PLACE.search(said):  # llama.cpp's engine puts excerpts of the source between the two
             said = f"{place[2]} ({place[1]})"
         if "bad_alloc" in said:
             raise ModelError(f"{name} takes too much memory: it may be a trap", hint) from None
@@ -208,5 +207,5 @@ def _bounded(work: Callable[[], _Value], hint: str) -> _Value:
 
 
 def _plain(message: object) -> str:
-    """A foreign message, in one line and short."""
+    """Shorten a foreign message to one printable line."""
     return " ".join("".join(each if each.isprintable() else " " for each in str(message)[:1000]).split())[:300]

@@ -1,6 +1,6 @@
-"""The devices that ggml sees, and llama.cpp's RPC workers.
+"""The devices of ggml, including llama.cpp's RPC workers.
 
-Source: ggml/include/ggml-backend.h and ggml-rpc.h. The functions live in libggml, which libllama depends on, so that
+Source: ggml/include/ggml-backend.h and ggml-rpc.h. The functions are in libggml, which libllama depends on, so that
 looking them up through libllama's handle finds the very copy that it uses.
 """
 
@@ -23,7 +23,7 @@ _HANDLE, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
 
 class _Properties(ctypes.Structure):
-    """struct ggml_backend_dev_props, with room for more capabilities than it has."""
+    """struct ggml_backend_dev_props, with space for more capabilities than it has."""
 
     _fields_: ClassVar = [
         ("name", _TEXT),
@@ -63,7 +63,7 @@ class Device(LlamaDevice):
 
     @property
     def shares_memory(self) -> bool:
-        """Whether its memory is the host's; to ggml Apple's processors are cards like any other."""
+        """True if it uses the host's memory; ggml treats Apple's processors as ordinary GPUs."""
         return self.kind == "igpu" or self.name.startswith("MTL")
 
     @property
@@ -76,7 +76,7 @@ class Device(LlamaDevice):
 
 
 def devices() -> list[Device]:
-    """All devices in ggml's order, those of added RPC workers too."""
+    """Return all devices in ggml's order, including added RPC workers."""
     lib = ggml()
     found = []
     for index in range(lib.ggml_backend_dev_count()):
@@ -96,7 +96,7 @@ def devices() -> list[Device]:
 
 
 def handle_of(name: str) -> int:
-    """Ggml's handle of a device; a UsageError if none is called so."""
+    """Return ggml's handle of a device; UsageError if there is none of this name."""
     handle: int | None = ggml().ggml_backend_dev_by_name(name.encode())
     if not handle:
         raise UsageError(f"there is no device {name}", f"the devices here: {', '.join(d.name for d in devices())}")
@@ -104,17 +104,16 @@ def handle_of(name: str) -> int:
 
 
 def name_of(handle: int) -> str:
-    """What ggml calls a device; of the CPU it is CPU."""
+    """Return ggml's name of a device; the CPU's is CPU."""
     name: bytes = ggml().ggml_backend_dev_name(handle)
     return name.decode()
 
 
 def offloading(found: Sequence[Device]) -> list[Device]:
-    """Those of ``found`` that layers are offloaded to, in llama.cpp's order: RPC workers, then this machine's cards.
+    """Return the devices in ``found`` that layers are offloaded to, in llama.cpp's order: RPC workers, then local GPUs.
 
-    Integrated cards count only if there is no other, and a program that acts as a card if there is nothing else. A card
-    that two backends have is the first one's.
-    Source: ``llama_prepare_model_devices`` in src/llama.cpp.
+    Integrated GPUs count only if there is no other, and a CPU program that acts as a GPU only if there is nothing else.
+    A GPU that two backends have is the first one's. Source: ``llama_prepare_model_devices`` in src/llama.cpp.
     """
     cards = [device for device in found if device.kind in ("gpu", "igpu")]
     remote = [device for device in cards if device.is_remote]
@@ -125,7 +124,7 @@ def offloading(found: Sequence[Device]) -> list[Device]:
 
 
 def chosen_over_others() -> tuple[str, ...]:
-    """The names of :func:`offloading` if llama.cpp by itself would take more; else none, for its own choice."""
+    """Return the names of :func:`offloading` if llama.cpp would take more by default; otherwise none."""
     found = devices()
     chosen = offloading(found)
     software = any(device.is_software and device not in chosen for device in found)
@@ -133,21 +132,21 @@ def chosen_over_others() -> tuple[str, ...]:
 
 
 def local_cards() -> list[Device]:
-    """The cards of this machine that layers are offloaded to."""
+    """Return the local GPUs that layers are offloaded to."""
     return [device for device in offloading(devices()) if not device.is_remote and not device.is_software]
 
 
 def unwatched() -> tuple[str, ...]:
-    """The descriptions of those that NVML does not have."""
+    """Return the descriptions of local GPUs that NVML does not have."""
     cards, seen = local_cards(), gpus.gpus()
     return tuple(one.description.strip() for one in cards if not gpus.of_device(one.device_id, one.description, seen))
 
 
 def used_bytes() -> int:
-    """Memory in use on this machine's cards: NVML's count, or each backend's own if NVML does not tell.
+    """Return the memory in use on local GPUs: NVML's count, or each backend's own without NVML.
 
-    Some backends see only their own process; some drivers report a constant, as Vulkan without VK_EXT_memory_budget
-    does: only an increase is meaningful.
+    Some backends see only their own process; some drivers report a constant, e.g. Vulkan without VK_EXT_memory_budget:
+    only an increase is meaningful.
     """
     if (used := gpus.used_bytes()) is not None:
         return used
@@ -155,7 +154,7 @@ def used_bytes() -> int:
 
 
 def buffer_type(device: str) -> int:
-    """The handle of where a device's weights are; raises as :func:`handle_of` does.
+    """Return the handle of a device's buffer type for weights; raises as :func:`handle_of` does.
 
     Source: parse_tensor_buffer_overrides in common/arg.cpp.
     """
@@ -163,26 +162,26 @@ def buffer_type(device: str) -> int:
 
 
 def has_gpu() -> bool:
-    """Whether layers can be offloaded, to a GPU or an RPC worker."""
+    """Return True if layers can be offloaded, to a GPU or an RPC worker."""
     return any(device.kind in ("gpu", "igpu") for device in devices())
 
 
 def backends() -> list[str]:
-    """The backends that are compiled in, in ggml's order: CPU, RPC, CUDA."""
+    """Return the compiled-in backends, in ggml's order: CPU, RPC, CUDA."""
     lib = ggml()
     handles = [lib.ggml_backend_reg_get(index) for index in range(lib.ggml_backend_reg_count())]
     return [lib.ggml_backend_reg_name(handle).decode() for handle in handles]
 
 
 def has_rpc() -> bool:
-    """Whether RPC is compiled in, which no prebuilt llama-cpp-python has."""
+    """Return True if RPC is compiled in, which no prebuilt llama-cpp-python has."""
     return "RPC" in backends()
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """The host and the port of an RPC worker; a UsageError if ``endpoint`` is not host:port.
+    """Return the host and port of an RPC worker; UsageError if ``endpoint`` is not host:port.
 
-    llama.cpp cuts at the first colon and knows no IPv6.
+    llama.cpp splits at the first colon and does not support IPv6.
     """
     host, _, port = endpoint.rpartition(":")
     if not host or ":" in host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:
@@ -191,7 +190,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def add_rpc_workers(endpoints: Iterable[str]) -> None:
-    """Make the devices of the workers at these ``host:port`` usable; they act like GPUs.
+    """Add the devices of the workers at these ``host:port``; they act like GPUs.
 
     Raises:
         UsageError: an endpoint is not host:port.
@@ -203,7 +202,7 @@ def add_rpc_workers(endpoints: Iterable[str]) -> None:
 
 def _add_rpc_worker(endpoint: str) -> None:
     address = parse_endpoint(endpoint)
-    try:  # ggml aborts the process when nobody answers, so knock first
+    try:  # ggml aborts the process if nobody answers, so knock first
         socket.create_connection(address, timeout=5).close()
     except OSError as error:
         raise GgufspecError(
@@ -219,11 +218,11 @@ def _add_rpc_worker(endpoint: str) -> None:
 def serve_rpc(endpoint: str, threads: int, names: Sequence[str] = ("CPU",)) -> None:
     """Serve the devices called ``names`` at ``endpoint`` until the process ends. The protocol has no authentication.
 
-    It returns when ggml cannot serve there: the port is taken, a device does not start. ``endpoint`` is an IPv4 address
-    of this machine and a port, as ggml does not resolve names here; ``threads`` are the CPU device's.
+    It returns if ggml cannot serve: the port is taken, or a device does not start. ``endpoint`` is an IPv4 address of
+    this machine and a port, because ggml does not resolve names here; ``threads`` are the CPU device's.
 
     Raises:
-        UsageError: ``endpoint`` is not one, or no device is called so.
+        UsageError: ``endpoint`` is invalid, or a device does not exist.
         GgufspecError: this llama.cpp was built without RPC.
     """
     parse_endpoint(endpoint)
@@ -233,7 +232,7 @@ def serve_rpc(endpoint: str, threads: int, names: Sequence[str] = ("CPU",)) -> N
 
 @functools.cache
 def ggml() -> Any:
-    """The C library, with the types of the functions of devices."""
+    """Return the C library, with the types of the device functions."""
     return bound(load()._lib, _FUNCTIONS)
 
 

@@ -1,10 +1,10 @@
 """What llama.cpp itself would allocate, without weights: its own loader and graph builder with ``no_alloc``.
 
-Runs in a child process (:mod:`ggufspec.child`). **Simulated devices** stand for GPUs that are not here: an RPC worker
-on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory
+Runs in a child process (:mod:`ggufspec.child`). **Simulated devices** stand in for GPUs that are not installed: an RPC
+worker on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory
 (:mod:`ggufspec.llamacpp.simulated`). They need a llama.cpp with RPC, which no prebuilt one has; without it everything
-is allocated on the CPU. A simulated device does not show what a driver adds of its own: its context, scratch for a
-quantised KV cache, what fusing keeps (:func:`ggufspec.planning.memory.f16_scratch_bytes`, ``fused_bytes``).
+is allocated on the CPU. A simulated device does not show what a driver adds: its context, scratch for a quantised KV
+cache, buffers of fused operations (:func:`ggufspec.planning.memory.f16_scratch_bytes`, ``fused_bytes``).
 
 Source: ``common_get_device_memory_data`` in common/fit.cpp, ``llama_get_memory_breakdown`` in src/llama-ext.h.
 """
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from ggufspec.llamacpp.head import Head
     from ggufspec.llamacpp.model import Context
 
-CANNOT_LOAD = "llama.cpp cannot load it"  # begins an answer's error; others are of the context
+CANNOT_LOAD = "llama.cpp cannot load it"  # start of an answer's error; other errors are the context's
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One model, placed and with one context; ``path`` may be a metadata-only GGUF (:mod:`ggufspec.llamacpp.gguf`).
 
-    With ``target`` it is a head on that: MTP blocks if ``placement.mtp``, else EAGLE-3. If file and placement are
-    the target's own, the weights are the target's, too.
+    With ``target`` it is a head on that: MTP blocks if ``placement.mtp``, else EAGLE-3. If file and placement are the
+    target's own, so are the weights.
     """
 
     path: Path
@@ -56,10 +56,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The devices: those of this machine and of ``rpc`` workers, or so many ``simulated_devices``.
+    """The devices: this machine's and those of ``rpc`` workers, or a number of ``simulated_devices``.
 
-    ``real`` loads the weights and allocates everything, to compare dry runs with the truth. ``names`` are what
-    placements call the devices that layers are offloaded to, if that is not llama.cpp's own name of them.
+    ``real`` loads the weights and allocates everything, to compare dry runs with reality. ``names`` are the device
+    names in placements, if they differ from llama.cpp's own.
     """
 
     rpc: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Spec:
 class Ready:
     """The devices that layers are offloaded to, and why only compute buffers are known, or empty.
 
-    Without ``offload``, though devices were to be simulated, all compute buffers are the CPU's.
+    If ``offload`` is empty, although devices were to be simulated, all compute buffers are the CPU's.
     """
 
     offload: tuple[str, ...]
@@ -81,7 +81,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Dry runs to make; those of one model and placement that follow each other load it once."""
+    """Dry runs to make; consecutive ones with the same model and placement load it once."""
 
     runs: tuple[Run, ...]
 
@@ -97,7 +97,7 @@ class Allocated:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one run takes on each device; ``HOST`` is everything in host memory. ``error`` says why it is refused.
+    """Bytes of one run by device; ``HOST`` is everything in host memory. ``error`` says why it is refused.
 
     ``output`` is the logits' buffer in host memory, which llama.cpp's own breakdown leaves out.
     """
@@ -109,13 +109,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer for each run, in order."""
+    """One answer per run, in order."""
 
     answers: tuple[Answer, ...]
 
 
 class Session:
-    """A child process for dry runs. It is started with the first of them; ``ready`` is known from then on."""
+    """A child process for dry runs, started with the first one; ``ready`` is known from then on."""
 
     def __init__(self, spec: Spec, *, verbose: bool = False) -> None:
         self.ready = Ready(())
@@ -123,7 +123,7 @@ class Session:
         self._session = child.Session(verbose=verbose)
 
     def ask(self, runs: Sequence[Run]) -> tuple[Answer, ...]:
-        """An answer for each run.
+        """Return one answer per run.
 
         Raises:
             GgufspecError: an RPC worker does not answer, or llama.cpp died.
@@ -137,13 +137,13 @@ class Session:
 
 
 def ask(spec: Spec, runs: Sequence[Run]) -> tuple[Answer, ...]:
-    """An answer for each run, of a child process for them alone; raises as :meth:`Session.ask` does."""
+    """Return one answer per run, from a child process of their own; raises as :meth:`Session.ask` does."""
     with contextlib.closing(Session(spec)) as session:
         return session.ask(runs)
 
 
 def build() -> str:
-    """Names the llama.cpp that is installed: its version, and size and time of its library."""
+    """Identify the installed llama.cpp: its version, and size and time of its library."""
     module = importlib.util.find_spec("llama_cpp")
     folder = Path(module.origin).parent / "lib" if module and module.origin else Path()
     stats = [path.stat() for path in sorted(folder.glob("*llama.*"))]
@@ -175,13 +175,13 @@ class _Serving:
     def __init__(self, spec: Spec, ready: Ready) -> None:
         self.ready = ready
         self._dry = not spec.real
-        self._simulated = ready.offload if spec.simulated_devices else ()  # llama.cpp chooses among those that are here
+        self._simulated = ready.offload if spec.simulated_devices else ()  # llama.cpp chooses among real devices itself
         self._on_host = bool(spec.simulated_devices and not ready.offload)
         self._logged = _ComputeBuffers(ready.offload) if ready.limits else None
         self._named = dict(zip(spec.names, ready.offload, strict=False))
 
     def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
-        """Make the runs; a model that several in a row have is loaded once."""
+        """Make the runs; load a model that several consecutive runs share once."""
         del emit, stopping
         answers: list[Answer] = []
         for (path, placement), group in groupby(request.runs, lambda run: (run.path, run.placement)):
@@ -218,7 +218,7 @@ class _Serving:
             lib.llama_model_free(model)
 
     def _here(self, placement: Placement) -> Placement:
-        """``placement`` with llama.cpp's names of the devices."""
+        """Return ``placement`` with llama.cpp's names of the devices."""
         pairs = map(parse_override, placement.override_tensor)
         here = tuple(f"{pattern}={self._named.get(device, device)}" for pattern, device in pairs)
         return replace(placement, override_tensor=here)
@@ -226,11 +226,11 @@ class _Serving:
     def _context(self, model: Any, options: ContextOptions) -> Answer:
         lib = load()
         if self._on_host and options.flash_attn == "auto" and lib.llama_model_is_hybrid(model):
-            options = replace(options, flash_attn="off")  # a hybrid in part on a card may lose it
+            options = replace(options, flash_attn="off")  # a hybrid that is partly on a GPU may not use it
         return self._allocated(model, context_params(lib, options, model), options.width)
 
     def _head(self, model: Any, run: Run, on: Run) -> Answer:
-        """A head's context next to its target's, which is made for it."""
+        """Make a head's context together with its target's, which it needs."""
         lib = load()
         own = (run.path, run.placement) == (on.path, on.placement)
         with (
@@ -267,7 +267,7 @@ def _made(model: Any, params: Any) -> Iterator[Any]:
 
 
 class _ComputeBuffers(logging.Handler):
-    """Reads compute buffers off llama.cpp's log, which rounds to 0.01 MiB: src/llama-context.cpp, sched_reserve."""
+    """Reads compute buffers from llama.cpp's log, which rounds to 0.01 MiB: src/llama-context.cpp, sched_reserve."""
 
     def __init__(self, offload: Sequence[str]) -> None:
         super().__init__(logging.INFO)
@@ -283,15 +283,15 @@ class _ComputeBuffers(logging.Handler):
             self._found[name] = self._found.get(name, 0) + math.ceil((float(found[2]) + 0.005) * 2**20)
 
     def take(self) -> dict[str, Allocated]:
-        """Those of the context that was just made."""
+        """Return the buffers of the context just made."""
         found, self._found = self._found, {}
         return {name: Allocated(0, 0, size) for name, size in found.items()}
 
 
 def allocated(context: Context | Head) -> dict[str, Allocated]:
-    """What a context and its model's weights really take on each device, by llama.cpp's own count.
+    """Return what a context and its model's weights really take on each device, by llama.cpp's own count.
 
-    Weights that are mapped from a file count with what lies between them in the file.
+    Weights mapped from a file include the gaps between them in the file.
     """
     return _breakdown(context._handle)
 
@@ -300,7 +300,7 @@ def allocated(context: Context | Head) -> dict[str, Allocated]:
 
 
 class Map(ctypes.Structure):
-    """std::map as it lies in memory, 48 bytes with libstdc++, 24 with libc++: five or fewer words are read."""
+    """Memory layout of std::map, 48 bytes with libstdc++, 24 with libc++: at most five words are read."""
 
     _fields_: ClassVar = [("words", ctypes.c_size_t * 6)]
 
@@ -308,7 +308,7 @@ class Map(ctypes.Structure):
 # Words of a tree node: (left, right, first of the value); libstdc++ bits/stl_tree.h, libc++ __tree
 _LEFT, _RIGHT, _VALUE = (0, 1, 4) if sys.platform == "darwin" else (2, 3, 4)
 _ROOT, _COUNT = (1, 2) if sys.platform == "darwin" else (2, 5)
-_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"  # as GCC and Clang name it; MSVC does otherwise
+_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"  # GCC's and Clang's mangling; MSVC's differs
 
 
 def _breakdown(context: Any) -> dict[str, Allocated]:
@@ -330,7 +330,7 @@ def _breakdown(context: Any) -> dict[str, Allocated]:
 
 
 def map_nodes(found: Map, count: int) -> list[tuple[int, ...]]:
-    """The first ``count`` words of every key and its value."""
+    """Return the first ``count`` words of every key with its value."""
     nodes = list(_nodes(found.words[_ROOT], count))
     assert len(nodes) == found.words[_COUNT], "std::map is laid out otherwise here"
     return nodes

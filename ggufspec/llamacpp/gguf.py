@@ -1,6 +1,6 @@
 """GGUF headers through llama.cpp's own parser, from the first bytes of a file.
 
-The parser reads a buffer of bounded size, so that a header with false lengths can neither make it read beyond nor
+The parser reads a buffer of limited size, so that a header with false lengths can neither make it read beyond nor
 allocate more than a few times that size. Untrusted files still need a child process (:mod:`ggufspec.models.headers`).
 Source: ggml/include/gguf.h, ggml/src/gguf.cpp.
 """
@@ -44,15 +44,15 @@ _STRING, _ARRAY = 8, 9
 ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT, ggml/include/gguf.h
 _COUNTS = struct.Struct("<8xQQ")  # tensors and keys, after the magic and the version
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_LONGEST_ARRAY = 4096  # of longer ones, the vocabulary's, only the lengths are read
+_LONGEST_ARRAY = 4096  # of longer ones (the vocabulary's) only the lengths are read
 _LONGEST_TEXT = 65536  # chat templates are shorter
-_MOST_NUMBERS = 1 << 18  # of all arrays together: one per block, in a few keys
+_MOST_NUMBERS = 1 << 18  # in all arrays together: one per block, in a few keys
 _MOST_TOKENS = 1 << 21  # vocabularies have 262,144 at most
 _lock = threading.Lock()
 _MOST_ENTRIES = 65536  # keys, and tensors: each takes a hundred times its bytes in the file
 
-# What ggml/src/gguf.cpp says of a header that no further byte would mend, and types that it cannot name: ggml_type 133
-# and on of ik_llama.cpp, whose repacked types have 202 to 399.
+# What ggml/src/gguf.cpp says about a header that more bytes would not fix, and types that it cannot name: ggml_type 133
+# and up of ik_llama.cpp, whose repacked types have 202 to 399.
 _BAD_ALIGNMENT = re.compile(r"alignment \d+ is not a power of 2")
 _TYPE = re.compile(r"tensor '(.*)' (?:has invalid ggml type (\d+)|of type \d+ \((?:TYPE_)?(\S* REMOVED.*)\) has )")
 OF_IK_LLAMA = (
@@ -63,12 +63,12 @@ OF_IK_LLAMA = (
 
 
 class UnusableError(ModelError):
-    """A whole header that this llama.cpp cannot use: more bytes or another download would not change that."""
+    """A complete header that this llama.cpp cannot use: more bytes or another download would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of the file. ``shape`` is ggml's order: the row's length first. ``offset`` is in the data section."""
+    """One tensor of the file. ``shape`` has ggml's order: the row's length first. ``offset`` is in the data section."""
 
     name: str
     type: str
@@ -82,14 +82,14 @@ class Gguf:
     """A parsed header."""
 
     metadata: dict[str, Value]  # scalars and short arrays
-    lengths: dict[str, int]  # of every array
+    lengths: dict[str, int]  # lengths of all arrays
     tokens_digest: str  # SHA-256 of the vocabulary's texts, each with its length; empty without one
     tensors: tuple[Tensor, ...]
-    data_offset: int  # where the weights begin
+    data_offset: int  # start of the weights
 
     @property
     def end(self) -> int:
-        """Where they end; llama.cpp's parser holds each tensor to begin where the one before it ends."""
+        """End of the weights; llama.cpp's parser requires each tensor to begin where the previous one ends."""
         return self.data_offset + max((tensor.offset + tensor.size_bytes for tensor in self.tensors), default=0)
 
 
@@ -101,11 +101,11 @@ class _Params(ctypes.Structure):
 
 @contextmanager
 def _parsed(data: bytes) -> Iterator[int]:
-    """The gguf_context of a buffer; a ModelError has the reason why llama.cpp refuses it."""
+    """Yield the gguf_context of a buffer; a ModelError has llama.cpp's reason to refuse it."""
     lib = _ggml()
     if len(data) >= _COUNTS.size and max(_COUNTS.unpack_from(data)) > _MOST_ENTRIES:
         raise ModelError(f"the header claims more than {_MOST_ENTRIES:,} keys or tensors", "download it again")
-    with _lock:  # complaints are the process's
+    with _lock:  # complaints are shared by the whole process
         forget_complaints()
         handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, None))
         reason = complaints()
@@ -118,7 +118,7 @@ def _parsed(data: bytes) -> Iterator[int]:
 
 
 def _refusal(reason: str, data: bytes) -> ModelError:
-    """The error for a header that llama.cpp refuses, in its words or, where they do not help, in ours."""
+    """Return the error for a header that llama.cpp refuses, in its words or, if they do not help, in ours."""
     if found := _BAD_ALIGNMENT.search(reason):
         return UnusableError(found[0], "convert the model again, or choose another file")
     found = _TYPE.search(reason)
@@ -132,7 +132,7 @@ def _refusal(reason: str, data: bytes) -> ModelError:
 
 
 def alignment(path: Path) -> int:
-    """The alignment of a file's tensors; the usual one of a file that llama.cpp refuses."""
+    """Return the alignment of a file's tensors; the default if llama.cpp refuses the file."""
     lib = _ggml()
     handle = lib.gguf_init_from_file(os.fsencode(path), _Params(True, None))
     found = lib.gguf_get_alignment(handle) if handle else ALIGNMENT
@@ -144,7 +144,7 @@ def parse(data: bytes) -> Gguf:
     """Read a header from a file's first bytes.
 
     Raises:
-        UnusableError: it is whole, and this llama.cpp cannot use it.
+        UnusableError: it is complete, and this llama.cpp cannot use it.
         ModelError: it is incomplete, or llama.cpp refuses it.
     """
     lib = _ggml()
@@ -154,7 +154,7 @@ def parse(data: bytes) -> Gguf:
         left = _MOST_NUMBERS
         for index in range(lib.gguf_get_n_kv(handle)):
             key = _text(lib.gguf_get_key(handle, index))
-            if not key:  # which llama.cpp reads and does not write
+            if not key:  # llama.cpp reads but never writes these
                 raise ModelError("the header has a key without a name", "download it again")
             kind = lib.gguf_get_kv_type(handle, index)
             if kind == _ARRAY:
@@ -200,9 +200,9 @@ _SIZES = {kind: ctypes.sizeof(scalar) for kind, scalar in _SCALARS.items()}
 
 
 def extent(data: bytes | mmap) -> tuple[dict[str, tuple[int, int]], int] | None:
-    """Where a header's keys are, and where it ends before its padding; None if ``data`` has not all of it.
+    """Return where a header's keys are, and where it ends before its padding; None if ``data`` is incomplete.
 
-    Only lengths are looked at, in the order of the file: what llama.cpp refuses may have an extent.
+    Only lengths are read, in the order of the file: a header that llama.cpp refuses may have an extent.
 
     Returns:
         (begin, end) of each key with its value, and the end of the last tensor's description.
@@ -242,7 +242,7 @@ def _after_value(data: bytes | mmap, at: int, kind: int) -> int:
 
 
 def tokens(data: bytes) -> list[bytes]:
-    """The texts of the vocabulary in a header, by id; none without one. Raises as :func:`parse` does."""
+    """Return the texts of the vocabulary in a header, by id; none without one. Raises as :func:`parse` does."""
     with _parsed(data) as handle:
         return _tokens(handle)
 
@@ -259,7 +259,7 @@ def _tokens(handle: int) -> list[bytes]:
 
 
 def _check_tokens(texts: Sequence[bytes]) -> None:
-    """Refuse two tokens with one text, an assertion of ``llama_vocab::impl::load``; empty ones get texts there."""
+    """Refuse two tokens with one text, an assertion in ``llama_vocab::impl::load``; empty ones get texts there."""
     ids: dict[bytes, int] = {}
     for token, text in enumerate(texts):
         if (first := ids.setdefault(text or b"[EMPTY_%d]" % token, token)) != token:
@@ -335,13 +335,13 @@ def _type_numbers() -> dict[str, int]:
 
 
 def type_number(name: str) -> int:
-    """Ggml's number of a tensor type; a ValueError if there is no such type."""
+    """Return ggml's number of a tensor type; ValueError if there is no such type."""
     if name not in _type_numbers():
         raise ValueError(f"ggml has no type {name}")
     return _type_numbers()[name]
 
 
-_OF_THE_FILE = (b"general.alignment", b"general.size_label", b"split.")  # keys, not of the model
+_OF_THE_FILE = (b"general.alignment", b"general.size_label", b"split.")  # keys of the file, not of the model
 _PADDING = ((b"scores", 6, -1e4), (b"token_type", 5, 5))  # (key, gguf_type, value); 5: LLAMA_TOKEN_TYPE_UNUSED
 
 
@@ -361,8 +361,8 @@ def write_model(
         metadata: scalars by key; an int is written as u32.
         tensors: (name, type as ggml spells it, shape in ggml's order) of each; a row is a multiple of its type's block.
         like: the header of a model whose other keys are copied.
-        vocabulary: number of tokens; unused ones, ``[PADn]`` by their ids, are appended.
-        tokenizer: whether to copy the tokenizer, which is most of a header, and most of the time of a dry run.
+        vocabulary: number of tokens; unused ones, named ``[PADn]`` by id, are appended.
+        tokenizer: True to copy the tokenizer, which is most of a header, and most of the time of a dry run.
 
     Raises:
         ModelError: the file cannot be written, or such tokens exist already.
@@ -404,9 +404,9 @@ def write_model(
 
 
 def write_metadata_only(parts: Sequence[bytes], path: Path) -> None:
-    """Write a metadata-only file for dry runs: the model's shape, and of its vocabulary only the size.
+    """Write a metadata-only file for dry runs: the model's shape, and only the size of its vocabulary.
 
-    ``parts`` are the first bytes of the file, or of each part of a split file in order, which become one.
+    ``parts`` are the first bytes of the file, or of each part of a split file in order; they become one.
 
     Raises:
         ModelError: llama.cpp refuses a part, or the file cannot be written.

@@ -1,7 +1,7 @@
 """GBNF grammars and JSON schemas on llama.cpp's own grammar sampler.
 
-``apply`` marks the tokens that may not follow; ``accept`` advances and aborts the process on a token that may not, so
-every token is checked first. A state is a clone of the sampler that is never advanced (src/llama-grammar.cpp).
+``apply`` marks forbidden tokens; ``accept`` advances, and aborts the process on a forbidden token, so every token is
+checked first. A state is a clone of the sampler that is never advanced (src/llama-grammar.cpp).
 
 llama.cpp's parser does not survive every grammar: hidden left recursion and rules that lead to each other in
 exponentially many ways exhaust its stack, memory or time. In a child process that ends the child, with an error that
@@ -35,14 +35,14 @@ from ggufspec.llamacpp.model import Model
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-MAX_BYTES = 1 << 20  # of a grammar's text
-MAX_NESTING = 1000  # of groups; the parser is recursive, and 20,000 overflow a stack of 8 MiB
+MAX_BYTES = 1 << 20  # in a grammar's text
+MAX_NESTING = 1000  # nested groups; the parser is recursive, and 20,000 overflow a stack of 8 MiB
 MAX_REPETITION = 2000  # MAX_REPETITION_THRESHOLD of src/llama-grammar.cpp
 MAX_ALTERNATIVES = 100_000
-_MAX_SECONDS, _MAX_MEMORY = 5.0, 2 << 30  # of the parser
+_MAX_SECONDS, _MAX_MEMORY = 5.0, 2 << 30  # limits of the parser
 _HINT = "the syntax: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md"
 
-# Literals, character sets and comments: what is left has rule names, groups and repetitions.
+# Literals, character sets and comments: the rest has rule names, groups and repetitions.
 _TEXT = re.compile(r'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|\[[^\]\\]*(?:\\.?[^\]\\]*)*(?:\]|\Z)|#[^\n]*', re.DOTALL)
 _RULE = re.compile(r"^[ \t]*([a-zA-Z0-9-]+)[ \t]*::=", re.MULTILINE)
 _REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
@@ -72,8 +72,8 @@ class State:
 class Grammar:
     """A grammar over one model's vocabulary; a draft with the same vocabulary can use it too.
 
-    Special tokens are matched by their names, ``<|tool|>`` for example, though they add nothing to the text. The model
-    must not be closed while the grammar is in use; ``text`` is GBNF, with a rule ``root``.
+    Special tokens match by name, e.g. ``<|tool|>``, although they add nothing to the text. The model must not be closed
+    while the grammar is in use; ``text`` is GBNF, with a rule ``root``.
 
     Raises:
         UsageError: the text is not a grammar, exceeds a limit, or llama.cpp refuses it.
@@ -89,11 +89,11 @@ class Grammar:
         self._one_pointer = ctypes.byref(self._one_array)
 
     def start(self) -> State:
-        """The state before the first token."""
+        """Return the state before the first token."""
         return self._start
 
     def begin_after(self, text: str) -> None:
-        """Begin after a text, control tokens included; a UsageError says that the grammar does not begin with it."""
+        """Begin after a text, control tokens included; UsageError if the grammar does not begin with it."""
         state: State | None = self._start
         for index, token in enumerate(self._model.tokenize(text, special=True, start=False)):
             piece = self._model.piece(token, special=True)
@@ -105,11 +105,11 @@ class Grammar:
         self._start = state
 
     def is_free(self, state: State) -> bool:  # noqa: ARG002
-        """Whether every token may follow, as before a lazy grammar begins."""
+        """Return True if every token may follow, as before a lazy grammar begins."""
         return False
 
     def permits(self, state: State, token: int) -> bool:
-        """Whether a text may go on with ``token``; one that ends it, if the grammar may end."""
+        """Return True if ``token`` may follow; for one that ends the text, if the grammar may end."""
         if not state.handle or not 0 <= token < self._model.vocab_size:
             return False
         self._one.id = token
@@ -118,7 +118,7 @@ class Grammar:
         return bool(self._one.logit != _REFUSED)
 
     def permitted(self, state: State, ids: Ids) -> Mask:
-        """(n,) :meth:`permits` of ``ids``."""
+        """Return (n,) :meth:`permits` for ``ids``."""
         if not state.handle:
             return np.zeros(ids.size, np.bool_)
         if state.mask is not None:
@@ -133,13 +133,13 @@ class Grammar:
         return mask
 
     def mask(self, state: State) -> Mask:
-        """(vocab,) :meth:`permits` of the whole vocabulary; kept with the state, not to be changed."""
+        """Return (vocab,) :meth:`permits` for the whole vocabulary; cached in the state, do not change it."""
         if state.mask is None:
             state.mask = self.permitted(state, np.arange(self._model.vocab_size))
         return state.mask
 
     def advance(self, state: State, token: int) -> State | None:
-        """The state after ``token``; None if it is not permitted. Nothing is permitted after the end."""
+        """Return the state after ``token``; None if it is not permitted. Nothing is permitted after the end."""
         if not self.permits(state, token):
             return None
         if self._model.is_end(token):
@@ -150,10 +150,10 @@ class Grammar:
 
 
 class _Free(State):
-    """A text before a lazy grammar begins, or after one that the text has left: every token may follow.
+    """A text before a lazy grammar begins, or after the text has left one: every token may follow.
 
-    It is kept as far as a trigger may be in it, with its tokens. Within a reasoning (``thinking``) nothing triggers,
-    and after a call that was none (``over``) nothing any more.
+    It holds the end of the text that may contain a trigger, with its tokens. Nothing triggers within a reasoning
+    (``thinking``), or after text that only looked like a call (``over``).
     """
 
     __slots__ = ("over", "text", "thinking", "tokens")
@@ -164,10 +164,10 @@ class _Free(State):
 
 
 class LazyGrammar(Grammar):
-    """A grammar that begins at a trigger: where a tool's call does, say. Before it every token may follow.
+    """A grammar that begins at a trigger, e.g. where a tool call does. Before it every token may follow.
 
-    If a text goes on after a trigger in a way that the grammar does not permit, within one token say, every token
-    may follow again: the text is not a call. Raises as :class:`Grammar` does.
+    If a text continues after a trigger in a way that the grammar forbids, e.g. within one token, every token may follow
+    again: the text is not a call. Raises as :class:`Grammar` does.
     """
 
     def __init__(self, model: Model, applied: Applied) -> None:
@@ -225,7 +225,7 @@ def _anchored(pattern: str) -> str:
 
 # By enum common_grammar_trigger_type, common/common.h; as common_sampler_init of common/sampling.cpp makes them
 _PATTERNS: dict[int, Callable[[str], str]] = {1: re.escape, 2: str, 3: _anchored}
-_MARK_BYTES = 256  # of a reasoning's end that may come over several tokens
+_MARK_BYTES = 256  # maximum length of a reasoning's end mark, which may span several tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A grammar that can be used."""
+    """A usable grammar."""
 
     text: str
 
@@ -255,7 +255,7 @@ def check_grammar(text: str) -> str:
 
 
 def check_schema(text: str) -> str:
-    """Convert a JSON schema to a grammar in a child process, since it may be converted to gigabytes, and check it.
+    """Convert a JSON schema to a grammar in a child process, because the result may be gigabytes, and check it.
 
     Raises:
         UsageError: as :func:`schema_to_grammar`, llama.cpp cannot use the grammar, or it takes too long.
@@ -298,7 +298,7 @@ def _parse(lib: Any, vocabulary: Any, text: str) -> State:
     hint = "simplify it: fewer alternatives, and no rule that begins with itself"
     with child.within(_MAX_SECONDS, "the grammar", hint), child.limited_memory(_MAX_MEMORY):
         start = State(lib, _init(lib, vocabulary, text, "root"))
-        if len(names) > 1:  # rules that are reached only in the middle of an answer would fail there
+        if len(names) > 1:  # otherwise rules reached only in the middle of an answer would fail there
             State(lib, _init(lib, vocabulary, f"{text}\n{_ALL_RULES} ::= {' | '.join(names)}\n", _ALL_RULES))
     return start
 
@@ -315,7 +315,7 @@ def _init(lib: Any, vocabulary: Any, text: str, root: str) -> Any:
 
 
 def _check_limits(text: str) -> list[str]:
-    """The names of the rules. Checks what llama.cpp's parser does not: sizes, and syntax that aborts it."""
+    """Return the names of the rules; check what llama.cpp's parser does not: sizes, and syntax that aborts it."""
     if len(text) > MAX_BYTES:
         raise UsageError(f"the grammar has more than {MAX_BYTES:,} characters", "fewer or shorter rules")
     if "\0" in text or (not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text)):
@@ -334,13 +334,13 @@ def _check_limits(text: str) -> list[str]:
             raise UsageError(f"the grammar repeats something more than {MAX_REPETITION:,} times", "* or +")
         if high and int(high) < int(low):
             raise UsageError(f"the grammar's {{{low},{high}}} ends below its beginning", f"{{{high},{low}}}")
-    if found := re.search(r"[<!][^\s]*", bare):  # its apply and its accept disagree about them
+    if found := re.search(r"[<!][^\s]*", bare):  # llama.cpp's apply and accept disagree about them
         raise UsageError(f"the grammar names a token, {found[0][:30]}: only characters are supported", _HINT)
     return names
 
 
 def _reason(printed: str, text: str) -> str:
-    """What the parser complains about, with the line: it prints MESSAGE at REST, a blank line and the whole text."""
+    """Return the parser's complaint, with the line: it prints MESSAGE at REST, a blank line and the whole text."""
     message = printed.removesuffix(f"\n\n{text}\n").removeprefix("parse: ").removeprefix("error parsing grammar: ")
     what, at, rest = message.partition(" at ")
     if not at or not text.endswith(rest):
@@ -351,9 +351,9 @@ def _reason(printed: str, text: str) -> str:
 
 
 def compile_grammar(model: Model, wanted: str | Applied) -> Grammar:
-    """The constraint that a GBNF grammar, or that of a chat template, is on a model's tokens.
+    """Make the constraint on a model's tokens from a GBNF grammar, or that of a chat template.
 
-    A template's may be lazy, and otherwise begins with the generation prompt: what the prompt ends with already.
+    A template's may be lazy; otherwise it begins with the generation prompt, which the prompt already ends with.
 
     Raises:
         UsageError: as :class:`Grammar`, or it does not begin with the generation prompt.
@@ -374,7 +374,7 @@ def schema_to_grammar(text: str) -> str:
     the schema, in its order, and no others unless it allows them.
 
     Raises:
-        UsageError: the text is not JSON, or not a schema that the converter can read or hold.
+        UsageError: the text is not JSON, or not a schema that the converter can read or enforce.
         GgufspecError: llama.cpp's chat library is missing.
     """
     hint = """--json-schema '{"type": "object"}'"""
@@ -386,7 +386,7 @@ def schema_to_grammar(text: str) -> str:
         raise UsageError("the schema is not a JSON object", hint)
     if lacking := chat_library.missing():
         raise UsageError(chat_library.WITHOUT, lacking.hint)
-    with _c_stderr() as printed:  # the converter prints what it cannot hold
+    with _c_stderr() as printed:  # the converter prints what it cannot enforce
         try:
             grammar = chat_library.schema_grammar(plain_patterns(text))
         except ChatError as error:
@@ -406,7 +406,7 @@ _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": " \t\n\r"}
 
 
 def plain_patterns(schema: str) -> str:
-    """A JSON schema whose patterns have ranges in place of the classes that the converter lacks: digits, say."""
+    """Replace character classes that the converter lacks, e.g. digits, by ranges in a JSON schema's patterns."""
 
     def pattern(found: re.Match[str]) -> str:
         inside = False

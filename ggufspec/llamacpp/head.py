@@ -1,15 +1,15 @@
-"""A head: the blocks that draft from a target's hidden rows, with a cache of their own.
+"""A head: blocks that draft from a target's hidden rows, with a cache of their own.
 
-Two kinds. **MTP** (NextN) blocks stand in the target's file or in one of their own and read, at position p, token p and
-the target's row of token p - 1. An **EAGLE-3** head reads rows of three of the target's layers, joined and mapped by
-its ``fc`` (:meth:`Head.encode`); the pair of token p stands at position p - 1. Either gives logits and a row of its
-own, which takes the place of the target's if that has not read yet.
+There are two kinds. **MTP** (NextN) blocks are in the target's file or in a separate one and read, at position p, token
+p and the target's row of token p - 1. An **EAGLE-3** head reads rows of three of the target's layers, joined and mapped
+by its ``fc`` (:meth:`Head.encode`); the pair of token p stands at position p - 1. Either returns logits and a row of
+its own, which replaces the target's until the target has read that token.
 
-Some models bring several MTP blocks, one for each drafted token (``chained``). Gemma 4's assistant reads the target's
+Some models have several MTP blocks, one for each drafted token (``chained``). Gemma 4's assistant reads the target's
 cache and writes none (``shares_cache``): its pairs are those after what the target has read, at that one position.
 
 Source: common/speculative.cpp (``draft_mtp``, ``draft_eagle3``), src/models/eagle3.cpp, src/llama-context.cpp. In a
-batch all tokens have logits or none has: with some, graphs disagree on which rows they hand out.
+batch either all tokens have logits or none: with some, graphs disagree on which rows they hand out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ggufspec.llamacpp.params import head_params
 
 
 def head_sources(model: Model) -> tuple[int, ...]:
-    """The target's rows that a head reads, as ``ContextOptions.hidden`` names them; see :func:`staging.require`."""
+    """Return the target's rows that a head reads, as in ``ContextOptions.hidden``; see :func:`staging.require`."""
     kind = EAGLE3 if model.architecture == EAGLE3 else "mtp"
     staging.require(kind)
     if kind == "mtp":
@@ -40,18 +40,18 @@ def head_sources(model: Model) -> tuple[int, ...]:
 
 
 class Head:
-    """A head on its target, which must outlive it: one sequence, or as many as its target has, of which one is in use.
+    """A head on its target, which must outlive it, with as many sequences as its target; one is in use.
 
     ``model`` is the head's file, or the target's if the blocks are in it, loaded with its MTP blocks.
 
     Attributes:
         vocab_size: logits in a row; -inf if the head has no such token.
         chained: blocks that draft one token each; 1 if one block drafts them all.
-        shares_cache: whether it reads the target's cache and has none.
+        shares_cache: True if it reads the target's cache and has none.
         shift: by how many positions a pair stands before its token.
 
     Raises:
-        ModelError: llama.cpp can make no context of it; the target's rows are of another size.
+        ModelError: llama.cpp cannot make a context; the target's rows have another size.
     """
 
     can_pad = False
@@ -77,7 +77,7 @@ class Head:
             reason = complaints()
             raise ModelError(f"no context for the head {model.path.name}: {reason}", context_hint(reason))
         self._lib = lib
-        self.row_size: int = lib.llama_model_n_embd_out(model._handle)  # floats, of what :meth:`read` takes and gives
+        self.row_size: int = lib.llama_model_n_embd_out(model._handle)  # floats in a row of :meth:`read`
         if not self.is_eagle3 and self.row_size != target.model.hidden_size:
             raise ModelError(
                 f"{model.path.name} reads rows of {self.row_size} numbers, and {target.model.path.name} has rows of "
@@ -103,7 +103,7 @@ class Head:
 
     @property
     def length(self) -> int:
-        """The position after the last pair that is in the cache."""
+        """Position after the last pair in the cache."""
         return self._target.length if self.shares_cache else self._lengths[self._sequence]
 
     def use(self, sequence: int) -> None:
@@ -115,9 +115,9 @@ class Head:
                     batch.seq_id[i][0] = sequence
 
     def encode(self, hidden: Rows) -> Rows:
-        """The target's rows as :meth:`read` takes them: by the ``fc`` of an EAGLE-3 head, else as they are.
+        """Return the target's rows as :meth:`read` takes them: mapped by an EAGLE-3 head's ``fc``, otherwise unchanged.
 
-        They are (tokens, sources × size), of :meth:`Context.hidden`. A ModelError says that llama.cpp failed.
+        They are (tokens, sources × size), from :meth:`Context.hidden`. ModelError if llama.cpp fails.
         """
         if self._features is None or not len(hidden):
             return hidden
@@ -126,7 +126,7 @@ class Head:
             part = np.ascontiguousarray(hidden[start : start + self._most], np.float32)
             ctypes.memmove(batch.embd, part.ctypes.data, part.nbytes)
             batch.n_tokens = len(part)
-            # checked, though the encoder reads none
+            # llama.cpp checks positions, though the encoder reads none
             free = self._lib.llama_memory_seq_pos_max(self._memory, self._sequence) + 1
             for i in range(len(part)):
                 batch.pos[i] = free + i
@@ -141,15 +141,15 @@ class Head:
         """Append pairs of a token and a row to the cache, unless that is the target's.
 
         Args:
-            tokens: (n,) ids; n is at most ``width`` with outputs. Those that only the target has are read as token 0.
+            tokens: (n,) ids; n is at most ``width`` with outputs. Tokens that only the target has are read as token 0.
             rows: (n, row_size): each the row before its token, encoded.
-            position: of the first pair, after the last one in the cache.
-            outputs: whether logits and rows are wanted; they are of all pairs then.
-            block: which of chained blocks.
+            position: position of the first pair, after the last one in the cache.
+            outputs: True to get logits and rows, of all pairs.
+            block: index of a chained block.
 
         Returns:
-            logits (n, vocab), a view that is valid until the next call, and own rows (n, row_size); both empty
-            without outputs.
+            logits (n, vocab), a view that is valid until the next call, and own rows (n, row_size); both empty without
+            outputs.
 
         Raises:
             ModelError: llama.cpp failed.
@@ -179,12 +179,12 @@ class Head:
             self._lib.llama_memory_seq_rm(self._memory, self._sequence, position, -1)
 
     def decode(self, tokens: Sequence[int], outputs: int) -> Rows:
-        """Read pairs of these tokens and empty rows after the last pair: for measurements, as text takes as long."""
+        """Read these tokens with empty rows after the last pair, for measurements: real text takes as long."""
         rows = self.encode(np.zeros((len(tokens), self._encoded), np.float32))
         return self.read(tokens, rows, self.length, outputs=outputs > 0)[0][-outputs:]
 
     def mark(self) -> None:
-        """All that follows may be taken back to here, as :meth:`Context.mark`; a head always can."""
+        """Allow a rollback to here, as :meth:`Context.mark`; a head always can."""
 
     def use_threads(self, count: int) -> None:
         self._lib.llama_set_n_threads(self._handle, count, count)
@@ -199,7 +199,7 @@ class Head:
 
     def close(self) -> None:
         if self._handle:
-            self._batch.embd = None  # NumPy's
+            self._batch.embd = None  # NumPy owns it
             for batch in filter(None, (self._batch, self._features)):
                 self._lib.llama_batch_free(batch)
             self._lib.llama_free(self._handle)

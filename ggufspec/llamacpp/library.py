@@ -1,8 +1,8 @@
 """Loads llama.cpp once and routes its log to Python's logging.
 
-The installed llama.cpp may be of another version or build: if it cannot serve, a :class:`GgufspecError` names the
-command that helps. Its log reaches a terminal only through a handler on ``logging.getLogger("ggufspec.llamacpp")``.
-The last warnings and errors are stored, since llama.cpp's calls return a null and give the reason only in the log.
+The installed llama.cpp may be of another version or build: if it is unusable, a :class:`GgufspecError` names the
+command that helps. Its log reaches a terminal only through a handler on ``logging.getLogger("ggufspec.llamacpp")``. The
+last warnings and errors are stored, because llama.cpp's calls return null and give the reason only in the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ggufspec.llamacpp.options import STREAM_VARIABLE
 from ggufspec.schema.text import visible
 
 logger = logging.getLogger("ggufspec.llamacpp")
-logger.addHandler(logging.NullHandler())  # or Python's handler of last resort would print warnings
+logger.addHandler(logging.NullHandler())  # otherwise Python's handler of last resort would print warnings
 
 # enum ggml_log_level, ggml/include/ggml.h
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
@@ -36,13 +36,13 @@ _CONTINUED = 5
 # Logged after every failure to load: src/llama.cpp.
 _EMPTY_WORDS = ("llama_model_load_from_file_impl: failed to load model",)
 
-_PINNED = "pinned memory"  # CUDA, at the level of debugging, and Vulkan say so if there is none
+_PINNED = "pinned memory"  # in messages of CUDA (debug level) and Vulkan if there is none
 
 _complaints: deque[str] = deque(maxlen=8)
 
 
 class _Log:
-    """Joins the fragments that llama.cpp logs into lines."""
+    """Joins llama.cpp's log fragments into lines."""
 
     def __init__(self) -> None:
         self.level = logging.DEBUG
@@ -88,10 +88,10 @@ class _Complete(ModuleType):
 
 
 def streams_from() -> int | None:
-    """The width from which on cards compute with the host's weights, if the environment has one.
+    """Return op_offload_min_batch from the environment, if set.
 
     Raises:
-        UsageError: it is no number of tokens.
+        UsageError: it is not a number of tokens.
     """
     text = os.environ.get(STREAM_VARIABLE)
     if text is not None and not re.fullmatch("[1-9][0-9]{0,8}", text):
@@ -101,7 +101,7 @@ def streams_from() -> int | None:
 
 @functools.cache
 def imported() -> ModuleType:
-    """The module ``llama_cpp.llama_cpp``; ``_lib`` of it is the C library.
+    """Return the module ``llama_cpp.llama_cpp``; its ``_lib`` is the C library.
 
     Raises:
         GgufspecError: llama-cpp-python is missing or of an unsupported version, or its libraries cannot be loaded.
@@ -119,7 +119,7 @@ def imported() -> ModuleType:
 
 @functools.cache
 def load() -> ModuleType:
-    """:func:`imported`, its log routed and its backends initialised; raises as that does."""
+    """Return :func:`imported` with its log routed and its backends initialised; raises as that does."""
     library: Any = imported()
     callback = library.llama_log_callback(_Log())
     library.llama_log_set(callback, ctypes.c_void_p(0))
@@ -130,7 +130,7 @@ def load() -> ModuleType:
 
 
 def bound(library: Any, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> Any:
-    """``library`` with the types of C functions: by name what each returns, and what it takes."""
+    """Set the types of C functions in ``library``: by name, the result and the arguments."""
     for name, (result, arguments) in functions.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -138,14 +138,14 @@ def bound(library: Any, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> A
 
 
 def system_info() -> str:
-    """What llama.cpp was built with, in a line of its own; raises as :func:`imported` does."""
+    """Return llama.cpp's own line about its build; raises as :func:`imported` does."""
     return str(load().llama_print_system_info().decode("utf-8", "replace").strip(" |"))
 
 
 def _import() -> ModuleType:
     """Import it; if CUDA's runtime is missing, with that of NVIDIA's packages in this environment.
 
-    Only then, since a local build needs the runtime it was built with.
+    Only then, because a local build needs the runtime that it was built with.
     """
     if sys.platform == "win32":
         for folder in _runtime_folders("bin"):
@@ -162,9 +162,9 @@ def _import() -> ModuleType:
 
 
 def _load_cuda_runtime(major: str) -> bool:
-    """Load the libraries of the packages ``nvidia-cuda-runtime-…`` and ``nvidia-cublas-…``; whether there are any.
+    """Load the libraries of ``nvidia-cuda-runtime-…`` and ``nvidia-cublas-…``; True if there are any.
 
-    The dynamic linker uses a loaded library of the right SONAME. Each needs the ones before it. ``major`` is CUDA's
+    The dynamic linker uses a loaded library of the right SONAME. Each needs the previous ones. ``major`` is CUDA's
     version: several may be installed.
     """
     loaded = False
@@ -179,7 +179,7 @@ def _load_cuda_runtime(major: str) -> bool:
 
 
 def _runtime_folders(name: str) -> list[Path]:
-    """Folders of libraries in NVIDIA's packages: ``nvidia/cublas/lib``, and since CUDA 13 ``nvidia/cu13/lib``."""
+    """Return library folders in NVIDIA's packages: ``nvidia/cublas/lib``, and since CUDA 13 ``nvidia/cu13/lib``."""
     spec = importlib.util.find_spec("nvidia")  # a namespace that they share
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     patterns = (f"*/{name}", f"*/{name}/x86_64") if name == "bin" else (f"*/{name}",)
@@ -189,7 +189,7 @@ def _runtime_folders(name: str) -> list[Path]:
 
 
 def _check_version() -> None:
-    """Refuse a version of llama-cpp-python that is not supported: pip does not enforce it later."""
+    """Refuse an unsupported version of llama-cpp-python: pip does not enforce it later."""
     try:
         version = importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:
@@ -202,21 +202,21 @@ def _check_version() -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """0.3.36 of ``0.3.36+cu124``."""
+    """Return 0.3.36 from ``0.3.36+cu124``, as numbers."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 
 
 def forget_complaints() -> None:
-    """Clear the stored warnings and errors: before a call that may fail."""
+    """Clear the stored warnings and errors, before a call that may fail."""
     _complaints.clear()
 
 
 def complaints(otherwise: str = "llama.cpp gave no reason") -> str:
-    """Why a call failed: llama.cpp's warnings since :func:`forget_complaints`, the root cause first."""
+    """Return why a call failed: llama.cpp's warnings since :func:`forget_complaints`, the root cause first."""
     found = dict.fromkeys(line for line in _complaints if line and line not in _EMPTY_WORDS)
     return "; ".join(found) or otherwise
 
 
 def unpinned() -> str:
-    """Why a driver gave no pinned memory since :func:`forget_complaints`; empty if it did, or none was wanted."""
+    """Return why a driver gave no pinned memory since :func:`forget_complaints`; empty if it did, or was not asked."""
     return next((line for line in _complaints if _PINNED in line), "")

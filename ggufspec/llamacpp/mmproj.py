@@ -1,9 +1,9 @@
-"""What an image projector (mmproj) takes next to its model: llama.cpp's own count, which allocates no compute buffer.
+"""Memory of an image projector (mmproj): llama.cpp's own count, which allocates no compute buffer.
 
-It is the weights, and a compute buffer for an image of the size that llama.cpp warms up with; a larger image of a model
-with dynamic resolution takes more when it comes.
+It covers the weights, and a compute buffer for an image of llama.cpp's warm-up size; a larger image for a model with
+dynamic resolution takes more later.
 
-Source: ``mtmd_get_memory_usage`` in tools/mtmd/mtmd.cpp, which llama-server's ``--fit`` asks too.
+Source: ``mtmd_get_memory_usage`` in tools/mtmd/mtmd.cpp, which llama-server's ``--fit`` uses, too.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ggufspec.llamacpp.devices import handle_of, name_of
 from ggufspec.llamacpp.dryrun import Map, map_nodes
 from ggufspec.llamacpp.library import load
 
-_USAGE = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"  # as GCC and Clang name it; MSVC does otherwise
+_USAGE = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"  # GCC's and Clang's mangling; MSVC's differs
 
 
 def memory(path: Path, device: str = "") -> dict[str, int]:
-    """Bytes by device of a projector, with its graph on ``device``, or on the CPU; ``path`` may be metadata-only.
+    """Return bytes by device of a projector computed on ``device``, or on the CPU; ``path`` may be metadata-only.
 
     Raises:
-        ModelError: llama.cpp cannot load it, or this llama.cpp does not count it.
+        ModelError: llama.cpp cannot load it, or this llama.cpp cannot count it.
     """
     load()
     try:

@@ -27,14 +27,14 @@ from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, W
 
 Logits = npt.NDArray[np.float32]
 
-EAGLE3 = "eagle3"  # the architecture of heads whose "encoder" only joins rows
+EAGLE3 = "eagle3"  # architecture of heads whose "encoder" only joins rows
 
 _GGUF_MAGIC = b"GGUF"
 
 
 def check_gguf(path: Path) -> None:
     """Refuse with a ModelError what cannot be a GGUF file, before llama.cpp sees it."""
-    with suppress(OSError):  # a name that is too long: reading it reports that
+    with suppress(OSError):  # a name that is too long: reading reports it
         if not path.exists():
             raise ModelError(f"{path} does not exist", f"ls {path.parent}")
         if not path.is_file() and not path.is_dir():
@@ -53,7 +53,7 @@ _ON_CPU = Placement()
 
 
 class Model:
-    """Weights and vocabulary of one GGUF file, or of a split model by its first part.
+    """Weights and vocabulary of one GGUF file, or of a split model given its first part.
 
     The CPU has all layers by default; ``vocab_only`` loads no weights, for tokens and the chat template.
 
@@ -67,12 +67,12 @@ class Model:
         lib = load()
         self.path = path
         if not vocab_only and placement.is_mapped and gguf.alignment(path) % gguf.ALIGNMENT:
-            placement = replace(placement, load_mode="none")  # an assertion of ggml-backend.cpp: TENSOR_ALIGNMENT
+            placement = replace(placement, load_mode="none")  # or ggml-backend.cpp asserts: TENSOR_ALIGNMENT
         params, _alive = model_params(lib, placement)
         params.vocab_only = vocab_only
         cards = offloading(devices()) if placement.gpu_layers else []
         for device in cards:
-            if not device.is_remote:  # its driver ends the worker, not this process
+            if not device.is_remote:  # a remote driver's crash ends the worker, not this process
                 hint = backend_of(device.name).driver_hint
                 child.note_on_card(path.name, f"{device.name} ({device.description})", hint)
         forget_complaints()
@@ -103,15 +103,15 @@ class Model:
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantisation in llama.cpp's words, ``llama 1B Q4_0`` say; a size it has no word for
-        is left out.
+        """Architecture, size and quantisation in llama.cpp's words, e.g. ``llama 1B Q4_0``; a size without a name is
+        left out.
         """
         buffer = ctypes.create_string_buffer(128)
         self._lib.llama_model_desc(self._handle, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace").replace(" ?B", "").replace(" (guessed)", "")
 
     def tokenize(self, text: str, *, special: bool = False, start: bool = True) -> list[int]:
-        """Token ids of ``text``, with a BOS token if the model wants one and a text begins here (``start``).
+        """Return the token ids of ``text``, with a BOS token if the model wants one and a text begins here (``start``).
 
         With ``special``, ``<|…|>`` means the special token of that name.
         """
@@ -125,14 +125,14 @@ class Model:
             room = -count
 
     def sample_tokens(self, text: str) -> list[int]:
-        """Tokens to decode where only the time matters: those of ``text``, or different ones without a vocabulary."""
+        """Return tokens for timing: those of ``text``, or different ones without a vocabulary."""
         if self.vocabulary_kind[0] == "none":  # llama_tokenize would abort
             return [(7919 * place + 1) % self.vocab_size for place in range(256)]
         return self.tokenize(text, start=False)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of one token; a character may be split over several tokens. Control tokens give none, but with
-        ``special`` their names.
+        """Return the bytes of one token; a character may span several tokens. Control tokens give none, or their names
+        with ``special``.
         """
         while True:
             buffer = self._piece_buffer
@@ -143,12 +143,12 @@ class Model:
 
     @property
     def chat_template(self) -> str:
-        """The Jinja that turns messages into a prompt, the file's ``tokenizer.chat_template``; empty without one."""
+        """Jinja that turns messages into a prompt, the file's ``tokenizer.chat_template``; empty without one."""
         return self._template(None)
 
     @property
     def tool_template(self) -> str:
-        """The one in its place if there are tools, ``tokenizer.chat_template.tool_use``; empty without one."""
+        """Template to use if there are tools, ``tokenizer.chat_template.tool_use``; empty without one."""
         return self._template(b"tool_use")
 
     def _template(self, name: bytes | None) -> str:
@@ -156,13 +156,13 @@ class Model:
 
     @property
     def first_token(self) -> int | None:
-        """The BOS token that every text begins with, if the model wants one."""
+        """BOS token that every text begins with, if the model wants one."""
         wanted = self._lib.llama_vocab_get_add_bos(self._vocab)
         return self._lib.llama_vocab_bos(self._vocab) if wanted else None
 
     @property
     def token_texts(self) -> tuple[str, str]:
-        """The texts of the BOS and the EOS token, empty without one: what a chat template gets."""
+        """Texts of the BOS and the EOS token for a chat template; empty without one."""
         bos, eos = self._lib.llama_vocab_bos(self._vocab), self._lib.llama_vocab_eos(self._vocab)
         return self._token_text(bos), self._token_text(eos)
 
@@ -171,7 +171,7 @@ class Model:
         return (text or b"").decode("utf-8", "replace")
 
     def special_texts(self) -> tuple[str, ...]:
-        """The texts that ``tokenize(special=True)`` takes for a token and plain ``tokenize`` does not.
+        """Return the texts that ``tokenize(special=True)`` takes for a token and plain ``tokenize`` does not.
 
         Source: ``llama_vocab::impl::tokenizer_st_partition`` in src/llama-vocab.cpp.
         """
@@ -180,7 +180,7 @@ class Model:
         return tuple(text for token in special if (text := self._token_text(token)))
 
     def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Refuse ids that the vocabulary does not have, with a UsageError that names the first."""
+        """Refuse ids outside the vocabulary, with a UsageError that names the first."""
         if wrong := [one for one in tokens if not 0 <= one < self.vocab_size]:
             raise UsageError(f"token {wrong[0]} is not one of the model's {self.vocab_size:,}", "send text")
 
@@ -188,19 +188,19 @@ class Model:
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
 
     def vocabulary(self) -> list[bytes]:
-        """The text of every token, by id."""
+        """Return the text of every token, by id."""
         text = self._lib.llama_vocab_get_text
         return [text(self._vocab, token) or b"" for token in range(self.vocab_size)]
 
     @property
     def vocabulary_kind(self) -> tuple[str, bool]:
-        """(tokenizer family, whether a BOS token is put before a prompt)."""
+        """(tokenizer family, True if a BOS token is put before a prompt)."""
         families = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}  # llama_vocab_type
         kind = self._lib.llama_vocab_type(self._vocab)
         return families.get(kind, str(kind)), bool(self._lib.llama_vocab_get_add_bos(self._vocab))
 
     def close(self) -> None:
-        """Free the weights; contexts of the model must be closed before."""
+        """Free the weights; close contexts of the model first."""
         if self._handle:
             load().llama_model_free(self._handle)
             self._handle = None
@@ -220,23 +220,23 @@ class _Sequence:
 
 
 class Context:
-    """A sequence of tokens in one model's memory, or ``options.sequences`` of them, of which one is in use.
+    """A sequence of tokens in one model's memory, or ``options.sequences`` of them, one of which is in use.
 
-    ``length`` tokens are in it; :meth:`decode` appends, :meth:`rewind` takes the newest away.
+    It holds ``length`` tokens; :meth:`decode` appends, :meth:`rewind` removes the newest.
 
     An attention cache can be rewound to any length, one with a sliding window to :attr:`floor`. A recurrent or hybrid
-    memory can be if ``options.rewind`` asks for it, and then to what is in doubt: see
+    memory can be rewound if ``options.rewind`` asks for it, and only to before the tokens in doubt: see
     :mod:`ggufspec.llamacpp.rewind`.
 
     Attributes:
-        can_rewind: whether tokens can be taken back, so that the model may be in a pair.
+        can_rewind: True if tokens can be taken back, so that the model may be in a pair.
         rewind_kind: ``exact`` (free), ``snapshots``, ``checkpoint``, or ``none``.
-        forgets: whether it cannot be rewound to any length, so that saved states are of use.
-        checkpoint_bytes: memory that being able to rewind takes.
-        can_pad: whether a batch can be padded; if not, ``width`` has no effect.
+        forgets: True if it cannot be rewound to any length, so that saved states are useful.
+        checkpoint_bytes: memory that rewinding needs.
+        can_pad: True if a batch can be padded; otherwise ``width`` has no effect.
 
     Raises:
-        ModelError: llama.cpp cannot make the context, for lack of memory say.
+        ModelError: llama.cpp cannot make the context, e.g. for lack of memory.
         UsageError: an option has an unknown value.
     """
 
@@ -252,7 +252,7 @@ class Context:
         self.length = 0
         params = context_params(lib, options, model._handle)
         forget_complaints()
-        # No more memory than is free, as llama.cpp writes to all that it takes. A driver's reservations count, too.
+        # Limit memory to what is free, because llama.cpp writes to all of it. A driver's reservations would count, too.
         limit = nullcontext() if model.gpu_layers else child.limited_memory(obtainable_memory_bytes(), only_data=True)
         with limit:
             self._handle = lib.llama_init_from_model(model._handle, params)
@@ -294,8 +294,8 @@ class Context:
                 self._batch.seq_id[i][0] = sequence
 
     def copy(self, sequence: int) -> None:
-        """Hold the text of another sequence in place of this one's, without its hidden rows; a ModelError if the
-        memory :attr:`forgets`.
+        """Replace this sequence's text by a copy of another one's, without its hidden rows; ModelError if the memory
+        :attr:`forgets`.
         """
         if self.forgets:
             raise ModelError(f"{self.model.path.name} cannot copy a text (recurrent memory, or a sliding window)", "")
@@ -306,20 +306,20 @@ class Context:
             self._hidden.first = self.length
 
     def save(self) -> tuple[int, Any]:
-        """A state of a memory that :attr:`forgets`, for :meth:`restore`: (length, bytes)."""
+        """Return a state of a memory that :attr:`forgets`, for :meth:`restore`: (length, bytes)."""
         self._memory.settle(self.length, 0, 0)
         return self.length, self._memory.save()
 
     def restore(self, saved: tuple[int, Any]) -> None:
-        """Go back to a saved length; the text must still begin with the tokens that it had then."""
+        """Return to a saved length; the text must still begin with the tokens that it had then."""
         self._memory.restore(*saved)
         self.length = saved[0]
 
     def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Logits:
         """Append ``tokens``, at least one, and return the logits of the last ``outputs`` of them.
 
-        If ``can_pad``, the batch is padded to ``width`` tokens; the padding is taken away again and affects only
-        which kernels run.
+        If ``can_pad``, the batch is padded to ``width`` tokens; the padding is removed again and affects only which
+        kernels run.
 
         Returns:
             (outputs, vocab) float32, a view into llama.cpp's own buffer: valid until the next call.
@@ -337,7 +337,7 @@ class Context:
             self._submit(again, 0, 0)
             again, _ = self._memory.settle(self.length, len(tokens), outputs)
         tokens = [*again, *tokens] if again else tokens
-        start, last = 0, max(outputs, 1)  # tokens of the last batch at least
+        start, last = 0, max(outputs, 1)  # minimum tokens of the last batch
         while len(tokens) - start > self._n_batch:  # all but the last batch of a prompt
             count = min(self._n_batch, len(tokens) - start - last)
             self._submit(tokens[start : start + count], 0, 0)
@@ -374,22 +374,22 @@ class Context:
 
     @property
     def batch(self) -> int:
-        """Most tokens of a prompt that are decoded in one call."""
+        """Maximum tokens of a prompt that are decoded in one call."""
         return self._n_batch
 
     @property
     def hidden_first(self) -> int:
-        """The earliest position that :meth:`hidden` has a row of; ``length`` if the context has none."""
+        """Earliest position that :meth:`hidden` has a row of; ``length`` if the context has none."""
         return min(self._hidden.first, self.length) if self._hidden else self.length
 
     def hidden(self, first: int, last: int) -> Logits:
-        """The hidden rows of the tokens at the positions ``first`` … ``last`` - 1, as they were decoded.
+        """Return the hidden rows of the tokens at the positions ``first`` … ``last`` - 1, as they were decoded.
 
         Returns:
             (tokens, sources × size) float32, a copy.
 
         Raises:
-            ModelError: the context was made without them (``ContextOptions.hidden``), or holds no longer those.
+            ModelError: the context was made without them (``ContextOptions.hidden``), or no longer has these.
         """
         if not self._hidden or first < self.hidden_first or last > self.length:
             raise ModelError(
@@ -407,11 +407,10 @@ class Context:
         return self._rows[:rows]
 
     def rewind(self, length: int) -> None:
-        """Keep only the first ``length`` tokens, which are certain from now on; nothing is done if these are all.
+        """Keep only the first ``length`` tokens, which are certain from now on; 0 is always possible.
 
-        0 is always possible. A recurrent memory with a checkpoint goes back to the length that it had at the last
-        rewind, or later before the batches in doubt (:class:`~ggufspec.llamacpp.rewind.Checkpoint`); with snapshots
-        to the first token of the last batch.
+        A recurrent memory with a checkpoint goes back to its length at the last rewind, or later, before the batches in
+        doubt (:class:`~ggufspec.llamacpp.rewind.Checkpoint`); with snapshots, to the first token of the last batch.
 
         Raises:
             ModelError: the model's memory cannot be rewound to there.
@@ -432,18 +431,18 @@ class Context:
 
     @property
     def floor(self) -> int:
-        """The least length, besides 0, that :meth:`rewind` can go back to now."""
+        """Lowest length, besides 0, that :meth:`rewind` can go back to now."""
         return self._memory.floor()
 
     def mark(self) -> None:
-        """All that follows may be taken back to here, once: for measurements, as a single token is certain otherwise.
+        """Allow one rollback to here, for measurements: a single token would otherwise be certain.
 
-        Free but for snapshots, which copy the state to host memory.
+        Free, except for snapshots, which copy the state to host memory.
         """
         self._memory.mark(self.length)
 
     def _probe_memory(self, options: ContextOptions) -> list[Exact]:
-        """The memory of each sequence: decode two tokens, and see whether one can be taken back.
+        """Return the memory of each sequence, after testing whether one of two decoded tokens can be taken back.
 
         With recurrent memory llama.cpp cannot.
         """

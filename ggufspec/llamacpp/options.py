@@ -1,4 +1,4 @@
-"""How a model is placed and decoded: the options, without the library that they are for."""
+"""Options of placement and context, usable without the llama.cpp library."""
 
 from __future__ import annotations
 
@@ -19,57 +19,56 @@ KV_TYPES = {
     "iq4_nl": (32, 18),
 }
 REWINDS = ("auto", "snapshots", "checkpoint")
-REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # of a pair; a draft's chain is several batches
+REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # in a pair; a draft's chain is several batches
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 HOST = "CPU"
-# From so many tokens on a card computes with the host's weights too, of experts with those that are used: ggml-cuda.cu,
-# offload_op, and ggml-backend.cpp. The default, and the variable that ggml reads once, when its backends register.
+# Default smallest batch for which a GPU copies CPU weights (of experts only those used) and computes with them, from
+# ggml-cuda.cu (offload_op) and ggml-backend.cpp; and the variable that ggml reads once, when its backends register.
 STREAM_WIDTH, STREAM_VARIABLE = 32, "GGML_OP_OFFLOAD_MIN_BATCH"
 # Names of a block's feed-forward tensors, after "blk.N": LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX, common/common.h
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
-SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still has room
+SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still fits
 AGAIN_MAX = 4
 HEAD_BATCH = 128  # tokens that a head computes at once: upstream's 512 take gigabytes with a large vocabulary
-HIDDEN_RING = 2048  # tokens whose hidden rows are kept: a head that lags behind by more begins anew
-LAST_HIDDEN = -1  # among ContextOptions.hidden: the rows after the last block
-# What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole
+HIDDEN_RING = 2048  # tokens whose hidden rows are stored: a head that lags behind by more starts over
+LAST_HIDDEN = -1  # in ContextOptions.hidden: the rows after the last block
+# What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of an incomplete file
 _CUT = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
 _CELLS_STEP = 256  # src/llama-context.cpp
 
 
 def is_remote(device: str) -> bool:
-    """Whether a device is an RPC worker's: ggml/src/ggml-rpc/ggml-rpc.cpp names them so."""
+    """Return True if a device is an RPC worker's: ggml/src/ggml-rpc/ggml-rpc.cpp names them so."""
     return device.startswith("RPC")
 
 
 def offloaded(gpu_layers: int, layers: int) -> int:
-    """How many of a model's layers ``-ngl gpu_layers`` offloads: a negative number, or one beyond them, means all.
+    """Return how many of a model's layers ``-ngl gpu_layers`` offloads: all if negative or more than there are.
 
     Args:
-        gpu_layers: as it was asked for, -1 or 99 say.
-        layers: of the model, the output included.
+        gpu_layers: as requested, e.g. -1 or 99.
+        layers: layers of the model, the output included.
     """
     return layers if gpu_layers < 0 else min(gpu_layers, layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which layers of one model are where.
+    """Where the layers of one model are.
 
     Block i is offloaded iff i ≥ max(blocks + 1 − gpu_layers, 0); the output is index ``blocks``, so that it goes first.
-    The offloaded layers are divided over the devices in order, as ``split`` says. Source: src/llama-model.cpp.
+    The offloaded layers are divided over the devices in order, by ``split``. Source: src/llama-model.cpp.
 
     Args:
-        gpu_layers: layers offloaded as llama.cpp counts them, the output included; see :func:`offloaded`.
+        gpu_layers: offloaded layers as llama.cpp counts them, the output included; see :func:`offloaded`.
         split: share of the offloaded layers for each device; empty: by the devices' free memory.
-        n_cpu_moe: the expert tensors of the first so many blocks stay on the CPU (llama.cpp's ``--n-cpu-moe``).
-        mtp: whether the file's MTP blocks are loaded; without a head on them they would only take memory.
-        n_cpu_ffn: the same of the dense feed-forward tensors (``--n-cpu-ffn``).
-        override_tensor: ``PATTERN=DEVICE``, tensors and where they are whatever the other options say (``-ot``).
-        load_mode: how weights come into memory, as llama.cpp's ``--load-mode``; ``auto`` maps the file if devices can.
-        no_host: whether the host's weights beside a card are repacked for the CPU, as they are without one; a card
-            then cannot compute with them.
+        n_cpu_moe: number of first blocks whose expert tensors stay on the CPU (llama.cpp's ``--n-cpu-moe``).
+        mtp: True to load the file's MTP blocks; without a head on them they would only take memory.
+        n_cpu_ffn: number of first blocks whose dense feed-forward tensors stay on the CPU (``--n-cpu-ffn``).
+        override_tensor: ``PATTERN=DEVICE``, tensors and their devices whatever the other options say (``-ot``).
+        load_mode: how weights are loaded, as llama.cpp's ``--load-mode``; ``auto`` maps the file if devices can.
+        no_host: True to repack the CPU's weights for the CPU even next to a GPU; the GPU then cannot compute with them.
     """
 
     gpu_layers: int = 0
@@ -83,13 +82,13 @@ class Placement:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the host's weights are pages of the file, which a card cannot copy as fast as pinned memory."""
+        """True if the CPU's weights are mapped from the file, which a GPU cannot copy as fast as pinned memory."""
         return self.load_mode in ("auto", "mmap", "mmap+mlock")
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
-        """(pattern, device) of tensors that are elsewhere than their layer, in order: the first that is found in a
-        tensor's name decides. Source: ``llama_model_loader::create_tensor`` in src/llama-model-loader.cpp.
+        """(pattern, device) of tensors that are not with their layer, in order: the first pattern found in a tensor's
+        name wins. Source: ``llama_model_loader::create_tensor`` in src/llama-model-loader.cpp.
         """
         first_blocks = ((EXPERTS, self.n_cpu_moe), (DENSE_FFN, self.n_cpu_ffn))
         return (
@@ -98,7 +97,7 @@ class Placement:
         )
 
     def offloaded(self, blocks: int) -> int:
-        """How many of ``blocks`` + 1 layers are offloaded."""
+        """Return how many of ``blocks`` + 1 layers are offloaded."""
         return offloaded(self.gpu_layers, blocks + 1)
 
 
@@ -108,29 +107,29 @@ class ContextOptions:
 
     Args:
         ctx_size: tokens of context; llama.cpp pads its cells to a multiple of 256.
-        width: most tokens whose logits one call asks for (``n_outputs_max``).
+        width: maximum rows of logits per call (``n_outputs_max``).
         threads: CPU threads, for prompts and generation alike.
         cache_type_k: type of the key cache, one of ``KV_TYPES``.
         cache_type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
         flash_attn: ``auto``, ``on`` or ``off``.
-        n_batch: most tokens in one call while a prompt is read.
-        ubatch_size: most tokens that are computed at once (llama.cpp's ``n_ubatch``), on which the size of the compute
-            buffers depends; 0: all of a call. A verification is never divided.
-        op_offload: whether a card computes batches of ``op_offload_min_batch`` tokens and more with the host's weights,
-            which are copied to it; the same for all models of a process.
-        swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back. If
-            not, they keep their window and a micro-batch, so that the last batch can, and ``rewind`` tokens that came
-            one by one (:class:`ggufspec.llamacpp.rewind.Windowed`).
-        rewind: most tokens of one batch that are to be taken back. An attention cache can always do that and costs
-            nothing; a recurrent or hybrid memory takes more room for it. 0: such a memory only grows.
+        n_batch: maximum tokens per call while a prompt is read.
+        ubatch_size: maximum tokens that are computed at once (llama.cpp's ``n_ubatch``), which determines the size of
+            the compute buffers; 0: all of a call. A verification is never divided.
+        op_offload: True to let a GPU compute batches of ``op_offload_min_batch`` tokens or more with copies of CPU
+            weights; the same for all models of a process.
+        swa_full: True to retain the whole context in layers with a sliding window, so that any token can be taken back.
+            Otherwise they retain their window and a micro-batch, so that the last batch can be taken back, and
+            ``rewind`` tokens that came one by one (:class:`ggufspec.llamacpp.rewind.Windowed`).
+        rewind: maximum tokens of one batch to take back. An attention cache can always do that at no cost; a recurrent
+            or hybrid memory needs more space for it. 0: such a memory only grows.
         rewind_by: how a recurrent memory does it, one of ``REWINDS``. Only a checkpoint goes back through several
-            batches, as a draft's tokens need; only snapshots decode nothing again. ``auto``: snapshots where the
+            batches, as a draft's tokens need; only snapshots decode nothing again. ``auto``: snapshots if the
             architecture has them, else a checkpoint.
-        again_max: after a checkpoint, tokens that are decoded again in one batch with those that follow. More of them
-            get a batch of their own and a checkpoint after it, or every rejection would add to the next one's price.
-        hidden: layers whose input rows are kept with the logits for a drafter that reads them; ``LAST_HIDDEN`` stands
+        again_max: after a checkpoint, maximum tokens that are decoded again together with the following ones. More get
+            a batch of their own and a checkpoint after it, or every rejection would add to the cost of the next one.
+        hidden: layers whose input rows are stored with the logits for a drafter that reads them; ``LAST_HIDDEN`` stands
             for the rows after the last block.
-        sequences: texts whose caches are kept side by side, each of ``ctx_size`` tokens; one is decoded at a time
+        sequences: texts with their own caches, each of ``ctx_size`` tokens; one is decoded at a time
             (:meth:`ggufspec.llamacpp.model.Context.use`).
     """
 
@@ -153,12 +152,12 @@ class ContextOptions:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What llama.cpp has no parameter for, of a process in which it is not loaded yet."""
+        """Environment for settings without a parameter in llama.cpp, for a process that has not loaded it yet."""
         return {STREAM_VARIABLE: str(self.op_offload_min_batch)}
 
     @property
     def cells(self) -> int:
-        """Tokens that the KV cache holds of a text: ``ctx_size``, room for padding, and llama.cpp's own rounding up."""
+        """Cells of the KV cache per text: ``ctx_size``, space for padding, and llama.cpp's own rounding up."""
         return -(-(self.ctx_size + SLACK) // _CELLS_STEP) * _CELLS_STEP
 
     @property
@@ -168,12 +167,12 @@ class ContextOptions:
 
     @property
     def computed(self) -> int:
-        """Tokens that are computed at once; a window has room for so many beyond itself."""
+        """Tokens that are computed at once; a window holds as many beyond itself."""
         return min(max(self.ubatch_size, self.width, self.rewind), self.batch) if self.ubatch_size else self.batch
 
 
 def parse_override(text: str) -> tuple[str, str]:
-    """(pattern, device) of ``PATTERN=DEVICE``; divided at the first = as llama.cpp does (common/arg.cpp)."""
+    """Split ``PATTERN=DEVICE`` into (pattern, device), at the first = as llama.cpp does (common/arg.cpp)."""
     pattern, _, device = text.partition("=")
     return pattern, device
 
@@ -185,7 +184,7 @@ def check_rewind(name: str) -> None:
 
 
 def beyond_training(role: str, name: str, trained: int, ctx_size: int) -> str:
-    """What a context beyond what a model was trained for does; empty if it is not beyond, or not known."""
+    """Return a warning about a context beyond what a model was trained for; empty if it is within, or not known."""
     if not 0 < trained < ctx_size:
         return ""
     does = "answers get worse" if role == "target" else "fewer of its drafts are accepted"
@@ -193,7 +192,7 @@ def beyond_training(role: str, name: str, trained: int, ctx_size: int) -> str:
 
 
 def load_hint(reason: str) -> str:
-    """What to do when llama.cpp loads no model, by what it said."""
+    """Return a hint for llama.cpp's ``reason`` not to load a model."""
     if any(sign in reason for sign in _CUT):
         return "the file is cut short or damaged: download it again"
     if "unknown model architecture" in reason:
@@ -206,7 +205,7 @@ def load_hint(reason: str) -> str:
 
 
 def context_hint(reason: str) -> str:
-    """What to do when llama.cpp makes no context, by what it said."""
+    """Return a hint for llama.cpp's ``reason`` not to make a context."""
     if "requires flash_attn" in reason:
         return "-fa on, or -ctv f16"
     if "different K" in reason:

@@ -1,4 +1,4 @@
-"""llama.cpp's own parameters for our options: the one place that says how models and contexts are made, dry or real."""
+"""llama.cpp's own parameters for our options, for dry and real runs: the only place that makes them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from ggufspec.llamacpp.options import (
 )
 from ggufspec.llamacpp.rewind import architecture_of, choose
 
-# Outputs come in so many: a graph's first tensor has four bytes for each, and those after it shall begin on lines of a
-# CPU's cache. Amid a line AMX reads prompts for half as long again: docs/evidence/output-rows.json
+# Outputs come in multiples of this: a graph's first tensor has four bytes for each, and the following ones shall begin
+# on CPU cache lines. Otherwise AMX reads prompts for half as long again: docs/evidence/output-rows.json
 _OUTPUTS = 16
 
 
 def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
-    """llama.cpp's parameters for a context.
+    """Make llama.cpp's parameters for a context.
 
     Args:
         lib: llama.cpp.
         options: how the model is decoded.
-        model: its handle; without one nothing is set aside for ``options.rewind``.
+        model: its handle; without one nothing is reserved for ``options.rewind``.
 
     Raises:
-        UsageError: an option is not one of those known.
+        UsageError: an option has an unknown value.
     """
     params = lib.llama_context_default_params()
     params.n_ctx = options.ctx_size + SLACK if options.sequences == 1 else options.sequences * options.cells
-    params.n_seq_max = options.sequences  # each has cells of its own, so that rounding does not depend on the others
+    params.n_seq_max = options.sequences  # each has its own cells, so that rounding does not depend on the others
     params.n_batch, params.n_ubatch = options.batch, options.computed
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k, params.type_v = (kv_type(lib, name) for name in (options.cache_type_k, options.cache_type_v))
@@ -51,7 +51,7 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
             params.n_rs_seq = min(options.rewind, params.n_ubatch - 2)  # more is an abort: src/llama-batch.cpp
         case "checkpoint":
             params.n_seq_max = 2 * options.sequences
-            params.kv_unified = True  # the second sequence of each has a state and no cells of its own
+            params.kv_unified = True  # the second sequence of each has a state but no cells of its own
     params.n_outputs_max = -(-max(options.width, params.n_seq_max) // _OUTPUTS) * _OUTPUTS
     return params
 
@@ -60,13 +60,13 @@ _CONTEXT_TYPE_MTP = 1  # enum llama_context_type, include/llama.h
 
 
 def head_params(lib: Any, options: ContextOptions, target: Any, *, mtp: bool) -> Any:
-    """llama.cpp's parameters for a head's context.
+    """Make llama.cpp's parameters for a head's context.
 
     Args:
         lib: llama.cpp.
         options: context size, types, threads and ``width``.
-        target: the handle of the context that it is on.
-        mtp: whether the head is MTP blocks.
+        target: handle of the target's context.
+        mtp: True if the head is MTP blocks.
     """
     params = context_params(lib, options)
     params.n_batch = params.n_ubatch = max(HEAD_BATCH, options.width)
@@ -77,7 +77,7 @@ def head_params(lib: Any, options: ContextOptions, target: Any, *, mtp: bool) ->
 
 
 _INT32_MAX = 2**31 - 1
-_BF16 = 30  # enum ggml_type; the one of KV_TYPES that llama-cpp-python does not name
+_BF16 = 30  # enum ggml_type; the only one of KV_TYPES that llama-cpp-python does not name
 
 
 class _TensorOverride(ctypes.Structure):
@@ -87,24 +87,24 @@ class _TensorOverride(ctypes.Structure):
 
 
 def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> tuple[Any, list[Any]]:
-    """(llama.cpp's parameters for ``placement``, what must stay alive until the model is loaded).
+    """Return (llama.cpp's parameters for ``placement``, objects that must stay alive until the model is loaded).
 
     Args:
         lib: llama.cpp.
         placement: the layers.
-        names: the devices that they are offloaded to; without any :func:`ggufspec.llamacpp.devices.offloading`.
+        names: devices to offload to; default: :func:`ggufspec.llamacpp.devices.offloading`.
 
     Raises:
-        UsageError: a tensor is to be on a device that is not here.
+        UsageError: a tensor is to be on a device that does not exist.
     """
     params = lib.llama_model_default_params()
     params.load_mtp = placement.mtp
     params.load_mode = _LOAD_MODE[placement.load_mode]
     params.no_host = placement.no_host
-    params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would cut a larger number down silently
+    params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would truncate a larger number silently
     alive: list[Any] = []
     if chosen := names or chosen_over_others():
-        handles = (ctypes.c_void_p * (len(chosen) + 1))(*map(handle_of, chosen))  # the last, a null, ends the list
+        handles = (ctypes.c_void_p * (len(chosen) + 1))(*map(handle_of, chosen))  # the last one, null, ends the list
         params.devices = ctypes.cast(handles, ctypes.c_void_p)
         alive.append(handles)
     if placement.split:
@@ -112,7 +112,7 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
         params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
         alive.append(shares)
     if overrides := placement.overrides:
-        listed = (_TensorOverride * (len(overrides) + 1))()  # the last, of zeros, ends the list
+        listed = (_TensorOverride * (len(overrides) + 1))()  # the last one, zeros, ends the list
         listed[:-1] = [_TensorOverride(pattern.encode(), buffer_type(device)) for pattern, device in overrides]
         params.tensor_buft_overrides = ctypes.cast(listed, ctypes.c_void_p)
         alive.append(listed)
@@ -120,7 +120,7 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
 
 
 def kv_type(lib: Any, name: str) -> int:
-    """The number of a cache type in enum ggml_type."""
+    """Return the number of a cache type in enum ggml_type."""
     assert name in KV_TYPES, name
     value: int = getattr(lib, "GGML_TYPE_" + name.upper(), _BF16)
     return value
@@ -135,10 +135,10 @@ _LOADING = threading.Lock()  # two threads that load their first models at once 
 
 
 def load_model(lib: Any, path: Path, params: Any) -> Any:
-    """llama.cpp's handle of a model, or null, which :func:`ggufspec.llamacpp.library.complaints` explains.
+    """Return llama.cpp's handle of a model, or null, which :func:`ggufspec.llamacpp.library.complaints` explains.
 
-    Weights of latent attention (MLA) stay out of AMX's buffers: llama.cpp puts them there and then aborts, as the graph
-    multiplies them with what is not contiguous (``supports_op``, ggml/src/ggml-cpu/amx/amx.cpp).
+    Weights of latent attention (MLA) stay out of AMX's buffers: llama.cpp puts them there and then aborts, because the
+    graph multiplies them with non-contiguous tensors (``supports_op``, ggml/src/ggml-cpu/amx/amx.cpp).
     """
     name = os.fsencode(path)
     with _LOADING:

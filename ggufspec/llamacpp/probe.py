@@ -1,4 +1,4 @@
-"""What the llama.cpp that is installed can do; a job for a child process, since a broken driver may end it."""
+"""Probes what the installed llama.cpp can do, in a child process because a broken driver may end it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ggufspec.llamacpp.library import load, system_info
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The RPC workers whose devices are to be seen too."""
+    """RPC workers whose devices to include."""
 
     rpc: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What llama.cpp says."""
+    """llama.cpp's capabilities."""
 
-    backends: tuple[str, ...]  # that are compiled in
+    backends: tuple[str, ...]  # compiled-in backends
     devices: tuple[Device, ...]
-    system: str = ""  # its own line about its build
-    lacks: dict[str, str] = field(default_factory=dict)  # by drafter the function that its heads would need
-    without_device: tuple[str, ...] = ()  # backends that are compiled in and find no driver
+    system: str = ""  # llama.cpp's own line about its build
+    lacks: dict[str, str] = field(default_factory=dict)  # by drafter, the function that is missing for its heads
+    without_device: tuple[str, ...] = ()  # compiled-in backends that find no driver
     without_chat: str = ""  # why its chat library cannot be used
 
 
@@ -43,7 +43,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def inspect(rpc: tuple[str, ...] = ()) -> Result:
-    """Ask it in a child process, with the workers at ``rpc`` (host:port) added.
+    """Probe in a child process, with the workers at ``rpc`` (host:port) added.
 
     Raises:
         GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.

@@ -1,7 +1,7 @@
 """Turns a GGUF file into another tensor type with llama.cpp's own quantiser, here or as a job in a child process.
 
-Source: src/llama-quant.cpp. A file type is a mixture: Q4_0 keeps tied embeddings in Q6_K, the K types give some
-tensors more bits, norms stay F32.
+Source: src/llama-quant.cpp. A file type is a mixture: Q4_0 keeps tied embeddings in Q6_K, the K types give some tensors
+more bits, norms stay F32.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 
 _VERSION = 2  # GGML_QNT_VERSION, ggml/include/ggml.h
 
-# llama_ftype by llama-quantize's names, without those that need an importance matrix.
+# llama_ftype by llama-quantize's names, except those that need an importance matrix.
 FILE_TYPES = (
     *("F32", "F16", "BF16"),
     *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
@@ -46,7 +46,7 @@ FILE_TYPES = (
 
 
 def check_type(type_name: str) -> str:
-    """The spelling of ``type_name`` in ``FILE_TYPES``; a UsageError names those nearest to one that is not there."""
+    """Return ``type_name`` as spelled in ``FILE_TYPES``; otherwise a UsageError names the nearest."""
     name = type_name.upper()
     if name not in FILE_TYPES:
         near = " or ".join(difflib.get_close_matches(name, FILE_TYPES, n=2, cutoff=0.4))
@@ -71,8 +71,8 @@ def quantize(
         target: the file to write or replace.
         type_name: one of ``FILE_TYPES``.
         threads: CPU threads; 0 for all.
-        requantize: whether the source may be quantised already, which loses quality twice.
-        stopping: nothing half-written is left once it is set, however long llama.cpp continues to write.
+        requantize: True to allow a quantised source, which loses quality twice.
+        stopping: once it is set, no partial file is left, however long llama.cpp continues to write.
 
     Raises:
         UsageError: the file type is unknown, or source and target are the same file.
@@ -119,13 +119,13 @@ _CHOSEN = re.compile(_TENSOR.pattern + r" +- \[(.*)\], type = +(\S+), size = +[\
 
 
 def run_dry(source: Path, type_name: str) -> Chosen:
-    """What llama.cpp would write; it reads no weights, which may be a hole. Raises as :func:`quantize` does."""
+    """Return what llama.cpp would write; it reads no weights, which may be a hole. Raises as :func:`quantize` does."""
     name, types, sizes, lines = check_type(type_name), dict[str, str](), list[int](), list[str]()
     with listening(lines.append):
         _call(source, source, name, 1, requantize=True, dry=True)
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         found = extent(data)
-    assert found is not None  # or llama.cpp had refused it
+    assert found is not None  # llama.cpp would have refused it
     own = type_keys(name)
     kept = [end - begin for key, (begin, end) in found[0].items() if not (key in own or key.startswith("split."))]
     header = 24 + sum(kept) + sum(16 + len(key) for key in own)
@@ -146,10 +146,10 @@ def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bo
     params.nthread = threads
     params.allow_requantize = requantize
     params.dry_run = dry
-    if alignment(source) != ALIGNMENT:  # which llama.cpp copies from the source, and writes by its own
+    if alignment(source) != ALIGNMENT:  # llama.cpp copies the key from the source, but writes with its own alignment
         key = lib.llama_model_kv_override(lib.LLAMA_KV_OVERRIDE_TYPE_INT, b"general.alignment")
         key.value.val_i64 = ALIGNMENT
-        params.kv_overrides = (lib.llama_model_kv_override * 2)(key)  # the last, of zeros, ends the list
+        params.kv_overrides = (lib.llama_model_kv_override * 2)(key)  # the last one, zeros, ends the list
     forget_complaints()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
         reason = complaints()
@@ -158,7 +158,7 @@ def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bo
 
 
 def type_keys(name: str) -> dict[str, int]:
-    """The metadata keys of a file type, one of ``FILE_TYPES``."""
+    """Return the metadata keys of a file type, one of ``FILE_TYPES``."""
     number = getattr(load(), "LLAMA_FTYPE_ALL_F32" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}")
     return {"general.file_type": int(number), "general.quantization_version": _VERSION}
 
@@ -168,7 +168,7 @@ def type_keys(name: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Arguments of :func:`quantize`, of one type; without ``target`` it is only told what would be written."""
+    """Arguments of :func:`quantize`; without ``target`` the job only returns what would be written in each type."""
 
     source: Path
     types: tuple[str, ...]
@@ -225,9 +225,9 @@ def listening(read: Callable[[str], None]) -> Iterator[None]:
 
 
 def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
-    """Random numbers in a tensor type, by ggml's quantiser, so that every block is valid; zeros in an integer type.
+    """Return random numbers in a tensor type, by ggml's quantiser, so that all blocks are valid; integers are zeros.
 
-    ``kind`` is as ggml spells it, ``q4_K`` say; ``numbers`` is a multiple of 256, ``std`` their standard deviation.
+    ``kind`` is spelled as in ggml, e.g. ``q4_K``; ``numbers`` is a multiple of 256, ``std`` their standard deviation.
     """
     if kind.startswith("i") and kind[1:].isdigit():
         return bytes(row_bytes(kind, numbers))
@@ -236,7 +236,7 @@ def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
 
 
 def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> bytes:
-    """Rows of numbers in a tensor type, as llama-quantize makes them; a row is a multiple of the type's block.
+    """Quantise rows of numbers as llama-quantize does; a row is a multiple of the type's block.
 
     The smallest types need ``importance``: (numbers,) weights of the columns.
     """
@@ -252,7 +252,7 @@ def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> by
 
 
 def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
-    """Dequantise blocks of a tensor type to ``shape``, rows first; a ModelError if ggml cannot read that type."""
+    """Dequantise blocks of a tensor type to ``shape``, rows first; ModelError if ggml cannot read that type."""
     if kind == "f32":
         return np.frombuffer(blocks, np.float32).reshape(shape)
     traits = _quantizer().ggml_get_type_traits(type_number(kind)).contents

@@ -1,14 +1,14 @@
-"""Taking the newest tokens back out of llama.cpp's memory, whatever kind of memory a model has.
+"""Rollback: removes the newest tokens from llama.cpp's memory, for every kind of memory.
 
-An attention cache forgets any token for nothing. A recurrent state (Mamba, RWKV, the recurrent blocks of a hybrid) is
-overwritten by every token. Two ways back are built here; both give the logits of a text that was never wrong, to the
-bit where kernels do not depend on the width of a batch:
+An attention cache forgets any token at no cost. A recurrent state (Mamba, RWKV, the recurrent blocks of a hybrid) is
+overwritten by every token. There are two ways to roll it back; both give the logits of a text that was never wrong, to
+the bit if kernels do not depend on the batch size:
 
-- **snapshots**: llama.cpp keeps the state after each of the last tokens of a batch (``n_rs_seq``). Some architectures
-  have it. It takes one state of memory for every token that can be taken back, and no time.
-- **checkpoint**: a second sequence holds on to the state before the tokens that are in doubt. It is a reference:
-  the next batch reads the state there and writes its own elsewhere, so that neither keeping nor restoring copies
-  anything. It takes one more state of memory; what is kept of the batch has to be decoded again, in front of the next.
+- **snapshots**: llama.cpp stores the state after each of the last tokens of a batch (``n_rs_seq``). Some architectures
+  have it. It takes the memory of one state for every token that can be taken back, and no time.
+- **checkpoint**: a second sequence holds on to the state before the tokens that are in doubt. It is a reference: the
+  next batch reads the state there and writes its own elsewhere, so that neither saving nor restoring copies anything.
+  It takes the memory of one more state; accepted tokens of the batch have to be decoded again, in front of the next.
 
 Source: src/llama-memory-recurrent.cpp (``seq_rm``, ``seq_cp``, ``find_slot``) and src/llama-memory-hybrid.cpp.
 """
@@ -24,14 +24,14 @@ from ggufspec.llamacpp.options import ContextOptions
 # llm_arch_supports_rs_rollback, src/llama-arch.cpp
 _SNAPSHOTS = {"qwen35", "qwen35moe", "qwen4exp", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"}
 _SNAPSHOTS |= {"kimi-k3", "glm5-next", "bailingmoe3", "deepseek4"}
-_NO_CHECKPOINT = {"deepseek4"}  # its cache is of a kind of its own: src/llama-kv-cache-dsv4.cpp
+_NO_CHECKPOINT = {"deepseek4"}  # it has its own kind of cache: src/llama-kv-cache-dsv4.cpp
 
 
 def way_back(architecture: str, rewind_by: str = "auto") -> str:
-    """How a recurrent or hybrid architecture takes tokens back: ``snapshots``, ``checkpoint``, or ``none``.
+    """Return how a recurrent or hybrid architecture takes tokens back: ``snapshots``, ``checkpoint``, or ``none``.
 
-    The one place that says so: contexts are made by it, memory is planned by it, and pairs are judged by it before
-    anything is downloaded. ``rewind_by`` is one of :data:`ggufspec.llamacpp.options.REWINDS`.
+    This is the only place that decides it: for making contexts, planning memory, and judging pairs before a download.
+    ``rewind_by`` is one of :data:`ggufspec.llamacpp.options.REWINDS`.
     """
     if architecture in _SNAPSHOTS and rewind_by != "checkpoint":
         return "snapshots"
@@ -39,30 +39,30 @@ def way_back(architecture: str, rewind_by: str = "auto") -> str:
 
 
 def choose(lib: Any, model: Any, options: ContextOptions) -> str:
-    """How tokens of a model's handle are taken back: ``exact`` (llama.cpp's own), or as :func:`way_back` says."""
+    """Return how tokens of a model are taken back: ``exact`` (llama.cpp's own), or as :func:`way_back` returns."""
     if not options.rewind or not (lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)):
         return "exact"
     return way_back(architecture_of(lib, model), options.rewind_by)
 
 
 def architecture_of(lib: Any, model: Any) -> str:
-    """As the file of a model's handle names it: ``general.architecture``."""
+    """Return a model's architecture as its file names it: ``general.architecture``."""
     buffer = ctypes.create_string_buffer(64)
     lib.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
     return buffer.value.decode("utf-8", "replace")
 
 
 class Exact:
-    """llama.cpp's own way: free for an attention cache, impossible for a recurrent state.
+    """llama.cpp's own rollback: free for an attention cache, impossible for a recurrent state.
 
-    ``held`` tokens are in llama.cpp's memory; the text, llama.cpp's sequence ``text``, may be shorter until the next
+    llama.cpp's memory has ``held`` tokens; the text, llama.cpp's sequence ``text``, may be shorter until the next
     batch.
     """
 
     kind = "exact"
     can_pad = True
-    forgets = False  # whether a text cannot be cut to any length, so that its states are worth saving
-    states = 0  # recurrent states kept besides the one that every memory has
+    forgets = False  # True if a text cannot be cut to any length, so that its states are worth saving
+    states = 0  # additional recurrent states
 
     def __init__(self, lib: Any, handle: Any, text: int = 0) -> None:
         self._lib = lib
@@ -72,15 +72,15 @@ class Exact:
         self.held = 0
 
     def padding(self, count: int, width: int) -> int:
-        """Tokens that may fill a batch of ``count`` up to ``width``, and are taken back."""
+        """Return the number of padding tokens, removed later, to fill a batch of ``count`` up to ``width``."""
         return max(0, width - count) if self.can_pad else 0
 
     def floor(self) -> int:
-        """The least length, besides 0, that the text can be cut to now."""
+        """Return the lowest length, besides 0, that the text can be cut to now."""
         return 0
 
     def cut(self, length: int) -> bool:
-        """Keep ``length`` tokens, at least one; False if that cannot be."""
+        """Keep ``length`` tokens, at least one; return False if that is impossible."""
         if length < self.held:
             if not self._lib.llama_memory_seq_rm(self._memory, self._text, length, -1):
                 return False
@@ -92,7 +92,7 @@ class Exact:
         self.held = 0
 
     def save(self) -> Any:
-        """What of the text's memory is not kept for every length: recurrent states, the cells of a sliding window."""
+        """Return the memory that does not exist for every length: recurrent states, the cells of a sliding window."""
         partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         state = (ctypes.c_uint8 * self._lib.llama_state_seq_get_size_ext(self._handle, self._text, partial))()
         self._lib.llama_state_seq_get_data_ext(self._handle, state, len(state), self._text, partial)
@@ -107,34 +107,34 @@ class Exact:
         self.held = length
 
     def copy(self, other: Exact) -> None:
-        """Hold what ``other``, of the same context, holds: llama.cpp copies its cells before the next batch."""
+        """Copy the text of ``other`` in the same context: llama.cpp copies its cells before the next batch."""
         self.clear()
         self._lib.llama_memory_seq_cp(self._memory, other._text, self._text, -1, -1)
         self.held = other.held
 
     def mark(self, length: int) -> None:
-        """What comes after ``length`` tokens may be taken back, all of it."""
+        """Allow a rollback to ``length`` tokens."""
 
     def settle(self, length: int, count: int, outputs: int) -> tuple[Sequence[int], bool]:
-        """Make memory ready for ``count`` tokens after ``length``, with ``outputs`` rows of logits.
+        """Prepare memory for ``count`` tokens after ``length``, with ``outputs`` rows of logits.
 
-        Returns the tokens that must be decoded again first, and whether in a batch of their own (then settle again).
+        Returns the tokens that must be decoded again first, and True if in a batch of their own (then settle again).
         """
         del length, count, outputs
         return (), False
 
     def added(self, tokens: Sequence[int], padding: int, rows: int) -> None:
-        """A batch is in memory now, with ``rows`` of logits."""
+        """Note that a batch is in memory now, with ``rows`` of logits."""
         del rows
         self.held += len(tokens) + padding
 
 
 class Windowed(Exact):
-    """A cache whose sliding-window layers keep the window and a micro-batch of cells, not the whole context.
+    """A cache whose sliding-window layers retain only the window and a micro-batch of cells.
 
-    llama.cpp overwrites a cell only if it is outside the window of the next token, as it stood before the batch, the
+    llama.cpp overwrites a cell only if it is outside the window of the next token, as it was before the batch, the
     oldest first. So the last batch can be taken back, and as many tokens of several batches as a micro-batch has.
-    Further back cells of the window are gone, and llama.cpp would go there without a word.
+    Further back, cells of the window are gone, and llama.cpp would go there without an error.
 
     Source: ``find_slot`` and ``apply_ubatch`` in src/llama-kv-cache.cpp; the cells are those of
     src/llama-kv-cache-iswa.cpp.
@@ -155,7 +155,7 @@ class Windowed(Exact):
 
 
 class Impossible(Exact):
-    """A recurrent state for which nothing is kept: the text grows, or starts again."""
+    """A recurrent state without rollback: the text grows, or starts again."""
 
     kind = "none"
     can_pad = False
@@ -171,9 +171,9 @@ class Impossible(Exact):
 class Snapshots(Exact):
     """llama.cpp's states after each of a batch's last tokens; a batch's first token cannot be taken back.
 
-    llama.cpp itself goes back as far as it is told and then reads a state that no token has written: what was written
-    is known here. It also goes back only once between two batches, so the cut waits for the next one. For measurements
-    :meth:`mark` copies the state to host memory, which takes milliseconds: too slow to decode by.
+    llama.cpp itself goes back as far as requested and may read a state that no token has written, so this class tracks
+    which ones are. It also goes back only once between two batches, so the cut waits for the next one. For measurements
+    :meth:`mark` copies the state to host memory, which takes milliseconds: too slow for decoding.
     """
 
     kind = "snapshots"
@@ -227,10 +227,10 @@ class Snapshots(Exact):
 class Checkpoint(Exact):
     """The state before the tokens in doubt, held by a second sequence; the attention cells of a hybrid are not shared.
 
-    In doubt is what a batch with several rows adds (a verification), and what batches with rows add one after the
-    other (a chain, whose first batch reads text that is certain). The checkpoint is taken before the first of these.
-    What :meth:`cut` leaves is certain, even if it cuts nothing off, and so is a batch of more than ``count`` + 1
-    tokens (a prompt). So a text that grows by one token at a time, and is cut to its length after each, takes none.
+    In doubt are the tokens of a batch with several rows (a verification), and those of consecutive batches with rows (a
+    chain, whose first batch reads certain text). The checkpoint is taken before the first of these. The tokens that
+    :meth:`cut` leaves are certain, even if it removes none, and so is a batch of more than ``count`` + 1 tokens (a
+    prompt). So a text that grows by one token at a time, and is cut to its length after each, takes no checkpoint.
     """
 
     kind = "checkpoint"
@@ -240,13 +240,13 @@ class Checkpoint(Exact):
 
     def __init__(self, lib: Any, handle: Any, count: int, again_max: int, text: int = 0, spare: int = 1) -> None:
         super().__init__(lib, handle, text)
-        self._spare = spare  # the sequence that holds the checkpoint
+        self._spare = spare  # sequence that holds the checkpoint
         self.count = count
         self.again_max = again_max
-        self._place = 0  # where the checkpoint is
-        self._since: list[int] = []  # the tokens in memory after it
-        self._taken = False  # it covers all that is in doubt
-        self._doubt = False  # so is what comes next
+        self._place = 0  # position of the checkpoint
+        self._since: list[int] = []  # tokens in memory after it
+        self._taken = False  # it covers all tokens in doubt
+        self._doubt = False  # the next tokens are in doubt
 
     def floor(self) -> int:
         return self._place if self._since else self.held
@@ -284,14 +284,14 @@ class Checkpoint(Exact):
             if len(again) > self.again_max:
                 return again, True
             if not again:
-                # the state, no attention cells
+                # copies the state, no attention cells
                 self._lib.llama_memory_seq_cp(self._memory, self._text, self._spare, 0, 0)
                 self._place, self._since = self.held, []
             self._taken = True
         return again, False
 
     def _go_back(self) -> None:
-        # src/llama-memory-hybrid.cpp cuts attention cells off only if the state agrees: the state comes first
+        # src/llama-memory-hybrid.cpp removes attention cells only if the state agrees: the state comes first
         self._lib.llama_memory_seq_cp(self._memory, self._spare, self._text, 0, 0)
         done = self._lib.llama_memory_seq_rm(self._memory, self._text, self._place, -1)
         assert done, "the checkpoint is not where it was taken"

@@ -1,6 +1,6 @@
 """Serves this machine's devices to others over llama.cpp's RPC; a job for a child process (:mod:`ggufspec.child`).
 
-ggml aborts the process on a message that it does not expect, and a server of it cannot be stopped: both end the child.
+ggml aborts the process on an unexpected message, and its server cannot be stopped: both end the child.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to serve and where; ``address`` is IPv4, port 0 picks a free one, no names mean what is best here."""
+    """What to serve and where; ``address`` is IPv4, port 0 picks a free one, no names mean the best devices."""
 
     address: str
     port: int
@@ -32,13 +32,13 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Where it was served until it was stopped."""
+    """Endpoint where it was served until it was stopped."""
 
     endpoint: str
 
 
 def ipv4_address(host: str) -> str:
-    """The address that ``host`` means, as llama.cpp's server wants digits; a UsageError if it has none."""
+    """Return the IPv4 address of ``host``, because llama.cpp's server wants digits; UsageError if it has none."""
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # a label that is too long or empty
@@ -81,13 +81,13 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def _best(here: list[devices.Device]) -> tuple[str, ...]:
-    """The GPUs; without any the CPU."""
+    """Return the GPUs, or the CPU without any."""
     gpus = tuple(device.name for device in here if device.kind in ("gpu", "igpu"))
     return gpus or tuple(device.name for device in here if device.kind == "cpu")
 
 
 def _free_port(address: str, port: int) -> int:
-    """``port``, or a free one for 0; an error says why it cannot be used, where ggml would only say that it failed."""
+    """Return ``port``, or a free one for 0; the error says why it is unusable, which ggml's would not."""
     with closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ggml: ggml/src/ggml-rpc/transport.cpp
         try:

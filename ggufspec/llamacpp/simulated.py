@@ -1,9 +1,8 @@
-"""Devices that stand for cards that are not here: RPC workers on loopback in this process, never asked for memory.
+"""Devices that stand in for GPUs that are not installed: RPC workers on loopback, never asked for memory.
 
-To llama.cpp such a device is a GPU. What a card has besides, and a remote device has not, is put into its
-interface: batches of 32 tokens and more are computed on it with the host's weights, which are copied there for it
-(``op_offload``), and the host's weights lie in memory that it reads directly, so that the CPU does not rearrange them.
-Only for processes that make dry runs.
+To llama.cpp such a device is a GPU. Two abilities that a remote device lacks are added to its interface: it computes
+batches of 32 tokens and more with copies of CPU weights (``op_offload``), and CPU weights lie in memory that it reads
+directly, so that the CPU does not rearrange them. Only for processes that make dry runs.
 
 Source: ``struct ggml_backend_device_i`` in ggml/src/ggml-backend-impl.h, ``ggml_backend_cuda_device_offload_op`` in
 ggml/src/ggml-cuda/ggml-cuda.cu, ``make_cpu_buft_list`` in src/llama-model.cpp.
@@ -24,10 +23,10 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import bound, load
 from ggufspec.llamacpp.options import STREAM_WIDTH
 
-# Of the operations with weights, the dimension that counts tokens if it is not all but the first
+# For operations with weights, the dimension that counts tokens, if it is not all but the first
 _NEVER = -1
 _TOKENS_IN = {"GET_ROWS": _NEVER, "MUL_MAT": 1, "MUL_MAT_ID": 2, "ROPE": 2, "ROPE_BACK": 2}
-_FIRST_OPERATIONS = 80  # of enum ggml_op, ggml/include/ggml.h: these five are among them
+_FIRST_OPERATIONS = 80  # first part of enum ggml_op, ggml/include/ggml.h, which has these five
 
 
 class _Tensor(ctypes.Structure):
@@ -69,14 +68,14 @@ class _Device(ctypes.Structure):
     ]
 
 
-_alive: list[Any] = []  # ggml has only the bare pointers of what is called back
+_alive: list[Any] = []  # ggml has only bare pointers to the callbacks
 
 
 def add(count: int) -> list[str]:
-    """Make ``count`` of them and return their names; what serves them ends with the process.
+    """Make ``count`` simulated devices and return their names; their server ends with the process.
 
     Raises:
-        GgufspecError: this llama.cpp was built without RPC, or lays out its devices in another way.
+        GgufspecError: this llama.cpp was built without RPC, or its devices have another layout.
     """
     before = {device.name for device in devices.devices()}
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -121,7 +120,7 @@ def _act_as_a_card(name: str) -> None:
 
 
 def _dimensions() -> dict[int, int]:
-    """_TOKENS_IN by ggml's numbers of the operations."""
+    """Return _TOKENS_IN by ggml's numbers of the operations."""
     names = {number: _ggml().ggml_op_name(number).decode() for number in range(_FIRST_OPERATIONS)}
     return {number: _TOKENS_IN[name] for number, name in names.items() if name in _TOKENS_IN}
 

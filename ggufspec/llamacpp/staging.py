@@ -1,9 +1,8 @@
 """Functions of llama.cpp that llama.h lacks: hidden rows, and the heads that read them.
 
-They are in ``src/llama-ext.h``, "work in progress" there, and exported under C++ names, which differ by compiler. A
-build may lack one: :func:`missing` names it before it is needed. None of them returns an error: for what an
-architecture does not compute they abort the process, so every caller looks at :data:`LAYER_INPUTS`
-and :data:`LAST_ROWS` first.
+They are in ``src/llama-ext.h``, marked "work in progress", and exported under C++ names, which differ by compiler. A
+build may lack one: :func:`missing` names it before it is needed. None of them returns an error: they abort the process
+for what an architecture does not compute, so every caller checks :data:`LAYER_INPUTS` and :data:`LAST_ROWS` first.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ggufspec.llamacpp.library import load
 
 
 class _Kind(NamedTuple):
-    """A type of C: as ctypes has it, and its letters in the names of GCC and Clang, and of MSVC."""
+    """A C type: as ctypes has it, and its letters in the names of GCC and Clang, and of MSVC."""
 
     ctype: Any
     itanium: str
@@ -33,7 +32,7 @@ _IDS = _Kind(ctypes.POINTER(ctypes.c_int32), "", "PEBH")
 _CONTEXT = _Kind(ctypes.c_void_p, "P13llama_context", "PEAUllama_context@@")
 _MODEL = _Kind(ctypes.c_void_p, "PK11llama_model", "PEBUllama_model@@")
 
-# name: (what it returns, what it takes); src/llama-ext.h of llama.cpp 0c1e570
+# name: (result, arguments); src/llama-ext.h of llama.cpp 0c1e570
 _PROTOTYPES: dict[str, tuple[_Kind, tuple[_Kind, ...]]] = {
     "llama_set_embeddings_nextn": (_VOID, (_CONTEXT, _BOOL, _BOOL)),
     "llama_get_embeddings_nextn": (_ROWS, (_CONTEXT,)),
@@ -46,7 +45,7 @@ _PROTOTYPES: dict[str, tuple[_Kind, tuple[_Kind, ...]]] = {
 }
 
 _NEXTN = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn")
-NEEDED = {  # the functions that a drafter cannot do without
+NEEDED = {  # functions that a drafter requires
     "mtp": (*_NEXTN, "llama_set_nextn_layer_offset", "llama_get_ctx_other"),
     "eagle3": (
         *_NEXTN,
@@ -62,7 +61,7 @@ _LAYER_INPUTS = (
     "bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan_vl lfm2 lfm2moe llama mimo2 minimax-01 minimax-m2 muse-glimmer "
     "nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen4exp"
 )
-# Those with a graph for MTP blocks (``graph_mtp`` there), one of them or several, one for each drafted token.
+# Those with a graph for MTP blocks (``graph_mtp`` there): one block, or several, one for each drafted token.
 _ONE_MTP_BLOCK = (
     "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe nemotron_h_moe qwen35 qwen35moe qwen3next"
 )
@@ -70,13 +69,13 @@ _MTP_BLOCKS = "hy_v3 mimo2 step35"
 LAYER_INPUTS = frozenset(_LAYER_INPUTS.split())
 CHAINED_MTP = frozenset(_MTP_BLOCKS.split())
 MTP = CHAINED_MTP | frozenset(_ONE_MTP_BLOCK.split())
-# Those whose graph names the rows after the last block (``t_h_nextn``) for heads that there are: Gemma 4's is a file.
+# Those whose graph names the rows after the last block (``t_h_nextn``) and have heads: Gemma 4's is a file.
 LAST_ROWS = MTP | {"gemma4"}
 
 
 @functools.cache
 def function(name: str) -> Any:
-    """The function of this name, with its types; an AttributeError if this build has none of its names."""
+    """Return the function of this name, with its types; AttributeError if this build has none of its names."""
     result, arguments = _PROTOTYPES[name]
     itanium = f"_Z{len(name)}{name}" + "".join(kind.itanium for kind in arguments)
     msvc = f"?{name}@@YA{result.msvc}{''.join(kind.msvc for kind in arguments)}@Z"
@@ -96,7 +95,7 @@ def require(drafter: str) -> None:
 
 
 def missing(drafter: str) -> str:
-    """The first function that ``drafter`` needs and this build of llama.cpp lacks; empty if it has all."""
+    """Return the first function that ``drafter`` needs and this build of llama.cpp lacks; empty if it has all."""
     for name in NEEDED.get(drafter, ()):
         try:
             function(name)
