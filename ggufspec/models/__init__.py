@@ -1,1 +1,1 @@
-"""Which files make a pair: profiles, the hub's cache, and whether a draft may serve a target."""
+"""Files that make a pair: profiles, headers, the hub's cache, and whether a draft is compatible with a target."""

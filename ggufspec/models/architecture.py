@@ -1,4 +1,4 @@
-"""What llama.cpp knows of an architecture that its GGUF headers do not say.
+"""What llama.cpp knows about an architecture that its GGUF headers do not say.
 
 Source: src/models/*.cpp (``load_arch_hparams``), src/llama-arch.cpp, ``llama_model::create_memory`` in
 src/llama-model.cpp.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 def kind_of_state(name: str) -> str:
-    """``recurrent`` or ``hybrid``, as ``llama_model_is_recurrent`` and ``llama_model_is_hybrid`` say; else empty."""
+    """Return ``recurrent`` or ``hybrid``, by ``llama_model_is_recurrent`` and ``llama_model_is_hybrid``; else empty."""
     return "recurrent" if name in RECURRENT else "hybrid" if name in HYBRID else ""
 
 
@@ -18,10 +18,10 @@ def kind_of_state(name: str) -> str:
 class Window:
     """Which blocks have a sliding window (``set_swa_pattern`` in src/llama-hparams.cpp)."""
 
-    pattern: int  # one block of so many sees everything; 0 means that the header lists the blocks
-    dense_first: bool = False  # whether that one is the first of its group and not the last
-    size: int = 0  # the window if the header has none; 0 means none
-    fixed: bool = False  # whether ``size`` holds whatever the header says, but for 0
+    pattern: int  # one of so many blocks attends to everything; 0: the header lists the blocks
+    dense_first: bool = False  # that block is the first of its group, not the last
+    size: int = 0  # window if the header has none; 0: none
+    fixed: bool = False  # ``size`` overrides the header's, except 0
 
 
 WINDOWS = {
@@ -39,7 +39,7 @@ WINDOWS = {
     "gpt-oss": Window(2),
     "granite_swa": Window(0),
     "laguna": Window(4, dense_first=True),
-    "lfm2": Window(0),  # every block that attends
+    "lfm2": Window(0),  # all blocks with attention
     "lfm2moe": Window(0),
     "llama4": Window(4, size=8192, fixed=True),
     "maple": Window(0),
@@ -54,31 +54,31 @@ WINDOWS = {
     "step35": Window(0),
 }
 
-# Every block keeps a state and none a cache.
+# Every block has a state, none a cache.
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 
-# A block without key-value heads keeps a state (without a feed-forward either, in Nemotron-H).
+# A block without key-value heads has a state (in Nemotron-H only if it has no feed-forward either).
 STATE_WITHOUT_HEADS = frozenset(
     {"jamba", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next"}
 )
 NEMOTRON_H = frozenset({"nemotron_h", "nemotron_h_moe"})
 
-# All blocks keep a state but one of so many, unless the header lists them.
+# All blocks have a state except one of so many, unless the header lists them.
 STATE_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
 
-# Every block keeps both.
+# Every block has both.
 STATE_AND_CACHE = frozenset({"falcon-h1"})
 
-# Some blocks keep a state and some a cache: llm_arch_is_hybrid in src/llama-arch.cpp.
+# Some blocks have a state and some a cache: llm_arch_is_hybrid in src/llama-arch.cpp.
 HYBRID = STATE_WITHOUT_HEADS | NEMOTRON_H | STATE_INTERVAL.keys() | STATE_AND_CACHE | {"deepseek4"}
 
-# The state comes from this key alone.
+# The state's size comes from this key alone.
 KDA = frozenset({"kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next"})
 
 # attention.key_length_mla makes the cache one of latent numbers, without values.
 LATENT = frozenset({"deepseek2", "deepseek2-ocr", "mistral4", "kimi-linear", "kimi-k3", "bailingmoe3"})
 
-# Encoders and diffusion models keep nothing between calls.
+# Encoders and diffusion models retain nothing between calls.
 NO_MEMORY = frozenset(
     {
         "bert",
@@ -98,8 +98,8 @@ NO_MEMORY = frozenset(
     }
 )
 
-# A cache of their own (an indexer's keys, another model's cells), more blocks than the header says, or an encoder
-# next to the decoder: planning.memory does not know them; the dry run does.
+# A cache of a special kind (an indexer's keys, another model's cells), more blocks than the header says, or an encoder
+# next to the decoder: planning.memory cannot compute these; a dry run can.
 IRREGULAR = frozenset(
     {
         "deepseek32",

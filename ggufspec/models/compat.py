@@ -1,8 +1,8 @@
-"""May this draft serve this target? Pure: headers or vocabularies in, a verdict with its reasons out.
+"""Judges whether a draft is compatible with a target. Pure: headers or vocabularies in, a verdict with reasons out.
 
 The rules are llama.cpp's (``common_speculative_are_compatible`` in common/speculative.cpp) and those of this project's
-own loop, which takes rejected tokens back out of both memories (:mod:`ggufspec.llamacpp.rewind`). What the
-vocabularies' texts are is asked for only if it can change the answer: :mod:`ggufspec.models.vocabulary` reads them.
+own loop, which takes rejected tokens back out of both memories (:mod:`ggufspec.llamacpp.rewind`). Token texts are
+requested only if they can change the answer: :mod:`ggufspec.models.vocabulary` reads them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS = {
     "rwkv": "RWKV",
     "plamo2": "PLAMO2",
 }
-# Those that put a BOS token before a prompt by default (the same function).
+# Types and tokenizers that put a BOS token before a prompt by default (the same function).
 _BOS_BY_KIND = frozenset({"SPM", "WPM"})
 _BOS_BY_PRE = frozenset(
     {
@@ -55,16 +55,16 @@ _ENCODERS = (architecture.NO_MEMORY - _DIFFUSION) | {"t5", "t5encoder", "llama-e
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """Whether a draft is compatible with a target, and why."""
+    """Verdict on a draft and a target, with reasons."""
 
     answer: Literal["yes", "yes-with-warning", "no"]  # ``no``, ``yes``, or ``yes-with-warning``
-    reasons: tuple[str, ...] = ()  # the objections or warnings, as clauses; none for ``yes``
-    runner: str = ""  # the command of another program that can run the pair; empty without one
+    reasons: tuple[str, ...] = ()  # objections or warnings, as clauses; none for ``yes``
+    runner: str = ""  # command of another program that can run the pair; empty without one
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What must agree for token ids to mean the same to both models."""
+    """The parts of a vocabulary that must agree for token ids to mean the same to both models."""
 
     kind: str  # type of tokenizer: SPM, BPE, …
     adds_bos: bool
@@ -75,14 +75,14 @@ Compare = Callable[[], str | None]
 
 
 def vocabulary_mismatch(target: Vocabulary, draft: Vocabulary) -> str | None:
-    """Why the vocabularies are incompatible, or None."""
+    """Return why the vocabularies are incompatible, or None."""
     sizes = (len(target.tokens), len(draft.tokens))
     outline = _outline_mismatch((target.kind, draft.kind), (target.adds_bos, draft.adds_bos), sizes)
     return outline or differences(target.tokens, draft.tokens)
 
 
 def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> str | None:
-    """The first common token that differs, from the first that llama.cpp compares, and how many do; None without."""
+    """Return the first compared token that differs, and how many do; None if all agree."""
     pairs = zip(target[FIRST_TOKEN_COMPARED:], draft[FIRST_TOKEN_COMPARED:], strict=False)
     unlike = [(token, one, other) for token, (one, other) in enumerate(pairs, FIRST_TOKEN_COMPARED) if one != other]
     if not unlike:
@@ -94,7 +94,7 @@ def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> str | None:
 
 
 def judge(target: ModelHeader, draft: ModelHeader, compare: Compare, drafter: str = "") -> Compatibility:
-    """Whether ``draft`` is compatible with ``target``, by their headers.
+    """Judge whether ``draft`` is compatible with ``target``, by their headers.
 
     ``compare`` compares the texts of their tokens; it is called only if the digests differ and nothing else rules the
     pair out. With the ``drafter`` ``mtp`` the draft may be the target itself, for its own MTP blocks.
@@ -112,7 +112,7 @@ def judge(target: ModelHeader, draft: ModelHeader, compare: Compare, drafter: st
 
 
 def puts_bos(tokenizer: Tokenizer) -> bool:
-    """Whether llama.cpp puts a BOS token before a prompt."""
+    """Return True if llama.cpp puts a BOS token before a prompt."""
     if tokenizer.pre == "gemma4" or tokenizer.model == "gemma4":
         return True
     if tokenizer.adds_bos is not None:
@@ -122,7 +122,7 @@ def puts_bos(tokenizer: Tokenizer) -> bool:
 
 
 def kind_of(tokenizer: Tokenizer) -> str:
-    """The type of vocabulary: SPM, BPE, …; an unknown model stands for itself."""
+    """Return the type of vocabulary: SPM, BPE, …; an unknown model's name is returned as it is."""
     return _KINDS.get(tokenizer.model, tokenizer.model or "none")
 
 
@@ -130,7 +130,7 @@ def kind_of(tokenizer: Tokenizer) -> str:
 
 
 def _unfit(header: ModelHeader, role: str) -> Iterator[str]:
-    """Why a model cannot be in any pair."""
+    """Yield the reasons why a model cannot be in any pair."""
     own = header.architecture
     if own in _DIFFUSION:
         yield f"the {role} is a diffusion model ({own}): it does not write from left to right"
@@ -145,7 +145,7 @@ def _unfit(header: ModelHeader, role: str) -> Iterator[str]:
 
 
 def _way_back(header: ModelHeader, role: str) -> str:
-    """How a recurrent or hybrid model rolls back rejected tokens; empty for a model with a KV cache only."""
+    """Return how a recurrent or hybrid model rolls back rejected tokens; empty for a model with only a KV cache."""
     own = header.architecture
     return way_back(own, REWIND_BY[role]) if architecture.kind_of_state(own) else ""
 
@@ -166,7 +166,7 @@ def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare) -> 
 
 
 def _outline_mismatch(kinds: tuple[str, str], adds_bos: tuple[bool, bool], sizes: tuple[int, int]) -> str | None:
-    """Incompatibilities apart from the texts: (target's, draft's) of each."""
+    """Return an incompatibility other than token texts; each argument is (target's, draft's)."""
     if kinds[0] != kinds[1]:
         return f"the target's tokenizer is {kinds[0]}, the draft's is {kinds[1]}"
     if adds_bos[0] != adds_bos[1]:

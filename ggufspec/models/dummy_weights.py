@@ -1,9 +1,9 @@
-"""Dummy weights of the same shape: a file that llama.cpp loads and decodes at the cost of a model that is not here.
+"""Dummy weights of the same shape: a file that llama.cpp loads and decodes at the cost of a model not downloaded.
 
 It has the model's true header, vocabulary included, and its true size. The weights are holes
-(:mod:`ggufspec.models.sparse` has why they will do). What makes the residual stream alive is written: norms, the
-embeddings of the first tokens, and the routers of a mixture of experts, so that tokens choose different experts. What a
-dummy model says means nothing; one that says what a small model says is in :mod:`ggufspec.models.expansion`.
+(:mod:`ggufspec.models.sparse` explains why that suffices). Only what keeps the residual stream nonzero is written:
+norms, the embeddings of the first tokens, and the routers of a mixture of experts, so that tokens choose different
+experts. The output is meaningless; :mod:`ggufspec.models.expansion` makes models that output a small model's text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ONES = b"\x00\x00\x80\x3f" * 4096
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Make a dummy model of the sparse file (of a split model the first part's) in ``folder``."""
+    """Make a dummy model of the sparse file (the first part of a split model) in ``folder``."""
 
     sparse: Path
     folder: Path
@@ -34,26 +34,26 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The dummy model's first part, and what all parts take on the disk."""
+    """The dummy model's first part, and the disk space of all parts."""
 
     path: Path
     disk_bytes: int
 
 
 def needed_bytes(known: Known) -> int:
-    """Disk that a dummy model takes, rounded up."""
+    """Return the disk space of a dummy model, rounded up."""
     vocabulary = 128 * known.header.vocabulary  # the header, generously: Llama 3 has 63 bytes a token
     return sum(_written(tensor) + 4096 for tensor in known.header.tensors if _is_alive(tensor)) + vocabulary
 
 
 def make(known: Known, folder: Path, *, verbose: bool = False) -> Result:
-    """Write a dummy model into an existing folder, in a child process; a GgufspecError if the disk has no room."""
+    """Write a dummy model into an existing folder, in a child process; GgufspecError if the disk has no space."""
     sparse.check_room(folder, needed_bytes(known), known.header.name)
     return child.call(__name__, Spec(known.sparse.absolute(), folder.absolute()), Result, verbose=verbose)
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Write the parts in this process; they appear together, when all are whole."""
+    """Write the parts in this process; they appear together, when all are complete."""
     patterns: dict[str, bytes] = {}
     sources = [Path(name) for name in part_names(str(spec.sparse))]
     disk_bytes = 0
@@ -69,7 +69,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def _pieces(parsed: Gguf, patterns: dict[str, bytes]) -> Iterator[sparse.Piece]:
-    """All that is written: norms are ones, the rest is random."""
+    """Yield all written pieces: norms are ones, the rest is random."""
     for tensor in filter(_is_alive, parsed.tensors):
         if not _is_norm(tensor) and tensor.type not in patterns:
             patterns[tensor.type] = sparse.pattern(tensor.type)
@@ -89,7 +89,7 @@ def _is_norm(tensor: Tensor) -> bool:
 
 
 def _written(tensor: Tensor) -> int:
-    """Bytes of a tensor that are written: of the embeddings the rows of ``TOKENS``."""
+    """Return the bytes of a tensor that are written: only ``TOKENS`` rows of the embeddings."""
     if tensor.name.startswith("token_embd.") and len(tensor.shape) == 2 and tensor.shape[1] > TOKENS:
         return tensor.size_bytes // tensor.shape[1] * TOKENS
     return tensor.size_bytes

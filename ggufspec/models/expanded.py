@@ -1,6 +1,6 @@
-"""Expands local models to a published shape, as ``expand`` in a profile asks: a small one's text at that cost.
+"""Expands local models to a published shape, for ``expand`` in a profile: a small model's text at a larger one's cost.
 
-An expanded model (:mod:`ggufspec.models.expansion`) is written in seconds on first use and cached; most of it is holes,
+An expanded model (:mod:`ggufspec.models.expansion`) is written in seconds at first use and cached; most of it is holes,
 which take no disk space (:mod:`ggufspec.models.sparse`).
 """
 
@@ -27,17 +27,17 @@ from ggufspec.models.headers import read_prefix
 from ggufspec.models.locate import LocalFile
 from ggufspec.models.sparse import Piece
 
-# The numbers of the published models; lab/expansion.py has more.
+# Numbers of the published models; lab/expansion.py has more.
 SHAPES = {
     "smollm2-360m": Shape(960, 32, 15, 5, 2560, 49152, 64),
-    "smollm2-draft": Shape(384, 3, 6, 2, 1024, 49152, 64),  # of no published model
+    "smollm2-draft": Shape(384, 3, 6, 2, 1024, 49152, 64),  # not a published model
 }
 
 Content = Callable[[str], list[Rows]]
 
 
 def parse(expand: str) -> tuple[str, str]:
-    """(shape, type) of ``SHAPE:TYPE``, such as ``smollm2-360m:F16``; a UsageError without such a shape or type."""
+    """Parse ``SHAPE:TYPE``, such as ``smollm2-360m:F16``; UsageError if there is no such shape or type."""
     shape, _, kind = expand.partition(":")
     if shape not in SHAPES:
         raise UsageError(f"expand = {expand!r} does not name a shape: write SHAPE:TYPE", "one of " + ", ".join(SHAPES))
@@ -45,13 +45,13 @@ def parse(expand: str) -> tuple[str, str]:
 
 
 def file_name(stem: str, expand: str) -> str:
-    """The name of an expanded model: demo-target-as-smollm2-360m-F16.gguf."""
+    """Return the name of an expanded model: demo-target-as-smollm2-360m-F16.gguf."""
     name, _, kind = stem.rpartition("-")
     return f"{name if kind in FILE_TYPES else stem}-as-{'-'.join(parse(expand))}.gguf"
 
 
 def place(small: Path, expand: str) -> Path:
-    """The path of an expanded model in the cache, whether it exists or not; a changed source has another path.
+    """Return the path of an expanded model in the cache, existing or not; a changed source has another path.
 
     Raises:
         UsageError: as :func:`parse`.
@@ -65,11 +65,11 @@ def place(small: Path, expand: str) -> Path:
 
 
 def expanded(small: Path, expand: str, on_event: child.Emit | None = None) -> Path:
-    """The expanded model, written if it does not exist; older ones of its name are removed.
+    """Return the expanded model, written if it does not exist; older ones of its name are removed.
 
     Raises:
         UsageError: as :func:`parse`, or the model does not fit into the shape.
-        GgufspecError: it cannot be read, the disk has no room, or the cache cannot be written.
+        GgufspecError: it cannot be read, the disk has no space, or the cache cannot be written.
     """
     path = place(small, expand)
     if path.is_file():
@@ -107,11 +107,11 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The file is the result."""
+    """Empty: the result is the file."""
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Write the model in F16, in this process; llama.cpp makes another type of that."""
+    """Write the model in F16, in this process; llama.cpp converts it to another type."""
     small, big = expansion.read(spec.small), spec.shape
     content = functools.partial(expansion.content, small, big, expansion.fit(small, big, spec.type))
     shapes = expansion.tensors(small, big)
@@ -132,7 +132,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def pieces(content: Content, kinds: Mapping[str, str], starts: Mapping[str, int]) -> Iterator[Piece]:
-    """What is written of all tensors, by their types as ggml spells them and by where they start in the file."""
+    """Yield what is written of all tensors, given their types as ggml spells them and their offsets in the file."""
     for name, kind in kinds.items():
         for rows, numbers in content(name):
             if kind == "f16" and np.abs(numbers).max() > np.finfo(np.float16).max:

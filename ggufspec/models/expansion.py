@@ -2,18 +2,18 @@
 
 With small letters for the source and capitals for the result:
 
-- width d -> D: zeros. RMSNorm averages over D now, so its weights get sqrt(d/D) and its epsilon d/D.
+- width d -> D: zeros. RMSNorm now averages over D, so its weights get sqrt(d/D) and its epsilon d/D.
 - heads: a query head must meet a copy of its own key-value head in the big grouping of H/K queries. A small group of
   h/k queries that is larger than that is split over copies of its key-value head. Spare heads are zeros.
 - feed-forward: zeros.
 - depth: blocks after the source's own whose ``attn_output`` and ``ffn_down`` are zeros; nothing else in them matters.
 - vocabulary: unused tokens ``[PADn]`` that are never chosen, at any temperature. The last dimension of the residual
-  stream holds a constant c that no block writes to and no block reads; its share c^2 of RMSNorm's sum is taken from
-  epsilon, which is what makes it free. Only the output reads it: a padded token's logit is -16384 / (RMS of the
-  residual), some hundreds below the real ones. With tied embeddings every real logit moves by the same tiny number.
+  stream holds a constant c that no block writes or reads; its share c^2 of RMSNorm's sum is subtracted from epsilon, so
+  that it costs nothing. Only the output reads it: a padded token's logit is -16384 / (RMS of the residual), some
+  hundreds below the real ones. With tied embeddings every real logit moves by the same tiny number.
 
-What is not rounding is exact: F16 outputs agree with the source's to float noise. ``lab/expansion.py`` adds larger
-heads and mixtures of experts.
+Everything is exact except for rounding: F16 outputs agree with the source's to float noise. ``lab/expansion.py`` adds
+larger heads and mixtures of experts.
 
 Sources: RMSNorm, rotary embeddings and SwiGLU as in Llama (Touvron et al. 2023, arXiv:2302.13971); function-preserving
 expansion, Net2Net (Chen et al. 2015, arXiv:1511.05641).
@@ -42,13 +42,13 @@ Rows = tuple[Array, Floats]
 """Ascending rows of a tensor, and their numbers; one row of numbers for several rows is the same in each."""
 
 _PAD_WEIGHT = -1024.0  # output weight of a padded token on the constant dimension
-_PAD_FEATURE = 16.0  # what the output norm makes of that dimension, times the RMS of the residual
+_PAD_FEATURE = 16.0  # value of that dimension after the output norm, times the RMS of the residual
 _NORMS = ("attn_norm", "ffn_norm")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The shape of one llama model; ``ffn`` is the width of the gated feed-forward."""
+    """Shape of one llama model; ``ffn`` is the width of the gated feed-forward."""
 
     width: int
     layers: int
@@ -60,7 +60,7 @@ class Shape:
     tied: bool = True
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor but ``rope_freqs`` in the order of the file, in ggml's order: the row's length first."""
+        """Return the shapes of all tensors except ``rope_freqs``, in file order; ggml's order: row length first."""
         width, q, kv = self.width, self.heads * self.head_size, self.kv_heads * self.head_size
         block = {
             "attn_norm.weight": (width,),
@@ -91,7 +91,7 @@ class Small:
     parsed: Gguf
 
     def numbers(self, name: str) -> Floats:
-        """One tensor, rows first."""
+        """Read one tensor, rows first."""
         tensor = next(tensor for tensor in self.parsed.tensors if tensor.name == name)
         with self.path.open("rb") as file:
             file.seek(self.parsed.data_offset + tensor.offset)
@@ -101,7 +101,7 @@ class Small:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where heads go: ``query_at[j]`` is small query head j's place, ``kv_of[i]`` the small head in big KV head i."""
+    """Places of heads: ``query_at[j]`` is small query head j's, ``kv_of[i]`` the small head in big KV head i."""
 
     query_at: tuple[int, ...]
     kv_of: tuple[int, ...]
@@ -147,7 +147,7 @@ def read(path: Path) -> Small:
 
 
 def fit(small: Small, big: Shape, file_type: str) -> Layout:
-    """Check that the small model fits into ``big``, or a UsageError; its heads go to the fewest key-value heads."""
+    """Fit the small model's heads into ``big``, with the fewest key-value heads; UsageError if it does not fit."""
     source = small.shape
     sizes = ("width", "layers", "heads", "kv_heads", "ffn", "vocab", "head_size")
     pairs = [(name, getattr(big, name), getattr(source, name)) for name in sizes]
@@ -185,7 +185,7 @@ def fit(small: Small, big: Shape, file_type: str) -> Layout:
 
 def _check_padding(small: Small, big: Shape, file_type: str) -> None:
     """Check that there is a dimension for the constant, and a share of epsilon."""
-    # A quantised block shares one scale: the constant dimension wants one of its own.
+    # A quantised block shares one scale: the constant dimension needs its own block.
     block = 1 if file_type in ("F32", "F16", "BF16") else 256 if big.width % 256 == 0 else 32
     width = small.shape.width
     if (big.width - 1) // block * block < width:
@@ -204,14 +204,14 @@ def _check_padding(small: Small, big: Shape, file_type: str) -> None:
 
 
 def _constant(small: Small) -> float:
-    """The value of the constant dimension: a power of two, so that F16 holds it, with c^2 <= 3/4 of d * eps."""
+    """Return the value of the constant dimension: a power of two, exact in F16, with c^2 <= 3/4 of d * eps."""
     room = 0.75 * small.shape.width * small.eps
     return float(2.0 ** np.floor(np.log2(room) / 2)) if room > 0 else 0.0
 
 
 def metadata(small: Small, big: Shape) -> dict[str, str | int | float]:
-    """The keys of the header in which the big model differs."""
-    room = small.shape.width * small.eps  # for RMSNorm's epsilon, less the constant's share of the mean square
+    """Return the header keys in which the big model differs."""
+    room = small.shape.width * small.eps  # RMSNorm's epsilon times width, less the constant's share of the mean square
     if big.vocab > small.shape.vocab:
         room -= _constant(small) ** 2
     own: dict[str, int | float] = {
@@ -232,13 +232,13 @@ def metadata(small: Small, big: Shape) -> dict[str, str | int | float]:
 
 
 def tensors(small: Small, big: Shape) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of the big model, in the order of the file."""
+    """Return the shape of every tensor of the big model, in the order of the file."""
     has_factors = any(tensor.name == "rope_freqs.weight" for tensor in small.parsed.tensors)
     return big.tensors() | ({"rope_freqs.weight": (big.head_size // 2,)} if has_factors else {})
 
 
 def content(small: Small, big: Shape, layout: Layout, name: str) -> list[Rows]:
-    """What a tensor of the big model has besides zeros; a vector is one row."""
+    """Return the nonzero content of a tensor of the big model; a vector is one row."""
     _, number, kind = name.split(".", 2) if name.startswith("blk.") else ("", "-1", name)
     kind = kind.removesuffix(".weight")
     if kind in ("token_embd", "output"):
@@ -255,14 +255,14 @@ def content(small: Small, big: Shape, layout: Layout, name: str) -> list[Rows]:
 
 
 def _wide(numbers: Floats, length: int, columns: Array | None = None, fill: float = 0.0) -> Floats:
-    """Rows of a greater length, with ``numbers`` at ``columns`` or at the beginning."""
+    """Return longer rows, with ``numbers`` at ``columns`` or at the beginning."""
     rows = np.full((len(numbers), length), fill, np.float32)
     rows[:, np.arange(numbers.shape[1]) if columns is None else columns] = numbers
     return rows
 
 
 def _matrix(small: Small, big: Shape, layout: Layout, name: str, kind: str) -> Rows:
-    """Rows of one of the matrices in the blocks."""
+    """Return the rows of one of the matrices in the blocks."""
 
     def inside(heads: Sequence[int], size: int) -> Array:
         index: Array = (np.array(heads)[:, None] * size + np.arange(small.shape.head_size)).ravel()
@@ -283,7 +283,7 @@ def _matrix(small: Small, big: Shape, layout: Layout, name: str, kind: str) -> R
 
 
 def _norm(small: Small, big: Shape, name: str) -> Floats:
-    """A norm's weights for the larger width; the output norm makes a feature of the constant dimension."""
+    """Return a norm's weights for the larger width; the output norm makes a feature of the constant dimension."""
     row = _wide(small.numbers(name)[None], big.width)
     if name == "output_norm.weight" and big.vocab > small.shape.vocab:
         row[0, -1] = _PAD_FEATURE / _constant(small)
@@ -291,10 +291,10 @@ def _norm(small: Small, big: Shape, name: str) -> Floats:
 
 
 def _vocabulary(small: Small, big: Shape, name: str) -> list[Rows]:
-    """The embeddings or the output matrix, with the constant dimension if the vocabulary grows.
+    """Return the embeddings or the output matrix, with the constant dimension if the vocabulary grows.
 
     The embeddings write the constant for every token; the output reads it for the padded ones. Tied embeddings do both:
-    a padded token's row is its output row, as it never comes in.
+    a padded token's row is its output row, because it never occurs as input.
     """
     is_input = name == "token_embd.weight"
     numbers = _wide(small.numbers("token_embd.weight" if small.shape.tied else name), big.width)

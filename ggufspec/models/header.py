@@ -45,44 +45,44 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """The shape of one model, from its header alone.
+    """Shape of one model, from its header alone.
 
-    Per-block tuples have ``blocks`` entries, NextN blocks included, since placement counts them (src/llama-model.cpp).
+    Per-block tuples have ``blocks`` entries, with NextN blocks, because placement counts them (src/llama-model.cpp).
     """
 
-    name: str  # the file's name; of a split model the first part's
-    size_bytes: int  # of all parts together
-    parts: int  # files that the model is split over
-    architecture: str  # llama.cpp's name of it
+    name: str  # file name, of the first part if split
+    size_bytes: int  # size of all parts together
+    parts: int  # number of files
+    architecture: str  # llama.cpp's name for it
     blocks: int  # all blocks
-    nextn_blocks: int  # how many of them, the last, predict further tokens
+    nextn_blocks: int  # the last blocks, which predict further tokens
     embedding: int  # width of the residual stream
     heads: tuple[int, ...]  # query heads by block; 0 if a block has no attention
     kv_heads: tuple[int, ...]  # key-value heads by block
     key_size: int  # numbers per head in a key
     value_size: int  # numbers per head in a value
-    key_size_windowed: int  # the same in a block with a sliding window
-    value_size_windowed: int  # the same in a block with a sliding window
+    key_size_windowed: int  # key_size in a block with a sliding window
+    value_size_windowed: int  # value_size in a block with a sliding window
     feed_forward: tuple[int, ...]  # width of the feed-forward by block
     experts: int  # experts per block; 0 is a dense model
     experts_used: int  # experts that one token runs through
-    sliding_window: int  # tokens that a windowed layer sees; 0 without one
-    windowed: tuple[bool, ...]  # whether a block has a sliding window
-    recurrent: tuple[bool, ...]  # whether a block keeps a state instead of a KV cache
+    sliding_window: int  # tokens that a windowed layer attends to; 0 without one
+    windowed: tuple[bool, ...]  # by block: has a sliding window
+    recurrent: tuple[bool, ...]  # by block: has a state instead of a KV cache
     conv_numbers: int  # f32 numbers of a recurrent block's convolution or token shift, per sequence
-    state_numbers: int  # f32 numbers of a recurrent block's state proper, per sequence
-    cached: tuple[bool, ...]  # whether a block has a KV cache of its own
-    latent: int  # numbers per token that MLA keeps instead of keys and values; 0 without MLA
+    state_numbers: int  # f32 numbers of a recurrent block's main state, per sequence
+    cached: tuple[bool, ...]  # by block: has its own KV cache
+    latent: int  # numbers per token that MLA caches instead of keys and values; 0 without MLA
     vocabulary: int  # rows of the output
     context_length: int  # tokens that the model was trained for
-    tokenizer: Tokenizer  # what its ids mean
-    regular: bool  # whether :mod:`ggufspec.planning.memory` can compute its caches; otherwise only a dry run can
+    tokenizer: Tokenizer  # meaning of token ids
+    regular: bool  # :mod:`ggufspec.planning.memory` can compute its caches; otherwise only a dry run can
     metadata: dict[str, Value]  # every scalar and short array of the header, by key
     tensors: tuple[Tensor, ...]  # all tensors of all parts
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the whole header: equal for the same file under another name, on the hub and here."""
+        """Digest of the whole header: equal for the same file under another name, on the hub and here."""
         said = [self.architecture, self.metadata, self.tokenizer.digest, [asdict(tensor) for tensor in self.tensors]]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -93,15 +93,15 @@ class ModelHeader:
 
     @property
     def tied(self) -> bool:
-        """Whether the output matrix is the token embedding."""
+        """True if the output matrix is the token embedding."""
         return not any(tensor.name == "output.weight" for tensor in self.tensors)
 
     def keys(self, block: int) -> int:
-        """Numbers per token of a block's keys."""
+        """Return the numbers per token of a block's keys."""
         return self.kv_heads[block] * (self.key_size_windowed if self.windowed[block] else self.key_size)
 
     def values(self, block: int) -> int:
-        """Numbers per token of a block's values; MLA caches none of them."""
+        """Return the numbers per token of a block's values; MLA caches none of them."""
         return self.kv_heads[block] * (self.value_size_windowed if self.windowed[block] else self.value_size)
 
     def weight_bytes(self) -> int:
@@ -109,7 +109,7 @@ class ModelHeader:
 
 
 def block_of(tensor: Tensor) -> int | None:
-    """The block of a tensor; None outside the blocks, for the embedding say."""
+    """Return the block of a tensor; None outside the blocks, e.g. for the embedding."""
     match = _BLOCK.match(tensor.name)
     return int(match[1]) if match else None
 
@@ -117,8 +117,8 @@ def block_of(tensor: Tensor) -> int | None:
 def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
     """Interpret the header of a model, or the headers of all parts of a split model in order.
 
-    Source: ``llama_model_base::load_hparams`` in src/llama-model.cpp and what :mod:`ggufspec.models.architecture`
-    names.
+    Source: ``llama_model_base::load_hparams`` in src/llama-model.cpp and the sources of
+    :mod:`ggufspec.models.architecture`.
 
     Raises:
         NoModelError: it is a file of another kind.
@@ -196,7 +196,7 @@ class _Reader:
         self.architecture = own
 
     def begin(self) -> None:
-        """Read the blocks, of which the last ``nextn`` predict further tokens, and what each of them has."""
+        """Read the number of blocks, of which the last ``nextn`` predict further tokens, and their heads."""
         self.blocks = self.number("block_count", low=1, high=_MOST_BLOCKS)
         trunk = 0 if self.architecture in architecture.NO_TRUNK else 1
         self.nextn = self.number("nextn_predict_layers", 0, high=self.blocks - trunk)
@@ -206,14 +206,14 @@ class _Reader:
         self.feed_forward = self.per_block("feed_forward_length", 0)
 
     def value(self, key: str) -> Value | None:
-        """The architecture's own key, or None."""
+        """Return the value of the architecture's own key, or None."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def absurd(self, key: str, why: str) -> ModelError:
         return ModelError(f"{self.name}: {self.architecture}.{key} is impossible: {why}", _AGAIN)
 
     def number(self, key: str, default: int | None = None, *, low: int = 0, high: int = _MOST) -> int:
-        """A whole number within bounds; without ``default`` the key must be there."""
+        """Return a whole number within bounds; without ``default`` the key is required."""
         value = self.value(key)
         if value is None:
             if default is None:
@@ -222,7 +222,7 @@ class _Reader:
         return self._checked(key, value, low, high)
 
     def per_block(self, key: str, default: int | tuple[int, ...]) -> tuple[int, ...]:
-        """One number per block, from one for all or from an array of as many."""
+        """Return one number per block, from one for all or from an array."""
         value = self.value(key)
         if value is None:
             return default if isinstance(default, tuple) else (default,) * self.blocks
@@ -233,7 +233,7 @@ class _Reader:
         return tuple(self._checked(key, item, 0, _MOST) for item in value)
 
     def flags(self, key: str) -> tuple[bool, ...] | None:
-        """One flag per block from an array of as many or more, or None without one."""
+        """Return one flag per block from an array of at least that many, or None without one."""
         value = self.value(key)
         if not isinstance(value, tuple):
             return None
@@ -277,7 +277,7 @@ def _recurrent(read: _Reader) -> tuple[bool, ...]:
 
 
 def _windowed(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[int, tuple[bool, ...]]:
-    """(the window, which blocks have it)."""
+    """Return (the window, which blocks have it)."""
     none = 0, (False,) * read.blocks
     window = architecture.WINDOWS.get(read.architecture)
     if window is None or (read.architecture == "exaone4" and read.main != 64):
@@ -298,7 +298,7 @@ def _windowed(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[int, tuple[bo
 
 
 def _cached(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[bool, ...]:
-    """``llama_model::create_memory``, and ``llama_hparams::has_kv``."""
+    """Return the blocks with a cache: ``llama_model::create_memory``, and ``llama_hparams::has_kv``."""
     kind = read.architecture
     if kind in architecture.RECURRENT or kind in architecture.NO_MEMORY:
         return (False,) * read.blocks
@@ -315,7 +315,7 @@ def _cached(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def _conv_numbers(read: _Reader, embedding: int) -> int:
-    """``llama_hparams::n_embd_r``."""
+    """Compute ``llama_hparams::n_embd_r``."""
     if read.value("wkv.head_size") is not None:
         return read.number("token_shift_count", 2) * embedding
     if read.value("shortconv.l_cache") is not None:
@@ -330,7 +330,7 @@ def _conv_numbers(read: _Reader, embedding: int) -> int:
 
 
 def _state_numbers(read: _Reader, embedding: int, key_size: int) -> int:
-    """``llama_hparams::n_embd_s``."""
+    """Compute ``llama_hparams::n_embd_s``."""
     if read.value("wkv.head_size") is not None:
         return embedding * read.number("wkv.head_size")
     if read.architecture in architecture.KDA:

@@ -1,7 +1,7 @@
 """The cache of headers: LOCATOR.json, KEY.gguf for dry runs, KEY.header*.gguf with the vocabulary.
 
 KEY is the digest of the files' identities (:attr:`ggufspec.models.locate.ModelFiles.key`): a changed file has another
-key. LOCATOR is the digest of where they are, so that the last entry is found when they cannot be reached.
+key. LOCATOR is the digest of their location, so that the last entry is found when they are unreachable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCHEMA = f"ggufspec/header@2 {__version__}"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """LOCATOR.json; written last, so that the entry's other files exist when it does."""
+    """Content of LOCATOR.json; written last, so that the entry's other files exist when it does."""
 
     made_by: str
     key: str
@@ -37,14 +37,14 @@ class Entry:
     header: ModelHeader
 
     def files(self, folder: Path) -> list[Path]:
-        """The metadata-only file, then the sparse file of each part."""
+        """Return the metadata-only file, then the sparse file of each part."""
         parts = self.header.parts
         sparse = [".header.gguf"] if parts == 1 else part_names(f".header-00001-of-{parts:05}.gguf")
         return [folder / f"{self.key}{ending}" for ending in (".gguf", *sparse)]
 
 
 def load(folder: Path, locator: str) -> Entry | None:
-    """The last entry of a locator, or None if it is absent, damaged or of another version."""
+    """Load the last entry of a locator; None if it is absent, damaged or of another version."""
     try:
         entry = codec.load_json(Entry, untrusted.read_bytes(_path(folder, locator), _MOST_BYTES))
     except (GgufspecError, ValidationError):
@@ -54,7 +54,7 @@ def load(folder: Path, locator: str) -> Entry | None:
 
 
 def save(folder: Path, found: ModelFiles, header: ModelHeader, prefixes: Sequence[bytes]) -> None:
-    """Write an entry; each of its files appears when it is complete. ``prefixes`` are the bytes of the header, by part.
+    """Write an entry; each of its files appears when complete. ``prefixes`` are the header's bytes, by part.
 
     Raises:
         ModelError: llama.cpp refuses the header.

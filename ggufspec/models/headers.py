@@ -1,8 +1,8 @@
 """Reads and caches the header of a model from a local file, a URL or the hub.
 
 Only the first megabytes of a remote file are read, by range requests. llama.cpp's parser, which is C++, runs in a child
-process of bounded memory (:mod:`ggufspec.child`). A cached header takes no child: a call of ``stat`` for a local file,
-a request for a remote one.
+process with limited memory (:mod:`ggufspec.child`). A cached header needs no child: one ``stat`` call for a local file,
+one request for a remote one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MOST_HEADER_BYTES = 64 << 20
 """Limit on the header, of all parts of a split model together. Llama 3 has 8 MB."""
 
 _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
-_LARGE = 16 << 20  # a header of so many bytes that is still refused may not be one that needs more
-MAX_MEMORY = 4 << 30  # of address space, beyond that of the child with llama.cpp loaded
-_AT_ONCE = 4  # headers that are read in part
-_LARGEST_PADDING = 4096  # behind the last tensor of a part
+_LARGE = 16 << 20  # a header of this size that is still refused may not need more bytes
+MAX_MEMORY = 4 << 30  # of address space, in addition to the child with llama.cpp loaded
+_AT_ONCE = 4  # headers that are read in part at the same time
+_LARGEST_PADDING = 4096  # after the last tensor of a part
 _AGAIN = "download it again"
 
 
@@ -59,7 +59,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The bytes read of one file; its header, or why there is none, where it is read in part."""
+    """Bytes read of one file; if read in part, also its header, or why there is none."""
 
     bytes_read: int
     header: ModelHeader | None = None
@@ -80,10 +80,10 @@ def default_folder() -> Path:
 def read_headers(
     sources: Sequence[Source], folder: Path | None = None, on_event: child.Emit | None = None
 ) -> list[Known]:
-    """The headers of models, from the cache or by reading their first bytes.
+    """Return the headers of models, from the cache or by reading their first bytes.
 
     Args:
-        sources: a path, a URL or a file of the hub, each; of a split model any part.
+        sources: paths, URLs or hub files; any part of a split model.
         folder: the cache; the user's by default.
         on_event: called with progress: ``{"event": "reading", "file": …, "bytes": …}``.
 
@@ -110,9 +110,9 @@ def read_headers(
 
 
 def read_in_part(found: Sequence[ModelFiles], like: Path, on_event: child.Emit | None = None) -> list[Read]:
-    """The headers of models of one repository, not cached; one that cannot be read does not concern the others.
+    """Read headers of models of one repository, uncached; an unreadable one does not affect the others.
 
-    ``like`` is a file that begins with the header of one that is like them; ``on_event`` as in :func:`read_headers`.
+    ``like`` is a file that begins with the header of a similar model; ``on_event`` as in :func:`read_headers`.
     """
     if not found:
         return []
@@ -121,11 +121,11 @@ def read_in_part(found: Sequence[ModelFiles], like: Path, on_event: child.Emit |
     except ChildError as error:
         if len(found) == 1:
             return [Read(0, error=f"llama.cpp died over its header: {error.message}", hint=error.hint)]
-    return [read for one in found for read in read_in_part([one], like, on_event)]  # which one was it?
+    return [read for one in found for read in read_in_part([one], like, on_event)]  # one by one, to find the bad one
 
 
 def cached_header(source: Source, folder: Path | None = None) -> Known | None:
-    """The last header of a source in the cache, or None; without checking the source for changes."""
+    """Return the last header of a source in the cache, or None; without checking the source for changes."""
     folder = (folder or default_folder()).absolute()
     try:
         entry = header_cache.load(folder, locator(plain(source)))
@@ -135,7 +135,7 @@ def cached_header(source: Source, folder: Path | None = None) -> Known | None:
 
 
 def _kept(source: Source, folder: Path) -> header_cache.Entry | ModelFiles:
-    """The cached header of a model, or its files. The last one has to do without a network."""
+    """Return the cached header of a model, or its files. Without a network the last cached header is used."""
     source = plain(source)
     entry = header_cache.load(folder, locator(source))
     if entry and isinstance(source, HubFile) and COMMIT.fullmatch(source.revision or ""):
@@ -165,8 +165,8 @@ def _known(entry: header_cache.Entry, folder: Path, bytes_read: int = 0) -> Know
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Read headers in this process, within bounded memory."""
-    load()  # first: a CUDA build reserves address space of its own
+    """Read headers in this process, within limited memory."""
+    load()  # first: a CUDA build reserves address space
 
     def progress(name: str, count: int) -> None:
         if stopping.is_set():
@@ -180,7 +180,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def _read(found: ModelFiles, folder: Path | None, shared: Shared | None, progress: Callable[[str, int], None]) -> Read:
-    """Read a header, and keep it in the folder; without one, why it cannot be read is a result."""
+    """Read a header, and cache it in the folder; without a folder, a failure is returned as a result."""
     parts: list[gguf.Gguf] = []
     prefixes: list[bytes] = []
     read = 0
@@ -212,7 +212,7 @@ def _read(found: ModelFiles, folder: Path | None, shared: Shared | None, progres
 def _read_part(
     file: LocalFile | RemoteFile, shared: Shared | None, most: int, progress: Callable[[int], None]
 ) -> tuple[gguf.Gguf, bytes, int]:
-    """:func:`read_prefix`; a header that has the ``shared`` part is read around it, and its bytes are not given."""
+    """Run :func:`read_prefix`, but skip the ``shared`` part of a header that has it; then return no bytes."""
     if shared is None:
         return read_prefix(file, most, progress)
     first = file.read(0, min(FIRST_BYTES, file.size_bytes))
@@ -232,7 +232,7 @@ def read_prefix(
 ) -> tuple[gguf.Gguf, bytes, int]:
     """Read a file's first bytes until the header is complete: (parsed, its bytes, number of bytes read).
 
-    ``data`` are those that are read already.
+    ``data`` are bytes that are already read.
 
     Raises:
         ModelError: it is not a GGUF file, cut short, damaged, or its header is larger than ``most``.

@@ -1,4 +1,4 @@
-"""Heads: drafters whose file is a few blocks that read the target's hidden rows. Which one a header is, and for whom.
+"""Heads: drafters whose file has a few blocks that read the target's hidden rows. Identifies and checks them.
 
 Source: ``common_speculative_types_from_gguf`` in common/speculative.cpp, src/models/eagle3.cpp, src/models/mimo2.cpp.
 """
@@ -18,7 +18,7 @@ from ggufspec.schema.text import counted
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of head: what to call it, llama-server's ``--spec-type`` for it, and the drafter that runs it here."""
+    """A kind of head: its description, llama-server's ``--spec-type`` for it, and the drafter that runs it here."""
 
     what: str
     spec_type: str = ""
@@ -30,22 +30,22 @@ EAGLE3 = Kind("an EAGLE-3 head", "draft-eagle3", "eagle3")
 ASSISTANT = Kind("a head for multi-token prediction that reads the target's cache", "draft-mtp", "mtp")
 _DFLASH = Kind("a DFlash drafter", "draft-dflash")
 _DSPARK = Kind("a DSpark drafter", "draft-dspark")
-_MEDUSA = Kind("a set of Medusa heads")  # llama.cpp has none
+_MEDUSA = Kind("a set of Medusa heads")  # unsupported by llama.cpp
 
-# By how their files in a repository begin: ``mtp-NAME-Q8_0.gguf`` (gguf_filename_is_model, common/download.cpp)
+# By the prefix of their files in a repository: ``mtp-NAME-Q8_0.gguf`` (gguf_filename_is_model, common/download.cpp)
 SIDECARS = {"mtp": MTP, "eagle3": EAGLE3, "dflash": _DFLASH, "dspark": _DSPARK}
 
 _BY_ARCHITECTURE = {"eagle3": EAGLE3, "gemma4-assistant": ASSISTANT, "dflash": _DFLASH}
 
 
 def sidecar(file: str) -> Kind | None:
-    """What kind of head a file in a repository is, by its name; None for a model."""
+    """Return the kind of head of a file in a repository, by its name; None for a model."""
     word, dash, _ = file.rpartition("/")[2].partition("-")
     return SIDECARS.get(word) if dash else None
 
 
 def kind_of(header: ModelHeader) -> Kind | None:
-    """What kind of head a file is; None for a whole model, with or without MTP blocks of its own."""
+    """Return the kind of head of a file; None for a whole model, with or without MTP blocks."""
     names = {tensor.name for tensor in header.tensors}
     if header.architecture == "dflash" and "markov_w1.weight" in names:
         return _DSPARK
@@ -60,25 +60,25 @@ def kind_of(header: ModelHeader) -> Kind | None:
 
 
 def kind_of_draft(target: ModelHeader, draft: ModelHeader, drafter: str = "") -> Kind | None:
-    """What kind of head a draft is; with the drafter ``mtp`` the target itself stands for its own MTP blocks."""
+    """Return the kind of head of a draft; with the drafter ``mtp`` it may be the target, for its own MTP blocks."""
     return MTP if is_own(target, draft, drafter) else kind_of(draft)
 
 
 def is_own(target: ModelHeader, draft: ModelHeader, drafter: str) -> bool:
-    """Whether the draft is the target itself, for its own MTP blocks."""
+    """Return True if the draft is the target itself, for its own MTP blocks."""
     return drafter == MTP.drafter and draft.fingerprint == target.fingerprint
 
 
 def in_target(target: ModelHeader) -> bool:
-    """Whether the target's own file has MTP blocks that can draft for it."""
+    """Return True if the target's own file has MTP blocks that can draft for it."""
     return bool(target.nextn_blocks) and not any(objections(target, target, MTP))
 
 
 def require(target: ModelHeader, draft: ModelHeader, drafter: str) -> Kind:
-    """The kind of head that a draft file is; ``drafter`` names the kind that it is to be, if any.
+    """Return the kind of head of a draft file; ``drafter`` names the kind that it has to be, if any.
 
     Raises:
-        UsageError: it is not such a head, with what it is.
+        UsageError: it is not such a head; says what it is.
     """
     kind = kind_of_draft(target, draft, drafter)
     if kind is None or (drafter and kind.drafter not in ("", drafter)):
@@ -88,17 +88,17 @@ def require(target: ModelHeader, draft: ModelHeader, drafter: str) -> Kind:
 
 
 def sources(head: ModelHeader) -> tuple[int, ...]:
-    """The target's rows that a head reads, as ``ContextOptions.hidden`` names them."""
+    """Return the target's rows that a head reads, as in ``ContextOptions.hidden``."""
     layers = head.metadata.get("eagle3.target_layers")
     return tuple(map(int, layers)) if head.architecture == "eagle3" and isinstance(layers, tuple) else (LAST_HIDDEN,)
 
 
 def as_read(target: ModelHeader, head: ModelHeader) -> ModelHeader:
-    """What a step of a head reads, as a model of its own: its blocks, and the output, which may be the target's.
+    """Return what a step of a head reads as a separate model: its blocks, and the output, perhaps the target's.
 
     Args:
         target: its target.
-        head: its file; the target again where the blocks are in the target's own.
+        head: its file; the target again for the target's own blocks.
     """
     first = head.blocks - head.nextn_blocks if head.nextn_blocks else 0
     some = slice(first, head.blocks)
@@ -132,7 +132,7 @@ _OUTPUT = ("output.weight", "output_norm.weight")
 
 
 def objections(target: ModelHeader, head: ModelHeader, kind: Kind) -> Iterator[str]:
-    """Why a head cannot draft for this target, as clauses, by the headers alone; vocabularies aside."""
+    """Yield why a head cannot draft for this target, as clauses, by the headers alone, without vocabularies."""
     if absent := staging.missing(kind.drafter):
         yield f"the installed llama.cpp has no {absent}, which {kind.what} needs"
         return
@@ -195,13 +195,13 @@ def _mtp_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
         yield f"its output has {rows:,} of {head.tokenizer.size:,} tokens, which llama.cpp cannot load for MTP"
 
 
-# What a graph of MTP blocks asserts, though the loader does without: src/models/*.cpp
+# Asserted by graphs of MTP blocks, though the loader does without: src/models/*.cpp
 _MTP_TENSORS = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 _MORE = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
 
 
 def _assistant_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
-    """It reads the cache of the target's last two blocks, a windowed and a full one, as keys and values of its own."""
+    """Check a head that reads the cache of the target's last two blocks, a windowed and a full one, as its own."""
     if target.architecture != "gemma4":
         yield f"the head reads the cache of a gemma4, and the target is {target.architecture}"
         return

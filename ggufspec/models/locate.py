@@ -23,7 +23,7 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # llama_split_path in src/
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file of this machine, with its size and time of modification."""
+    """A file on this machine, with its size and time of modification."""
 
     path: Path
     size_bytes: int
@@ -31,7 +31,7 @@ class LocalFile:
 
     @classmethod
     def at(cls, path: Path) -> LocalFile:
-        """Check a file; a ModelError if it does not exist or is not a file."""
+        """Check a file; ModelError if it does not exist or is not a file."""
         try:
             found = path.stat()
         except (OSError, ValueError) as error:
@@ -51,7 +51,7 @@ class LocalFile:
         return f"{self.path.resolve()} {self.size_bytes} {self.modified_ns}"
 
     def read(self, offset: int, count: int) -> bytes:
-        """``count`` bytes from ``offset``, fewer at the end; a ModelError if it cannot be read."""
+        """Read ``count`` bytes from ``offset``, fewer at the end; ModelError if it cannot be read."""
         try:
             with self.path.open("rb") as file:
                 file.seek(offset)
@@ -73,7 +73,7 @@ class ModelFiles:
 
     @property
     def key(self) -> str:
-        """The key of its header in the cache."""
+        """Key of its header in the cache."""
         return digest("\n".join(file.identity for file in self.files))
 
 
@@ -82,7 +82,7 @@ def digest(text: str) -> str:
 
 
 def plain(source: Source) -> str | HubFile:
-    """A path or a URL as text; a link to the hub becomes a :class:`HubFile`. A GgufspecError if it is neither."""
+    """Normalise to a path or URL as text, or a :class:`HubFile` for a link to the hub; GgufspecError for others."""
     if isinstance(source, HubFile):
         return source
     text = str(source)
@@ -120,14 +120,14 @@ def locate(source: Source) -> ModelFiles:
 
 
 def locator(source: str | HubFile) -> str:
-    """An identifier that stays when contents change; the same for all parts of a split model."""
+    """Return an identifier that stays when contents change; the same for all parts of a split model."""
     if isinstance(source, HubFile):
         return f"hub {HubFile(source.repo, part_names(source.file)[0], source.revision or 'main')}"
     return f"url {unsigned(_part_urls(source)[0])}" if is_url(source) else f"file {part_names(_absolute(source))[0]}"
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of a split model, from that of any part; of another model its own name.
+    """Return the names of all parts of a split model, from that of any part; another model's own name.
 
     Raises:
         ModelError: the numbers in the name are impossible.
@@ -161,13 +161,13 @@ def _here(paths: Sequence[Path]) -> tuple[LocalFile, ...]:
 
 
 def downloaded(source: HubFile) -> ModelFiles | None:
-    """The parts in the hub's own cache, if all are present."""
+    """Return the parts in the hub's own cache, if all are present."""
     paths = cached_parts(source)
     return ModelFiles(str(paths[0]), locator(source), _here(paths)) if paths else None
 
 
 def cached_parts(source: HubFile) -> list[Path]:
-    """The same as paths, without a look at them; none if any is missing. No network."""
+    """Return the cached parts as paths, without checking them; none if any is missing. No network."""
     cached = [client.cached_file(source.repo, name, source.revision) for name in part_names(source.file)]
     paths = [path for path in cached if path is not None]
     return paths if len(paths) == len(cached) else []

@@ -1,4 +1,4 @@
-"""The image projector next to a target: found by name, its header read by range, and what it takes of a card.
+"""The image projector next to a target: found by name, its header read by range, and its memory.
 
 llama.cpp's parser and its graph of the projector run in a child process.
 """
@@ -21,12 +21,12 @@ from ggufspec.models.hub import client
 from ggufspec.models.hub.choice import parse
 from ggufspec.models.locate import ModelFiles, Source, is_url, locate
 
-_USUAL = ("f16", "bf16", "q8_0", "f32")  # of several in one repository
+_USUAL = ("f16", "bf16", "q8_0", "f32")  # preferred types, if a repository has several
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A projector; its graph is on ``device``, or on the CPU. Without ``device`` being here it is simulated."""
+    """A projector; its graph is on ``device``, or on the CPU. A device that does not exist is simulated."""
 
     found: ModelFiles
     device: str = ""
@@ -36,7 +36,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A projector: what it takes of the card and of the host, and the widths that its output may have."""
+    """Memory of a projector on the GPU and the host, and the possible widths of its output."""
 
     name: str
     card_bytes: int
@@ -45,7 +45,7 @@ class Result:
 
 
 def source(text: str) -> Source:
-    """The file that ``--mmproj`` names: a path, a URL, ``USER/REPO`` or ``USER/REPO/FILE``, these with ``@REVISION``.
+    """Return the file that ``--mmproj`` names: a path, a URL, ``USER/REPO`` or ``USER/REPO/FILE``, with ``@REVISION``.
 
     Raises:
         GgufspecError: no such repository, or it has no projector.
@@ -59,7 +59,7 @@ def source(text: str) -> Source:
 
 
 def choose(repo: str, files: Sequence[str]) -> str:
-    """The projector of a repository, F16 of several; a ModelError if there is none. Pure."""
+    """Choose the projector of a repository, preferably F16; ModelError if there is none. Pure."""
     found = sorted(file for file in files if file.endswith(".gguf") and "mmproj" in file.lower())
     if not found:
         raise ModelError(f"{repo} has no mmproj-….gguf", f"see {client.page(repo)}/tree/main")
@@ -73,17 +73,17 @@ def choose(repo: str, files: Sequence[str]) -> str:
 def measure(
     text: str, device: str = "", *, simulated: bool = False, rpc: tuple[str, ...] = (), verbose: bool = False
 ) -> Result:
-    """What the projector that ``--mmproj`` names takes.
+    """Measure the memory of the projector that ``--mmproj`` names.
 
     Args:
         text: as given.
-        device: that its graph runs on, as llama.cpp calls it; empty: the CPU.
-        simulated: whether the device is not here.
+        device: device of its graph, by llama.cpp's name; empty: the CPU.
+        simulated: True if the device does not exist.
         rpc: workers, one of whose devices it may be.
         verbose: let llama.cpp's log through.
 
     Raises:
-        ModelError: it is not there, damaged, or no projector.
+        ModelError: it is missing, damaged, or no projector.
         GgufspecError: there is no network.
     """
     found = locate(source(text))
@@ -94,7 +94,7 @@ def measure(
 
 
 def check(projector: Result, target: ModelHeader) -> None:
-    """Refuse, as a ModelError, the projector of another model: nothing in it is as wide as the target's embeddings."""
+    """Refuse another model's projector with a ModelError: no tensor has the width of the target's embeddings."""
     if target.embedding not in projector.widths:
         raise ModelError(
             f"{projector.name} is the mmproj of another model: {target.name} has embeddings of {target.embedding}, and "
@@ -123,13 +123,13 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         except ModelError as error:
             raise ModelError(f"{file.name}: {error.message}", error.hint) from None
     card = used.get(device, 0) if device else 0
-    if spec.device and not device:  # no RPC to simulate a card with: the CPU's figures stand for it
+    if spec.device and not device:  # no RPC to simulate a GPU with: use the CPU's figures
         return Result(file.name, sum(used.values()), 0, _widths(part))
     return Result(file.name, card, sum(used.values()) - card, _widths(part))
 
 
 def _widths(part: gguf.Gguf) -> tuple[int, ...]:
-    """What may be the width of its output: clip_n_mmproj_embd in tools/mtmd/clip.cpp takes it from here or there."""
+    """Return the possible widths of its output: clip_n_mmproj_embd in tools/mtmd/clip.cpp takes it from these."""
     keys = (part.metadata.get(f"clip.{kind}.projection_dim") for kind in ("vision", "audio"))
     found = {value for value in keys if isinstance(value, int)}
     for tensor in part.tensors:

@@ -35,8 +35,8 @@ from ggufspec.settings.option import Option
 from ggufspec.settings.table import Settings
 
 _LONGEST_NAME = 100
-_MOST = 2**63 - 1  # of a TOML integer
-_MOST_BYTES = 16 << 10  # ours have 1 kB; a parser takes the square of a long key
+_MOST = 2**63 - 1  # largest TOML integer
+_MOST_BYTES = 16 << 10  # ours have 1 kB; a parser takes quadratic time for a long key
 _MEND = "mend the file, or name another profile"
 
 
@@ -62,7 +62,7 @@ class _Strict(BaseModel):
 
 
 class ModelSource(_Strict):
-    """Where a model's file is: ``file`` next to the profile, or ``file`` in the hub's ``repo``.
+    """Location of a model's file: ``file`` next to the profile, or ``file`` in the hub's ``repo``.
 
     ``expand`` expands the file next to the profile to a published shape and a type, such as ``smollm2-360m:F16``
     (:mod:`ggufspec.models.expanded`).
@@ -76,10 +76,10 @@ class ModelSource(_Strict):
     repo: str | None = None
     revision: str | None = None
     gpu_layers: int | None = None
-    size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None  # of the file
+    size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None  # size of the file
     approximate: bool = False
     layers: Annotated[int, Field(ge=2, le=_MOST)] | None = None  # as -ngl counts them
-    # of the f16 KV cache per token, in layers without a sliding window
+    # bytes per token of the f16 KV cache, in layers without a sliding window
     cache_bytes: Annotated[int, Field(ge=0, le=_MOST)] | None = None
 
 
@@ -101,7 +101,7 @@ def _check(row: Option) -> AfterValidator:
 
 
 def settings_model(rows: Iterable[Option]) -> type[BaseModel]:
-    """What ``[settings]`` may have: a key for each of the rows that profiles have."""
+    """Make the model of ``[settings]``: a key for each row that profiles have."""
 
     def kind(row: Option) -> Any:
         if row.repeated:
@@ -116,11 +116,11 @@ _SETTINGS = settings_model(settings_.OPTIONS.values())
 
 
 def _settings(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ARG001 - pydantic's signature
-    """Validates the keys that profiles have; the value is the record that commands and Python have, too."""
+    """Validate the keys of profiles; the value is the same record that commands and Python use."""
     return no_info_after_validator_function(lambda keys: Settings(**keys.model_dump()), handler(_SETTINGS))
 
 
-PromptKind = Literal[  # of requests by a chat template in the first line, of plain texts in the second and in "list"
+PromptKind = Literal[  # the first line is for chat templates, the second and "list" are plain text
     "edit", "rename", "port", "tests", "json", "list", "chat", "summary",
     "code", "prose", "numbers", "noise",
 ]  # fmt: skip
@@ -147,14 +147,14 @@ class Tuned(_Strict):
     gain_ci95: list[float] | None = None
     trials: int
     machine: str
-    versions: str  # of ggufspec and llama-cpp-python
-    results: str  # the file with every measurement
+    versions: str  # versions of ggufspec and llama-cpp-python
+    results: str  # file with every measurement
 
 
 class Profile(_Strict):
     """One TOML file. ``why`` is the purpose of the pairing, ``source`` its origin.
 
-    ``group`` sets apart what is kept for its published figures and not for use.
+    ``group`` marks profiles that exist for their published figures and not for use.
     """
 
     name: Annotated[str, AfterValidator(_named)]
@@ -170,18 +170,18 @@ class Profile(_Strict):
 
     @property
     def folder(self) -> Path:
-        """Of the TOML file; relative file names start there."""
+        """Folder of the TOML file; relative file names start there."""
         return self._folder
 
     @property
     def placed_settings(self) -> Settings:
-        """The settings with the layers of both models."""
+        """Settings with the layers of both models."""
         draft = self.draft.gpu_layers if self.draft else None
         return replace(self.settings, gpu_layers=self.target.gpu_layers, gpu_layers_draft=draft)
 
     @property
     def note(self) -> str:
-        """A caveat for every result; empty unless a model is expanded."""
+        """Caveat for every result; empty unless a model is expanded."""
         return self.why if any(model and model.expand for model in (self.target, self.draft)) else ""
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ class Profile(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """A pair by where its files are: here, at a URL or in the hub; and what its profile sets.
+    """A pair by the location of its files (local, URL or hub), with its profile's settings.
 
     ``note`` is the profile's caveat for every result.
     """
@@ -221,20 +221,20 @@ class Pair(PairSpec):
     draft: Path | None
 
     def describe(self) -> dict[str, Any]:
-        """For the JSON documents."""
+        """Return the pair for the JSON documents."""
         files = {"name": self.name, "target": str(self.target), "draft": str(self.draft) if self.draft else None}
         return files | ({"note": self.note} if self.note else {})
 
 
 def bundled_folder() -> Path:
-    """Inside the installed package, or at the top of a checkout."""
+    """Return the folder inside the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
 
 
 def user_folder() -> Path:
-    """The user's own profiles, which override bundled ones."""
+    """Return the folder of the user's own profiles, which override bundled ones."""
     return config_folder() / "profiles"
 
 
@@ -248,7 +248,7 @@ def own_profiles() -> list[str]:
 
 
 def own_profile(name: str) -> Path:
-    """The file of one of the user's own profiles, valid or not.
+    """Return the file of one of the user's own profiles, valid or not.
 
     Raises:
         UsageError: the name is a path, there is no such profile, or it is bundled.
@@ -268,7 +268,7 @@ def own_profile(name: str) -> Path:
 
 
 def find(name: str) -> Path:
-    """The file of a profile, by name or path; a UsageError that names the nearest if there is none."""
+    """Find the file of a profile, by name or path; otherwise a UsageError names the nearest."""
     if name.endswith(".toml"):
         path = Path(name).expanduser()
         if untrusted.is_file(path):
@@ -285,7 +285,7 @@ def find(name: str) -> Path:
 
 
 def load_profile(name: str | Path) -> Profile:
-    """A profile: a pair of models and how to run it.
+    """Load a profile: a pair of models and how to run it.
 
     >>> profile = load_profile("demo")
     >>> profile.target.file
@@ -294,7 +294,7 @@ def load_profile(name: str | Path) -> Profile:
     2048
 
     Args:
-        name: of one of the user's profiles or a bundled one, or the path of a TOML file.
+        name: name of a bundled profile or one of the user's, or the path of a TOML file.
 
     Raises:
         UsageError: there is none; the hint names the nearest.
@@ -315,12 +315,12 @@ def load_profile(name: str | Path) -> Profile:
 
 
 def toml_of(path: Path) -> str:
-    """The text of a profile; a GgufspecError if it cannot be read or is too large."""
+    """Return the text of a profile; GgufspecError if it cannot be read or is too large."""
     return untrusted.read_text(path, _MOST_BYTES, hint=_MEND)
 
 
 def resolve(profile: Profile, on_event: child.Emit | None = None) -> Pair:
-    """The pair with its files on this machine.
+    """Return the pair with its files on this machine.
 
     Raises:
         ModelError: a file is missing; the hint is the command that downloads it.
@@ -337,9 +337,9 @@ def resolve(profile: Profile, on_event: child.Emit | None = None) -> Pair:
 
 
 def sources(profile: Profile, on_event: child.Emit | None = None) -> tuple[Path | HubFile, Path | HubFile | None]:
-    """Where the pair's headers can be read, for a plan before download: (target, draft or None).
+    """Return the sources of the pair's headers, for a plan before download: (target, draft or None).
 
-    Expanded models are written if need be; ``on_event`` is called with progress then.
+    Expanded models are written if necessary; ``on_event`` is called with progress then.
 
     Raises:
         ModelError: a local file is missing.
@@ -350,7 +350,7 @@ def sources(profile: Profile, on_event: child.Emit | None = None) -> tuple[Path 
 
 
 def on_hub(model: ModelSource) -> HubFile | None:
-    """The model's file on the hub; None for a local file."""
+    """Return the model's file on the hub; None for a local file."""
     return HubFile(model.repo, model.file, model.revision) if model.repo else None
 
 
@@ -361,13 +361,13 @@ def source(model: ModelSource, profile: Profile, on_event: child.Emit | None = N
     path = _file(model, profile)
     if model.expand is None:
         return path
-    from ggufspec.models.expanded import expanded  # which needs numpy
+    from ggufspec.models.expanded import expanded  # needs numpy
 
     return expanded(path, model.expand, on_event)
 
 
 def is_made(profile: Profile) -> bool:
-    """Whether every expanded model of a profile exists already; fails as :func:`source`."""
+    """Return True if every expanded model of a profile exists already; fails as :func:`source`."""
     from ggufspec.models.expanded import place
 
     models = (profile.target, profile.draft)
@@ -382,7 +382,7 @@ def _file(model: ModelSource, profile: Profile) -> Path:
 
 
 def demo_pair() -> tuple[Path, Path]:
-    """(target, draft) of the bundled pair."""
+    """Return (target, draft) of the bundled pair."""
     pair = resolve(load_profile(bundled_folder() / "demo.toml"))
     assert pair.draft is not None
     return pair.target, pair.draft
@@ -410,14 +410,14 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
 
 
 def _as_written(text: str, key: str) -> str:
-    """The key, or its old name where that is what the file has."""
+    """Return the key, or its old name if the file has that."""
     table, _, name = key.rpartition(".")
     olds = (old for old, new in settings_.OLD_NAMES.items() if new == name)
     return next((f"{table}.{old}" for old in olds if re.search(rf"^\s*{old}\s*=", text, re.MULTILINE)), key)
 
 
 def _line(text: str, key: str) -> int | None:
-    """The line of a dotted key in TOML text, or that of the table that it would be in; None without either.
+    """Return the line of a dotted key in TOML text, or that of its table; None without either.
 
     ``tomllib`` does not say where it found a value.
     """

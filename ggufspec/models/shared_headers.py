@@ -1,10 +1,10 @@
 """Headers of many files of one repository, at a fraction of their bytes.
 
 A header is nearly all vocabulary: 8 of its 8.2 MB with Llama 3's. Files of one repository have the same one, so it is
-read once, from the file whose header is known; of each other file only what comes before it and what comes after it is
-read, and parsed as if the vocabulary's arrays were not there. That they are there is checked: they begin with the same
-bytes, end with the same bytes, and the weights of the file, which come after them, end where the file ends, to the
-byte. A file that fails a check has its header read whole (:mod:`ggufspec.models.headers`).
+read once, from the file whose header is known; of every other file only the parts before and after it are read, and
+parsed as if the vocabulary's arrays did not exist. Their presence is checked: they begin and end with the same bytes,
+and the weights of the file, which come after them, end exactly at the end of the file. If a file fails a check, its
+header is read whole (:mod:`ggufspec.models.headers`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ggufspec.llamacpp import gguf
 from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import LocalFile
 
-FIRST_BYTES = 64 << 10  # what comes before a vocabulary has 2 kB
-_SLACK_BYTES = 64 << 10  # by which what comes after it may be longer than the known file's
-_SEAM_BYTES = 4 << 10  # that are compared at either end
-_LEAST_BYTES = 64 << 10  # of a value that is worth leaving out
+FIRST_BYTES = 64 << 10  # the part before a vocabulary has 2 kB
+_SLACK_BYTES = 64 << 10  # by which the part after it may be longer than the known file's
+_SEAM_BYTES = 4 << 10  # compared at either end
+_LEAST_BYTES = 64 << 10  # smallest value worth leaving out
 _TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -36,7 +36,7 @@ class Shared:
 
     @classmethod
     def of(cls, parsed: gguf.Gguf, data: bytes) -> Shared | None:
-        """The shared part of a header and its bytes; None if there is nothing large in it."""
+        """Return the shared part of a header and its bytes; None if it has no large values."""
         extent = gguf.extent(data)
         large = [place for place in extent[0].values() if place[1] - place[0] >= _LEAST_BYTES] if extent else []
         if extent is None or not large:
@@ -46,7 +46,7 @@ class Shared:
         return cls(data[begin:end], parsed, keys, extent[1] - end)
 
     def parse(self, file: LocalFile | RemoteFile, first: bytes) -> tuple[gguf.Gguf | None, int]:
-        """(a header that has this part, the bytes read besides its ``first`` ones); None if it has not.
+        """Parse a header with this part: (header, bytes read besides ``first``); None if it lacks the part.
 
         Raises:
             ModelError: llama.cpp refuses it.
@@ -65,7 +65,7 @@ class Shared:
         return self._joined(gguf.parse(cut), extent[1] + len(self.data), file) if extent else None, len(after)
 
     def _joined(self, cut: gguf.Gguf, header_bytes: int, file: LocalFile | RemoteFile) -> gguf.Gguf | None:
-        """``cut`` with this part in it, or None if the file is not exactly as long as that makes it."""
+        """Return ``cut`` with this part inserted, or None if the file's length does not match."""
         alignment = cut.metadata.get("general.alignment", gguf.ALIGNMENT)
         assert isinstance(alignment, int)  # llama.cpp checks it
         cut = replace(cut, data_offset=header_bytes + -header_bytes % alignment)

@@ -25,12 +25,12 @@ Piece = tuple[int, bytes | memoryview]
 _ROOM = 64 << 20  # to leave free on the disk
 _WRITE_BYTES = 16 << 20
 _PATTERN_NUMBERS = 256 * 1028  # 257 rows of 1024: neighbouring rows of usual lengths differ
-_STD = 0.02  # of random weights, a usual initialisation
+_STD = 0.02  # standard deviation of random weights, a usual initialisation
 _EVENTS_S = 0.1
 
 
 def check_room(folder: Path, needed_bytes: int, name: str) -> None:
-    """Check that the disk has room for ``needed_bytes``; a GgufspecError if it has not."""
+    """Check that the disk has ``needed_bytes`` of free space; GgufspecError if not."""
     free = free_disk_bytes(folder)
     if needed_bytes + _ROOM > free:
         raise GgufspecError(
@@ -41,7 +41,7 @@ def check_room(folder: Path, needed_bytes: int, name: str) -> None:
 
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """:func:`ggufspec.files.write.replacing`, but an OSError becomes a GgufspecError with a hint."""
+    """Run :func:`ggufspec.files.write.replacing`, but turn an OSError into a GgufspecError with a hint."""
     try:
         with replacing(path) as part:
             yield part
@@ -50,7 +50,7 @@ def appearing(path: Path) -> Iterator[Path]:
 
 
 def fill(part: Path, name: str, pieces: Iterable[Piece], emit: child.Emit, stopping: threading.Event) -> int:
-    """Write pieces into a file that has its final size already; returns its disk space in bytes.
+    """Write pieces into a file that has its final size already; return its disk space in bytes.
 
     Args:
         part: the file.
@@ -61,7 +61,7 @@ def fill(part: Path, name: str, pieces: Iterable[Piece], emit: child.Emit, stopp
 
     Raises:
         StopError: it was stopped.
-        OSError: the disk is full, for example.
+        OSError: e.g. the disk is full.
     """
     size, reported = part.stat().st_size, 0.0
     with part.open("r+b", buffering=0) as file:
@@ -79,13 +79,13 @@ def fill(part: Path, name: str, pieces: Iterable[Piece], emit: child.Emit, stopp
 
 
 def repeated(place: int, content: bytes, count: int) -> Iterator[Piece]:
-    """Pieces that repeat ``content`` for ``count`` bytes from ``place`` on."""
+    """Yield pieces that repeat ``content`` for ``count`` bytes from ``place`` on."""
     view = memoryview(content * max(1, min(_WRITE_BYTES, count) // len(content)))
     for done in range(0, count, len(view)):
         yield place + done, view[: count - done]
 
 
 def pattern(kind: str) -> bytes:
-    """Some megabytes of random numbers in valid blocks of a tensor type, to be repeated."""
+    """Return some megabytes of random numbers in valid blocks of a tensor type, for repetition."""
     blocks = random_blocks(kind, _PATTERN_NUMBERS, _STD, seed=0)
     return blocks * max(1, _WRITE_BYTES // len(blocks))

@@ -1,7 +1,7 @@
 """Checks the compatibility of a pair; token texts are compared in a child process if necessary.
 
 Headers are untrusted and llama.cpp's parser is C++: hence the child, as in :mod:`ggufspec.models.headers`. It returns
-only the differences, since a vocabulary has megabytes.
+only the differences, because a vocabulary has megabytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Result:
 
 
 def judge_known(target: Known, draft: Known, drafter: str = "") -> Compatibility:
-    """Whether ``draft`` is compatible with ``target``, token texts included; a ChildError if llama.cpp dies."""
+    """Judge whether ``draft`` is compatible with ``target``, including token texts; ChildError if llama.cpp dies."""
     return judge(
         target.header,
         draft.header,
@@ -49,7 +49,7 @@ def judge_known(target: Known, draft: Known, drafter: str = "") -> Compatibility
 
 
 def check_pair(target: Known, draft: Known, drafter: str = "") -> tuple[str, ...]:
-    """The warnings of a pair that can run; ``drafter`` as in :func:`ggufspec.models.compat.judge`.
+    """Return the warnings of a pair that can run; ``drafter`` as in :func:`ggufspec.models.compat.judge`.
 
     Raises:
         ModelError: ``draft`` is incompatible; the hint may name a program that runs the pair.
@@ -59,7 +59,7 @@ def check_pair(target: Known, draft: Known, drafter: str = "") -> tuple[str, ...
 
 
 def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, drafter: str = "") -> tuple[str, ...]:
-    """The warnings of a verdict that is not "no"; fails as :func:`check_pair`."""
+    """Return the warnings of a verdict that is not "no"; fails as :func:`check_pair`."""
     if verdict.answer != "no":
         return verdict.reasons
     if heads.is_own(target, draft, drafter):
@@ -78,18 +78,18 @@ def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, dr
 
 
 def head_of(target: Path, draft: Path, drafter: str = "") -> str:
-    """The drafter of a draft file that is a head, judged before llama.cpp loads it, which aborts over a wrong one.
+    """Return the drafter of a draft file that is a head, judged before loading, because a wrong one aborts llama.cpp.
 
     Args:
         target: its target's file.
         draft: the file; the target's again for its own MTP blocks.
-        drafter: the kind of head that it is to be, if any.
+        drafter: the required kind of head, if any.
 
     Returns:
         ``mtp`` or ``eagle3``; empty for a draft model, which is judged when it is loaded.
 
     Raises:
-        UsageError: a head is asked for, and the file is not one.
+        UsageError: a head is required, and the file is not one.
         ModelError: it is a head of another target, or damaged.
     """
     header, parsed = _read(draft)
@@ -112,13 +112,13 @@ def head_of(target: Path, draft: Path, drafter: str = "") -> str:
 
 
 def _read(path: Path) -> tuple[ModelHeader, gguf.Gguf]:
-    """A file's own header, which is not cached: the file is loaded in a moment."""
+    """Read a file's header without caching it: the file is loaded right after."""
     parsed, _, _ = read_prefix(LocalFile.at(path))
     return interpret(path.name, [parsed], path.stat().st_size), parsed
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """Compare two vocabularies in this process, within bounded memory."""
+    """Compare two vocabularies in this process, within limited memory."""
     load()
     with child.limited_memory(MAX_MEMORY):
         target, draft = (_tokens(path) for path in (spec.target, spec.draft))

@@ -1,1 +1,1 @@
-"""The hub of models: what it offers, and how it is fetched."""
+"""The Hugging Face hub: what it offers, and how it is downloaded."""

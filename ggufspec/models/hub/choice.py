@@ -1,4 +1,4 @@
-"""What a name means in a repository of the hub: which files are models, in which quantisation, and which one is it."""
+"""Resolves a name in a hub repository: which files are models, in which quantisation, and which one is meant."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _QUANT = re.compile(
     r"(?:-[\d.]+BPW)?)(?=$|[-./])"
 )
 _NO_MODEL = re.compile(r"(?i)mmproj|(?:^|/)(?:imatrix|(?:ggml-)?adapter)[-_.]")
-# NAME.gguf.part1of2, NAME.gguf-split-a, NAME.gguf.aa: what `split` makes, and `cat` joins
+# NAME.gguf.part1of2, NAME.gguf-split-a, NAME.gguf.aa: made by `split`, joined by `cat`
 _PIECE = re.compile(r"(.+\.gguf)[-.](?:split-|part[-_]?)?(?:[a-z]{1,2}|\d{1,4})(?:of\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What ``-hf`` takes: ``USER/REPO``, ``USER/REPO:QUANT`` or ``USER/REPO/FILE``, each of them with ``@REVISION``."""
+    """Argument of ``-hf``: ``USER/REPO``, ``USER/REPO:QUANT`` or ``USER/REPO/FILE``, each also with ``@REVISION``."""
 
     repo: str
     model: str = ""  # a quantisation, a file or the kind of a head; empty: the usual one
@@ -39,7 +39,7 @@ class Name:
 
 
 def parse(text: str) -> Name:
-    """Take apart what ``-hf`` is given; a GgufspecError if it names no repository. Pure."""
+    """Parse the argument of ``-hf``; GgufspecError if it names no repository. Pure."""
     match = _NAME.fullmatch(text)
     if match is None:
         raise client.no_repository(text)
@@ -47,14 +47,14 @@ def parse(text: str) -> Name:
 
 
 def hub_file(name: str, *, draft: bool = False) -> HubFile:
-    """Resolve a :class:`Name`, as in llama.cpp's ``-hf``; of a split model to the first part.
+    """Resolve a :class:`Name`, as llama.cpp's ``-hf`` does; a split model to its first part.
 
-    The default is Q4_K_M, or the only model of the repository. Of a draft the kind of a head next to a target may
-    replace the quant, with its own quant: ``mtp``, ``eagle3-Q8_0``.
+    The default is Q4_K_M, or the only model of the repository. For a draft, the kind of a head next to a target may
+    replace the quantisation, with a quantisation of its own: ``mtp``, ``eagle3-Q8_0``.
 
     Raises:
-        GgufspecError: no such repository, none or several files match (lists the choices), or what matches is a head
-            and no target, or a kind of draft that is not supported.
+        GgufspecError: no such repository, none or several files match (lists the choices), or the match is a head and
+            no target, or an unsupported kind of draft.
     """
     wanted = parse(name)
     repo, file, revision = wanted.repo, wanted.model, wanted.revision
@@ -71,18 +71,18 @@ def hub_file(name: str, *, draft: bool = False) -> HubFile:
 
 
 def models(files: Iterable[str]) -> dict[str, list[str]]:
-    """The models among a repository's files, heads included: all parts of each in order, by their common name. Pure."""
+    """Return the models among a repository's files, heads included: all parts in order, by their common name. Pure."""
     found: dict[str, list[str]] = {}
     for file in sorted(files):
         stem = file.removesuffix(".gguf")
-        is_data = "imatrix" in stem.lower() and not quant_of(file)  # not a model that was made with it
+        is_data = "imatrix" in stem.lower() and not quant_of(file)  # not a model that was made with one
         if stem != file and not is_data and not _NO_MODEL.search(file):
             found.setdefault(_SPLIT.sub(r"\1", stem), []).append(file)
     return found
 
 
 def quant_of(file: str) -> str:
-    """The quantisation that a file's name says last, ``Q4_K_M`` or ``UD-Q4_K_XL`` say; empty without one. Pure."""
+    """Return the last quantisation in a file's name, e.g. ``Q4_K_M`` or ``UD-Q4_K_XL``; empty without one. Pure."""
     found = _QUANT.findall(_SPLIT.sub("", file.removesuffix(".gguf")))
     return _normal(found[-1]) if found else ""
 
@@ -92,7 +92,7 @@ def _normal(text: str) -> str:
 
 
 def no_model(repo: str, files: Iterable[str]) -> ModelError:
-    """Why a repository has no model. Pure."""
+    """Return the error for a repository without a model. Pure."""
     others = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf")))
     message = f"{repo} has no GGUF file" + (f" of a model: it has {others}" if others else "")
     page = f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf"
@@ -100,7 +100,7 @@ def no_model(repo: str, files: Iterable[str]) -> ModelError:
 
 
 def _in_pieces(repo: str, files: Iterable[str], wanted: str = "") -> ModelError | None:
-    """What to do about a model that is there in pieces, if there is one."""
+    """Return the error for a model that is there in pieces, if there is one."""
     pieces: dict[str, list[str]] = {}
     for file in sorted(files, key=lambda name: (len(name), name)):  # part10of12 comes after part9of12
         if match := _PIECE.fullmatch(file):
@@ -114,9 +114,9 @@ def _in_pieces(repo: str, files: Iterable[str], wanted: str = "") -> ModelError 
 
 
 def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
-    """The files of a repository that match ``quant``. Pure.
+    """Choose the files of a repository that match ``quant``. Pure.
 
-    The quantisation that a name ends with decides (:func:`quant_of`); any other word may be anywhere in the name. Heads
+    The quantisation at the end of a name decides (:func:`quant_of`); any other word may be anywhere in the name. Heads
     next to a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind; without
     either only if the repository has nothing else.
 

@@ -1,7 +1,7 @@
 """Files of the Hugging Face hub, its cache on this machine, and the HTTP client of all downloads.
 
 The only importer of ``huggingface_hub``, and with :mod:`ggufspec.chat.remote` of ``httpx2``. Client and cache are
-huggingface_hub's: proxies, certificates and HF_HUB_OFFLINE hold for every request, and other programs find the files.
+huggingface_hub's: proxies, certificates and HF_HUB_OFFLINE apply to every request, and other programs find the files.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-_NAME = "ggufspec"  # for the hub
+_NAME = "ggufspec"  # user agent for the hub
 _TIMEOUT_S = 15.0
 _PAUSES_S = (0.2, 1.0)  # between three tries
-_MOST_PAUSE_S = 60.0  # that a server may ask for without a visible wait
+_MOST_PAUSE_S = 60.0  # longest wait at a server's request without telling the user
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _PROXIES = "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY"
@@ -40,7 +40,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 class UnreachableError(GgufspecError):
     """The server cannot be reached: no network, no listener, or the hub's offline mode."""
 
-    wait_s = 0.0  # that the server asks for
+    wait_s = 0.0  # wait that the server asks for
 
 
 class BrokenConnectionError(UnreachableError):
@@ -61,7 +61,7 @@ class BusyError(UnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file in a repository of the hub; of a split model any part."""
+    """A file in a repository of the hub; any part of a split model."""
 
     repo: str
     file: str
@@ -73,7 +73,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Where the hub serves a file. ``url`` names ``commit``, so that every read is of the same version.
+    """Location of a file on the hub. ``url`` names ``commit``, so that every read is of the same version.
 
     ``etag`` is the SHA-256 of a large file, and git's SHA-1 of a small one.
     """
@@ -85,7 +85,7 @@ class Remote:
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a printable file name stays in the folder that it is joined to, on every system. Pure."""
+    """Return True if a printable file name stays in the folder that it is joined to, on every system. Pure."""
     return (
         name.isprintable()  # no NUL, line break or surrogate
         and "\\" not in name
@@ -95,7 +95,7 @@ def stays_inside(name: str) -> bool:
 
 
 def check_names(repo: str, file: str, revision: str | None) -> None:
-    """A ModelError if the file's name or the revision leaves the repository's folder of the cache."""
+    """Raise ModelError if the file's name or the revision leaves the repository's folder of the cache."""
     if not stays_inside(file):
         raise ModelError(f"{file!r} leaves the repository {repo}", f"choose a file that {page(repo)}/tree/main shows")
     if revision is not None and not stays_inside(revision):
@@ -107,7 +107,7 @@ def no_repository(repo: str) -> GgufspecError:
 
 
 def cached_file(repo: str, name: str, revision: str | None = None) -> Path | None:
-    """The file in the local Hugging Face cache (``HF_HOME`` is honoured), or None. No network.
+    """Return the file in the local Hugging Face cache (``HF_HOME`` is honoured), or None. No network.
 
     Raises:
         GgufspecError: ``repo`` is not a valid name, or ``name`` leaves it.
@@ -126,7 +126,7 @@ def cached_file(repo: str, name: str, revision: str | None = None) -> Path | Non
 
 
 def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
-    """Ask the hub for a file's version and size; one HEAD. HF_ENDPOINT and HF_TOKEN are honoured.
+    """Ask the hub for a file's version and size, with one HEAD request. HF_ENDPOINT and HF_TOKEN are honoured.
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
@@ -148,7 +148,7 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
 
 
 def lacks(what: str, name: str) -> ModelError:
-    """The hub, or the mirror that HF_ENDPOINT names, leaves out what a download needs."""
+    """Return the error for a hub, or a mirror in HF_ENDPOINT, that leaves out what a download needs."""
     from huggingface_hub import constants
 
     hint = "unset HF_ENDPOINT, or set it to a mirror that gives what the hub does"
@@ -156,7 +156,7 @@ def lacks(what: str, name: str) -> ModelError:
 
 
 def remote_parts(repo: str, files: Sequence[str], revision: str | None) -> list[Remote]:
-    """:func:`remote_file` of all parts of a model, at the commit of the first."""
+    """Run :func:`remote_file` for all parts of a model, at the commit of the first."""
     found: list[Remote] = []
     for file in files:
         found.append(remote_file(repo, file, (found[0].commit if found else "") or revision))
@@ -164,16 +164,16 @@ def remote_parts(repo: str, files: Sequence[str], revision: str | None) -> list[
 
 
 def contents(repo: str, revision: str | None = None) -> tuple[str, dict[str, int]]:
-    """The commit that a revision means, and its files with their bytes; one request.
+    """Return the commit of a revision, and its files with their bytes; one request.
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: there is no such repository, or something else than the hub answers.
+        ModelError: there is no such repository, or the answer is not the hub's.
     """
     from huggingface_hub import HfApi
 
     def ask() -> tuple[str, dict[str, int]]:
-        # list_repo_tree has no time-out, and tries again for as long as a server asks
+        # list_repo_tree has no time-out, and retries for as long as a server asks
         api = HfApi(library_name=_NAME, library_version=__version__)
         found = api.model_info(repo, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
         if found.id != repo:  # the hub redirects
@@ -189,7 +189,7 @@ def _renamed(repo: str, name: str) -> None:
 
 
 def search(words: str, most: int) -> list[str]:
-    """Repositories with GGUF files that match ``words``, the most downloaded first; fails as :func:`contents`."""
+    """Return repositories with GGUF files that match ``words``, most downloaded first; fails as :func:`contents`."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
@@ -206,7 +206,7 @@ def search(words: str, most: int) -> list[str]:
 
 
 def choose(repo: str, revision: str | None, pick: Callable[[Sequence[str]], Answer]) -> Answer:
-    """What ``pick`` makes of the names of a repository's files; of those in the cache if the hub is unreachable."""
+    """Apply ``pick`` to the names of a repository's files, or of those in the cache if the hub is unreachable."""
     try:
         return pick([*contents(repo, revision)[1]])
     except UnreachableError as unreachable:
@@ -220,7 +220,7 @@ def choose(repo: str, revision: str | None, pick: Callable[[Sequence[str]], Answ
 
 
 def from_url(url: str) -> HubFile | None:
-    """The file of a link to the hub (``/resolve/`` or ``/blob/``), or None for another link."""
+    """Return the file of a link to the hub (``/resolve/`` or ``/blob/``), or None for another link."""
     from urllib.parse import unquote, urlsplit
 
     from huggingface_hub import constants
@@ -236,8 +236,8 @@ def from_url(url: str) -> HubFile | None:
 def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Iterator[httpx2.Response]:
     """GET a URL. The caller reads the body (``iter_raw``), which may be longer or shorter than the headers claim.
 
-    Redirects are followed; credentials are not sent to another host. A silent server has HF_HUB_DOWNLOAD_TIMEOUT.
-    ``hub`` sends the user's token; ``shown`` is the file's name in errors, as the URL may contain a signature.
+    Redirects are followed; credentials are not sent to another host. HF_HUB_DOWNLOAD_TIMEOUT limits a silent server.
+    ``hub`` sends the user's token; ``shown`` is the file's name in errors, because the URL may contain a signature.
 
     Raises:
         UnreachableError: no answer.
@@ -266,7 +266,7 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Itera
 
 
 def _session() -> httpx2.Client:
-    """huggingface_hub's client, which it makes at the first call."""
+    """Return huggingface_hub's client, made at the first call."""
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     with proxies_explained():
@@ -301,7 +301,7 @@ def with_retries(ask: Callable[[], Answer]) -> Answer:
 
 
 def _asked(ask: Callable[[], Answer], repo: str, file: str, revision: str | None) -> Answer:
-    """What the hub answers, with retries; errors of huggingface_hub become ours."""
+    """Return the hub's answer, with retries; errors of huggingface_hub become ours."""
     _session()
 
     def once() -> Answer:
@@ -312,9 +312,9 @@ def _asked(ask: Callable[[], Answer], repo: str, file: str, revision: str | None
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float:
-    """The pause that a busy server asks for; 0 without one.
+    """Return the pause that a busy server asks for; 0 without one.
 
-    Source: RFC 9110, section 10.2.3; the hub's own ``RateLimit: "api";r=0;t=SECONDS`` is of
+    Source: RFC 9110, section 10.2.3; the hub's own ``RateLimit: "api";r=0;t=SECONDS`` is from
     draft-ietf-httpapi-ratelimit-headers.
     """
     for name, pattern in (("retry-after", r"\s*(\d{1,9})\s*"), ("ratelimit", r".*\bt=(\d{1,9}).*")):
@@ -340,21 +340,21 @@ def page(repo: str) -> str:
 
 
 def cache_folder() -> Path:
-    """The hub's cache; HF_HOME and HF_HUB_CACHE are honoured."""
+    """Return the hub's cache; HF_HOME and HF_HUB_CACHE are honoured."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()
 
 
 def largest_by_http_bytes() -> int:
-    """The hub serves larger files through hf_xet only."""
+    """Return the size above which the hub serves files through hf_xet only."""
     from huggingface_hub import constants
 
     return constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
 def blob_path(repo: str, etag: str) -> Path:
-    """Where the cache stores the content of a file, complete; a ModelError if the etag is not a valid file name."""
+    """Return the cache's path of a file's complete content; ModelError if the etag is not a valid file name."""
     if not _PLAIN.fullmatch(etag):
         raise ModelError(f"the hub gives no version of a file of {repo}: {etag!r}", f"see {page(repo)}")
     return _repo_folder(repo) / "blobs" / etag
@@ -399,7 +399,7 @@ def point(repo: str, revision: str | None, commit: str) -> None:
 
 
 def _commit(ref: Path) -> str:
-    """The commit of a branch or a tag in the cache; empty if absent or damaged."""
+    """Return the commit of a branch or a tag in the cache; empty if absent or damaged."""
     try:
         commit = untrusted.read_text(ref, 256).strip()
     except GgufspecError:
@@ -478,7 +478,7 @@ def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
 
 
 def _near(repo: str, file: str, revision: str | None) -> list[str]:
-    """Files with names similar to a missing one; none if the hub does not answer."""
+    """Return files with names similar to a missing one; none if the hub does not answer."""
     with suppress(Exception):
         return difflib.get_close_matches(file, contents(repo, revision)[1], n=2)
     return []

@@ -1,8 +1,8 @@
-"""Downloads models from the hub into its cache: resumable, and verified before they are used.
+"""Downloads models from the hub into its cache: resumable, and verified before use.
 
 Data is appended to ``ETAG.ggufspec.incomplete`` next to its blob, and becomes the blob when its digest is the hub's, so
 that an interrupted download leaves the beginning of the file. huggingface_hub provides the lock, the client and the
-cache; its own downloads start again each time (``_download_to_tmp_and_move`` in file_download.py).
+cache; its own downloads start over each time (``_download_to_tmp_and_move`` in file_download.py).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ggufspec.models.locate import cached_parts, part_names
 from ggufspec.schema.text import of_download
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries without progress
-_MOST_PAUSE_S = 300.0  # that the hub may ask for; its limits are per five minutes
+_MOST_PAUSE_S = 300.0  # longest wait at the hub's request; its limits are per five minutes
 _EVENTS_S = 0.1
 _STALL_S, _STALL_BYTES = 60.0, 60_000
 _READ_BYTES = 1 << 20
-_DIGITS = 20  # of a plausible length
+_DIGITS = 20  # maximum digits of a plausible length
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -40,16 +40,16 @@ class DamagedError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file, before its download and after it."""
+    """One file, before and after its download."""
 
     source: HubFile  # which file
-    commit: str  # the version that ``revision`` means
-    etag: str  # what the hub calls its contents: the SHA-256 of a large file
-    size_bytes: int  # of the whole
+    commit: str  # commit of ``revision``
+    etag: str  # hub's identifier of the contents: the SHA-256 of a large file
+    size_bytes: int  # of the complete file
     url: str = ""  # empty if the hub was not asked
     present_bytes: int = 0  # on this machine before the download
     path: Path | None = None  # set if the file is complete
-    verified: bool = False  # whether its bytes were compared with the hub's digest
+    verified: bool = False  # its bytes were compared with the hub's digest
     downloaded_bytes: int = 0  # received in this download
 
     @property
@@ -80,14 +80,14 @@ class Order:
 
 
 def here(source: HubFile) -> Path | None:
-    """The first part of a model, if all parts are in the cache. No network; fails if its name leaves the repository."""
+    """Return the first part of a model, if all parts are cached. No network; fails for names outside the repository."""
     return next(iter(cached_parts(source)), None)
 
 
 def look(sources: Sequence[HubFile]) -> Order:
-    """Ask the hub for versions and sizes, one request per part, and look in the cache; nothing is downloaded.
+    """Ask the hub for versions and sizes, one request per part, and check the cache; nothing is downloaded.
 
-    If the hub is unreachable, a model in the cache is taken as it is.
+    If the hub is unreachable, a cached model is used as it is.
 
     Raises:
         UnreachableError: there is no network.
@@ -102,10 +102,10 @@ def look(sources: Sequence[HubFile]) -> Order:
 
 
 def check_room(order: Order) -> None:
-    """Check that the disk has room.
+    """Check that the disk has enough space.
 
     Raises:
-        GgufspecError: names what is needed and what is free.
+        GgufspecError: it has not; names the needed and the free space.
     """
     if order.missing_bytes > order.free_bytes:
         raise GgufspecError(
@@ -116,7 +116,7 @@ def check_room(order: Order) -> None:
 
 
 def fetch(order: Order, on_event: Emit | None = None) -> Order:
-    """Download and verify the files of an order, one after the other; returns it with every ``path`` set.
+    """Download and verify the files of an order, one after the other; return it with every ``path`` set.
 
     ``on_event`` gets ``{"event": "fetching", "file": …, "bytes": …, "total": …}``, the same with ``checking``, and with
     ``waiting``, which adds ``seconds`` and ``why``.
@@ -131,7 +131,7 @@ def fetch(order: Order, on_event: Emit | None = None) -> Order:
     with _disk(order.folder):
         for items in order.models:
             models.append(tuple(_File(item, on_event).have() for item in items))
-            # Only now that all parts are complete, or a complete older version would be lost.
+            # Only now that all parts are complete; otherwise a complete older version would be lost.
             client.point(items[0].source.repo, items[0].source.revision, items[0].commit)
     return replace(order, models=tuple(models))
 
@@ -163,7 +163,7 @@ def _item(source: HubFile, found: client.Remote) -> Item:
 
 
 def _kept(source: HubFile) -> Item:
-    """An item from the cache alone: a blob is named by its etag."""
+    """Make an item from the cache alone: a blob is named by its etag."""
     path = client.cached_file(source.repo, source.file, source.revision)
     assert path is not None
     commit = path.parents[len(Path(source.file).parts) - 1].name
@@ -250,13 +250,13 @@ class _File:
                 time.sleep(pause_s)
 
     def _read(self, file: IO[bytes]) -> None:
-        """One request for all missing bytes."""
+        """Request all missing bytes once."""
         begin, size = _length(file), self._item.size_bytes
         headers = {"Range": f"bytes={begin}-{size - 1}"} if begin else {}
         with client.get(self._item.url, headers, hub=True, shown=self._name) as reply:
             if reply.status_code in (408, 429) or reply.status_code >= 500:
                 raise client.busy(self._name, reply.status_code, reply.headers)
-            if reply.status_code == 416 or (begin and reply.status_code == 200):  # the server has no ranges
+            if reply.status_code == 416 or (begin and reply.status_code == 200):  # the server does not support ranges
                 file.truncate(0)
                 begin = 0
             elif reply.status_code == 206 and begin:
@@ -278,7 +278,7 @@ class _File:
             )
 
     def _append(self, file: IO[bytes], done: int, chunks: Iterator[bytes]) -> int:
-        """Write what comes; returns the file's length. A server that sends next to nothing is given up."""
+        """Write incoming chunks; return the file's length. Gives up on a server that sends next to nothing."""
         size, since_s, since_bytes = self._item.size_bytes, time.monotonic(), done
         for chunk in chunks:
             if done + len(chunk) > size:
@@ -299,7 +299,7 @@ class _File:
         return done
 
     def _verify(self, path: Path) -> None:
-        """Compare a complete file with the hub's digest, or its size without one; another is removed."""
+        """Compare a complete file with the hub's digest, or its size without one; remove it if it differs."""
         found, done = hashlib.sha256(), 0
         if self._item.sha256 is None:
             is_whole = _size(path) == self._item.size_bytes

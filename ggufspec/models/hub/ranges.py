@@ -1,6 +1,6 @@
-"""Ranges of a file over HTTP: a few megabytes of a file of any size.
+"""Range requests over HTTP: read a few megabytes of a file of any size.
 
-Servers are not trusted: an answer is bounded by its request, and one that does not match it is an error. RFC 9110,
+Servers are not trusted: an answer is limited by its request, and one that does not match it is an error. RFC 9110,
 sections 14 (ranges) and 15.
 """
 
@@ -39,11 +39,11 @@ class RemoteFile:
 
     @property
     def identity(self) -> str:
-        """Equal for equal contents, whatever the signature in the URL."""
+        """Identifier of the contents, whatever the signature in the URL."""
         return f"{unsigned(self.url)} {self.size_bytes} {self.commit or self.etag}"
 
     def read(self, offset: int, count: int) -> bytes:
-        """``count`` bytes from ``offset``.
+        """Read ``count`` bytes from ``offset``.
 
         Raises:
             UnreachableError: no answer.
@@ -58,20 +58,20 @@ class RemoteFile:
 
 
 def probe(url: str) -> RemoteFile:
-    """The size and version of a file, by reading one byte: HEAD may be refused. Fails as :meth:`RemoteFile.read`."""
+    """Return the size and version of a file by reading one byte, as HEAD may be refused; fails as its ``read``."""
     _, size, etag = client.with_retries(lambda: _range(url, 0, 1, ""))
     return RemoteFile(url, size, etag)
 
 
 def unsigned(url: str) -> str:
-    """The URL without user, password, signature and fragment."""
+    """Return the URL without user, password, signature and fragment."""
     parts = urlsplit(url)
     query = [(key, value) for key, value in parse_qsl(parts.query, True) if not _SIGNATURE.fullmatch(key)]
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, urlencode(query), ""))
 
 
 def _range(url: str, offset: int, count: int, repo: str) -> tuple[bytes, int, str]:
-    """(bytes, size of the file, its version), by one request."""
+    """Return (bytes, size of the file, its version), by one request."""
     shown = unsigned(url)
     headers = {"Range": f"bytes={offset}-{offset + count - 1}"}
     with client.get(url, headers, hub=bool(repo), shown=shown) as reply:

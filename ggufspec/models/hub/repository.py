@@ -1,4 +1,4 @@
-"""The models of one repository of the hub: their files and sizes, and their headers, which are kept together."""
+"""The models of one hub repository: their files and sizes, and their headers, which are cached together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import ModelFiles, digest, downloaded, locator, part_names
 from ggufspec.schema import codec
 
-MOST_MODELS = 40  # of a repository; the usual ones have twenty
-_MOST_TRIES = 8  # of whole headers
+MOST_MODELS = 40  # in a repository; the usual ones have twenty
+_MOST_TRIES = 8  # for whole headers
 _MOST_BYTES = 64 << 20  # of JSON; twenty models of 300 tensors have 1 MB
 _SCHEMA = "ggufspec/repository@1"
 
@@ -35,7 +35,7 @@ class RepositoryModel:
 
     @property
     def file(self) -> str:
-        """Of a split model the first part."""
+        """File name, of the first part if split."""
         return self.files[0]
 
     @property
@@ -47,18 +47,18 @@ class RepositoryModel:
 class Repository:
     """The models that the hub lists, without their headers."""
 
-    repo: str  # its name
-    revision: str | None  # branch, tag or commit that was asked for; None is main
+    repo: str  # repository name
+    revision: str | None  # requested branch, tag or commit; None is main
     models: tuple[RepositoryModel, ...]  # targets, or drafts, the smallest first
     heads: tuple[str, ...] = ()  # files that draft for its models
     left_out: tuple[str, ...] = ()  # names of models beyond ``MOST_MODELS``
-    commit: str = ""  # that all files are read at
+    commit: str = ""  # commit at which all files are read
 
     def source(self, model: RepositoryModel) -> HubFile:
         return HubFile(self.repo, model.file, self.revision)
 
     def named(self, model: RepositoryModel) -> str:
-        """What ``-hf`` takes for a model: with its quantisation if that is enough, else with its file."""
+        """Return the ``-hf`` argument for a model: with its quantisation if that is enough, else with its file."""
         files = [file for one in self.models for file in one.files] + [*self.left_out]
         quant = choice.quant_of(model.file)
         try:
@@ -70,7 +70,7 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """A model with its header, or why it has none. ``metadata_only`` is of ``like``, a model of its shape."""
+    """A model with its header, or why it has none. ``metadata_only`` is that of ``like``, a model of the same shape."""
 
     model: RepositoryModel
     header: ModelHeader | None = None
@@ -82,7 +82,7 @@ class ReadModel:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is kept of a repository: the listing, and headers by the key of their files."""
+    """Cached data of a repository: the listing, and headers by the key of their files."""
 
     made_by: str
     repository: Repository
@@ -90,10 +90,10 @@ class _Entry:
 
 
 def look(repo: str, revision: str | None = None) -> Repository:
-    """What models a repository has, by its list of files; the last list has to do if the hub is not reached.
+    """List the models of a repository; if the hub is unreachable, from the last list.
 
     Raises:
-        UnreachableError: the hub is not reached, and there is no earlier list.
+        UnreachableError: the hub is unreachable, and there is no earlier list.
         ModelError: there is no such repository, or no GGUF file in it.
     """
     try:
@@ -122,11 +122,11 @@ def last_read(repo: str, revision: str | None = None) -> Repository | None:
 
 
 def read(repository: Repository, on_event: child.Emit | None = None) -> list[ReadModel]:
-    """The headers of a repository's models.
+    """Read the headers of a repository's models.
 
-    One header of each shape is read whole, of the others what is their own. A model whose header cannot be read has
-    the reason, and the others go on; a file of another kind is left out.
-    ``on_event`` is that of :func:`ggufspec.models.headers.read_headers`.
+    One header of each shape is read whole; of the others only the differing parts. If a header cannot be read, the
+    result has the reason and the others go on; a file of another kind is left out. ``on_event`` as in
+    :func:`ggufspec.models.headers.read_headers`.
 
     Raises:
         GgufspecError: none of them can be read; the reason is that of the first.
@@ -134,8 +134,8 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     found: dict[RepositoryModel, ReadModel] = {}
     located: dict[RepositoryModel, ModelFiles] = {}
     like, reason = None, None
-    # The one that -hf alone takes is read whole, or one of the next few if it cannot be; a name may be of no model, or
-    # of a type that this llama.cpp does not know.
+    # Read the default model of -hf whole, or one of the next few if it is unreadable: a file may not be a model, or
+    # have a type that this llama.cpp does not know.
     quants = {model: choice.quant_of(model.file) for model in repository.models}
 
     def doubts(model: RepositoryModel) -> tuple[bool, ...]:
@@ -181,7 +181,7 @@ def _of_shape(
     shapes: dict[object, headers.Known],
     on_event: child.Emit | None,
 ) -> ReadModel:
-    """The model with one of its shape, whose header is read whole for the first of that shape."""
+    """Return the model with one of its shape; the first of a shape has its header read whole."""
     if one.header is None:
         return ReadModel(model, error=one.error, hint=one.hint, bytes_read=one.bytes_read)
     shape, read = _shape(one.header), one.bytes_read
@@ -195,14 +195,14 @@ def _of_shape(
 
 
 def _shape(header: ModelHeader) -> object:
-    """What placements and compute buffers depend on, besides the weights' types."""
+    """Return what placements and compute buffers depend on, in addition to the weights' types."""
     tensors = tuple((tensor.name, tensor.shape) for tensor in header.tensors)
     scalars = {key: value for key, value in header.metadata.items() if key.startswith(f"{header.architecture}.")}
     return header.architecture, json.dumps(scalars, sort_keys=True), tensors
 
 
 def _locate(repository: Repository, model: RepositoryModel) -> ModelFiles:
-    """The files of a model as the list has them; those in the hub's cache if all of them are."""
+    """Return the files of a model as listed, or those in the hub's cache if all of them are there."""
     wanted, sizes = repository.source(model), dict(zip(model.files, model.sizes, strict=True))
     names, repo, commit = part_names(model.file), repository.repo, repository.commit
     if lost := [name for name in names if name not in sizes]:
