@@ -1,1 +1,1 @@
-"""What is written down: the versioned JSON documents, one module for each command."""
+"""The versioned JSON documents, one module for each command."""

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 from ggufspec.errors import GgufspecError
 from ggufspec.schema.text import HARMFUL
 
-# Of a document that is read, not of one that is made.
+# Bounds that are checked when a document is read, not when it is made.
 Count: TypeAlias = Annotated[int, Ge(0)]
 Amount: TypeAlias = Annotated[float, Ge(0)]  # bytes, seconds, speeds, ratios
 Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
@@ -31,20 +31,20 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way of running, over all its trials."""
+    """Measurements of one variant, over all its trials."""
 
     gpu_layers: Count  # of the target
     layers: Count
-    tokens: Count  # of the answers to one trial's prompts together
-    tokens_per_s: Spread  # of answers; prompts, and the first tokens, which their batches give, are not counted
-    prompt_tokens_per_s: Amount  # with the draft model's reading
-    peak_rss_bytes: Count  # of the child, with all that it had loaded
-    vram_bytes: Count  # by which the use of all cards rose then
+    tokens: Count  # answers to one trial's prompts together
+    tokens_per_s: Spread  # answers only, without prompts and the first tokens, which the prompts' batches give
+    prompt_tokens_per_s: Amount  # including the draft model's reading
+    peak_rss_bytes: Count  # of the child, with everything that it had loaded
+    vram_bytes: Count  # rise of the use of all GPUs
     load_s: Amount
-    prompt_tokens: Count = field(default=0, kw_only=True)  # decoded before one trial's answers: not those in a cache
-    time_to_first_token_s: Amount | None = field(default=None, kw_only=True)  # of loaded models; the median of all
+    prompt_tokens: Count = field(default=0, kw_only=True)  # decoded before one trial's answers, without cached ones
+    time_to_first_token_s: Amount | None = field(default=None, kw_only=True)  # with loaded models; median of all
     prompts: Count = field(default=0, kw_only=True)
-    answers: Count = field(default=0, kw_only=True)  # to the prompts, of all trials together
+    answers: Count = field(default=0, kw_only=True)  # to the prompts, over all trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,17 @@ class SpeculativeRun(Run):
     drafted: Count
     accepted: Count
     rounds: Count
-    draft_s: Amount  # seconds, the mean of a round, which has other work besides
+    draft_s: Amount  # seconds, the mean per round, which includes other work
     verify_s: Amount
     lossy: bool = False  # the rule may change the text
-    plain_rounds: Count = 0  # without a draft, for it would not have paid
+    plain_rounds: Count = 0  # without a draft, because it would not have paid
     lookup_drafted: Count = 0  # from the n-gram lookup
     lookup_accepted: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What drafts brought for one kind of prompt, or for the thinking of a model: a part of two paired runs."""
+    """Effect of drafts on one kind of prompt, or on a model's thinking: a part of two paired runs."""
 
     name: str
     tokens: Count  # of one speculative trial
@@ -107,12 +107,12 @@ class ErrorDocument:
 
 
 def to_json(document: Document) -> str:
-    """The document as JSON text, its schema first; what a terminal would obey is escaped."""
+    """Return the document as JSON text, its schema first; terminal control characters are escaped."""
     return _json(document, indent=2)
 
 
 def to_line(document: Document) -> str:
-    """The same on one line."""
+    """Return the document as one line of JSON."""
     return _json(document, indent=None)
 
 

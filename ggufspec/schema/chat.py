@@ -10,11 +10,11 @@ from ggufspec.schema.base import Amount, Count
 
 @dataclass(frozen=True, slots=True)
 class ChatFigures:
-    """What an answer of a chat took.
+    """Timings and token counts of one chat answer.
 
     ``prompt_tokens`` are the conversation's, as the model got it; ``prompt_read`` of them were decoded for this answer,
-    in ``prompt_s``, at ``prompt_tokens_per_s``. The first token is from the prompt's batch: ``tokens_per_s`` and
-    ``rounds`` are of the others. There is no ``time_to_first_token_s`` if no token came.
+    in ``prompt_s``, at ``prompt_tokens_per_s``. The prompt's batch gives the first token: ``tokens_per_s`` and
+    ``rounds`` cover the others. Without tokens there is no ``time_to_first_token_s``.
     """
 
     prompt_tokens: Count
@@ -39,7 +39,7 @@ class ChatRun:
     name: str
     answer: str
     figures: ChatFigures
-    differs_at: Count | None = None  # the position of the first token, from 1, that is not target-only's
+    differs_at: Count | None = None  # position, from 1, of the first token that differs from target-only's
     stopped: bool = False
 
 
@@ -49,8 +49,8 @@ class ChatTurn:
 
     user: str
     answer: str | None = None
-    stopped: bool = False  # the user cut it short
-    dropped: Count = 0  # the oldest turns that did not fit the context with this one
+    stopped: bool = False  # by the user
+    dropped: Count = 0  # oldest turns that did not fit into the context with this one
     stop_reason: str = ""
     figures: ChatFigures | None = None
     compared: tuple[ChatRun, ...] = ()  # the answers of ``/compare``
@@ -60,7 +60,7 @@ class ChatTurn:
 class ChatDocument:
     """``ggufspec/chat@1``: a conversation, as it is saved and loaded, and as ``chat --json`` prints it.
 
-    Loading leaves ``pair`` and ``settings`` alone. ``error`` and ``hint`` are of the message or command that ended it.
+    Loading ignores ``pair`` and ``settings``. ``error`` and ``hint`` belong to the message or command that ended it.
     """
 
     pair: dict[str, Any]

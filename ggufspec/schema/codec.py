@@ -23,20 +23,20 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def dump(value: object, kind: Any = None) -> Any:
-    """A value as plain data; ``kind`` is its type if its class is not enough, such as ``list[int]``."""
+    """Convert a value to plain data; ``kind`` is its type if its class is not enough, such as ``list[int]``."""
     with interrupts.held():
         return _adapter(kind or type(value)).dump_python(value, mode="json")
 
 
 def load(kind: type[Value], data: object) -> Value:
-    """A value from plain data; a pydantic.ValidationError if it does not fit the type."""
+    """Make a value from plain data; pydantic.ValidationError if it does not fit the type."""
     with interrupts.held():
         value: Value = _adapter(kind).validate_python(data)
     return value
 
 
 def load_json(kind: type[Value], text: bytes) -> Value:
-    """The same from JSON, which may have NaN and Infinity."""
+    """Make a value from JSON, which may have NaN and Infinity."""
     with interrupts.held():
         value: Value = _adapter(kind).validate_json(text)
     return value

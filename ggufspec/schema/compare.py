@@ -10,10 +10,10 @@ from ggufspec.schema.base import Amount, Count, Failure, Portion, Run, Share, Sp
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How near a quantised target is to the reference, the largest one given, on the bundled text.
+    """How close a quantised target is to the reference, the largest one given, on the bundled text.
 
-    Each of the estimates has its standard error over the tokens of the text. ``mean_kl`` is KL(reference ‖ this), in
-    nats a token; ``top1_agreement`` the share of places where both have the same likeliest token. The reference itself
+    Each estimate has its standard error over the tokens of the text. ``mean_kl`` is KL(reference ‖ this), in nats a
+    token; ``top1_agreement`` is the share of positions where both have the same likeliest token. The reference itself
     has ``mean_kl`` 0 and ``top1_agreement`` 1.
     """
 
@@ -44,8 +44,8 @@ class Cell:
 
     ``speedup`` is over the best target-only run of the same target file, paired by repetition; absent for that run.
     ``bytes`` has, by device, the plan's parts ``target weights``, ``target kv``, ``target compute``, ``draft weights``,
-    ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``. ``energy_j_per_token`` is of all cards
-    together if NVML counts energy: the whole answers, idle power included.
+    ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``. ``energy_j_per_token`` is for all GPUs
+    together, if NVML counts energy: complete answers, idle power included.
     """
 
     target: str
@@ -56,7 +56,7 @@ class Cell:
     energy_j_per_token: Amount | None = None
     leads: bool = False  # it is the fastest of all, or its interval overlaps the fastest one's
     failure: Failure | None = None
-    by_kind: tuple[Portion, ...] = ()  # of prompts, if there are several
+    by_kind: tuple[Portion, ...] = ()  # by kind of prompt, if there are several
     by_part: tuple[Portion, ...] = ()  # thinking and answer, if the target thinks
 
 
@@ -69,12 +69,12 @@ class CompareDocument:
     targets: tuple[ComparedModel, ...]
     drafts: tuple[ComparedModel, ...]
     cells: tuple[Cell, ...]
-    warnings: tuple[str, ...] = ()  # what makes the ranking unsure: leaders that overlap, throttled clocks
+    warnings: tuple[str, ...] = ()  # reasons why the ranking is unsure: leaders that overlap, throttled clocks
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     schema: str = field(default="ggufspec/compare@1")
 
 
 def cell_name(target: str, draft: str | None) -> str:
-    """A cell in a sentence."""
+    """Return a cell's name for a sentence."""
     return f"{target} + {draft}" if draft else f"{target} (target-only)"

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; ``fix`` is what to type, if there is something to mend."""
+    """Result of one check; ``fix`` is the command that fixes it, if necessary."""
 
     level: Literal["ok", "warning", "error"]
     text: str
@@ -24,21 +24,21 @@ class LlamaDevice:
     kind: str  # cpu, gpu, igpu, accelerator or meta
     free_bytes: int
     total_bytes: int
-    device_id: str = ""  # which card it is, whatever backend has it: its PCI bus id, as in 0000:c1:00.0
+    device_id: str = ""  # identifies the GPU in every backend: its PCI bus id, as in 0000:c1:00.0
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """llama-cpp-python as it is installed."""
+    """The installed llama-cpp-python."""
 
     version: str | None
     backends: tuple[str, ...] = ()
     devices: tuple[LlamaDevice, ...] = ()
     error: str | None = None  # why it does not load
     fix: str = ""
-    system: str = ""  # llama.cpp's own line about what it was built with
-    lacks: dict[str, str] = field(default_factory=dict)  # by drafter, the function that its kind of head needs
-    without_device: tuple[str, ...] = ()  # backends that are compiled in and find no device
+    system: str = ""  # llama.cpp's own line about its build
+    lacks: dict[str, str] = field(default_factory=dict)  # by drafter, the function that is missing for its kind of head
+    without_device: tuple[str, ...] = ()  # compiled-in backends that find no device
     without_chat: str = ""  # why its chat library cannot be used
 
 
@@ -53,7 +53,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """What the self-check was at."""
+    """A step of the self-check."""
 
     type: str
     place: str = ""  # host or device; empty before anything is decoded
@@ -63,7 +63,7 @@ class CheckStep:
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """What came of a step."""
+    """Result of a step."""
 
     step: CheckStep
     error: float | None
@@ -73,11 +73,11 @@ class CheckRow:
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What llama.cpp computed of known models."""
+    """Results of llama.cpp on known models."""
 
     rows: tuple[CheckRow, ...]
     seconds: float
-    limit: float  # the error that is allowed (verify/selfcheck.py)
+    limit: float  # allowed error (verify/selfcheck.py)
 
     @property
     def failures(self) -> tuple[CheckRow, ...]:
@@ -121,8 +121,8 @@ class DoctorDocument:
     cards: tuple[Gpu, ...]
     findings: tuple[Finding, ...]
     build: Build | None = None  # None outside a checkout
-    self_check: SelfCheck | None = None  # None if it was left out
-    prebuilt: Prebuilt | None = None  # None if nobody builds wheels for such a machine
+    self_check: SelfCheck | None = None  # None if it was skipped
+    prebuilt: Prebuilt | None = None  # None if there are no wheels for such a machine
     schema: str = field(default="ggufspec/doctor@1")
 
     @property
@@ -132,10 +132,10 @@ class DoctorDocument:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card as NVML sees it; None is what the card or its driver does not tell.
+    """One GPU as NVML sees it; None is what the GPU or its driver does not report.
 
-    ``pcie_generation`` and ``pcie_width`` are what the link reaches in its slot: the highest generation that both ends
-    know (a link at rest runs at a lower one) and the lanes that are connected. ``pcie_max_…`` is the card's own best.
+    ``pcie_generation`` and ``pcie_width`` are the link's best in its slot: the highest generation that both ends
+    support (a link at rest runs at a lower one) and the connected lanes. ``pcie_max_…`` is the GPU's own best.
     """
 
     index: int
@@ -150,16 +150,16 @@ class Gpu:
     pcie_width: int | None = None
     pcie_max_generation: int | None = None
     pcie_max_width: int | None = None
-    utilisation: float | None = None  # the share of the last moment in which a kernel ran, 0 to 1
+    utilisation: float | None = None  # share of the last moment in which a kernel ran, 0 to 1
     processes: tuple[GpuProcess, ...] = ()
-    throttled: tuple[str, ...] = ()  # why clocks are held down at this moment: heat, for example
+    throttled: tuple[str, ...] = ()  # why clocks are reduced now, e.g. heat
     pci_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has memory on a card."""
+    """A process that has memory on a GPU."""
 
     pid: int
-    name: str  # empty if NVML does not know it, in a container for example
+    name: str  # empty if NVML does not know it, e.g. in a container
     used_bytes: int | None

@@ -14,10 +14,11 @@ _NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 
 @contextmanager
 def held(wake: Callable[[], None] = lambda: None) -> Iterator[Callable[[], None]]:
-    """Hold signals back until the end of the block, in the main thread; a second one is not held.
+    """Hold signals back until the end of the block, in the main thread; a second signal is not held.
 
-    These are SIGINT if it raises KeyboardInterrupt, and SIGTERM and SIGHUP if Python handles them. The handler calls
-    ``wake``. What is yielded calls the original handler of a signal that has arrived: KeyboardInterrupt for SIGINT.
+    Held are SIGINT if it raises KeyboardInterrupt, and SIGTERM and SIGHUP if Python handles them. The handler calls
+    ``wake``. The yielded function calls the original handler of a signal that has arrived: KeyboardInterrupt for
+    SIGINT.
     """
     came: list[int] = []
     before: dict[int, Any] = {}

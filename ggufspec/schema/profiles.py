@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProfileModel:
-    """One model of a profile; None is not known."""
+    """One model of a profile; None means unknown."""
 
     repo: str | None
     file: str
@@ -16,7 +16,7 @@ class ProfileModel:
     gpu_layers: int | None
     size_bytes: int | None
     layers: int | None
-    read: bool = False  # its header, which gives bytes and layers; otherwise they are the profile's
+    read: bool = False  # bytes and layers come from its header; otherwise from the profile
     approximate: bool = False  # the profile's bytes are computed or rounded
 
 
@@ -33,9 +33,9 @@ class ProfileRow:
     draft: ProfileModel | None
     settings: dict[str, Any]
     fits: str  # ``whole``, ``partly``, ``no`` (not even with the host's memory) or ``unknown``
-    fits_layers: int | None = None  # ``-ngl`` of the target next to the whole draft; None without a card
+    fits_layers: int | None = None  # ``-ngl`` of the target next to the whole draft; None without a GPU
     error: str = ""  # why a file is not a profile
-    group: str = ""  # ``reference``: kept for its published figures and not for use
+    group: str = ""  # ``reference``: exists for its published figures and not for use
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ProfileDocument:
 
 @dataclass(frozen=True, slots=True)
 class RemovedDocument:
-    """``ggufspec/profile-removed@1``. ``bundled`` says that the name is that of one that ships from now on."""
+    """``ggufspec/profile-removed@1``. ``bundled`` says that the name now means a bundled profile."""
 
     name: str
     path: str
@@ -71,7 +71,7 @@ class RemovedDocument:
 
 @dataclass(frozen=True, slots=True)
 class ProfileCheck:
-    """What was found of one profile; it is good without ``problems``."""
+    """Result of checking one profile; it is good without ``problems``."""
 
     name: str
     ok: bool

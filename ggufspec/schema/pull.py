@@ -14,11 +14,11 @@ class PulledFile:
     revision: str | None
     commit: str
     bytes: int
-    sha256: str | None  # of the bytes; before they are here what the hub names, if it names one
-    verified: bool  # the bytes were held against the hub's digest
+    sha256: str | None  # digest of the bytes; before the download the hub's, if it has one
+    verified: bool  # the bytes were compared with the hub's digest
     path: str | None
     downloaded_bytes: int
-    present_bytes: int  # here before
+    present_bytes: int  # on this machine before
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class PullDocument:
 
     files: tuple[PulledFile, ...]
     free_bytes: int  # on the disk of ``folder``
-    needed_bytes: int  # to be fetched
+    needed_bytes: int  # to download
     folder: str
     dry_run: bool
-    heads: tuple[str, ...] = ()  # files of the target's repository that draft for it and were not asked for
+    heads: tuple[str, ...] = ()  # files of the target's repository that draft for it and were not requested
     schema: str = field(default="ggufspec/pull@1")

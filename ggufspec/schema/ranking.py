@@ -10,29 +10,29 @@ from ggufspec.schema.base import Amount, Count, Share
 
 @dataclass(frozen=True, slots=True)
 class RankedModel:
-    """One model, or with ``error`` why it has no more than its name and its size.
+    """One model; if ``error`` is set, only with its name and size.
 
-    ``pareto``: no other row of its repository is as fast and as good, and more of one; of two that have a
-    ``divergence`` the lower one is better, otherwise the one of more bits.
+    ``pareto``: no other row of its repository is at least as fast and as good, and better in one of them. Of two that
+    have a ``divergence`` the lower one is better, otherwise the one with more bits.
     """
 
-    number: Count  # of the row; ``pull --row`` takes it
+    number: Count  # row number for ``pull --row``
     repo: str
     file: str
-    name: str  # what ``-hf`` takes
+    name: str  # argument of ``-hf``
     bytes: Count  # of the file, or of all its parts
     quant: str
-    bits_per_weight: Amount | None = None  # of all tensors together
-    divergence: Amount | None = None  # published of its quantisation: ggufspec.planning.ranking.DIVERGENCE_SOURCE
-    fits: str = ""  # ``whole``, all layers on the cards; ``partly``; ``no``, more than cards and free memory hold
-    gpu_layers: Count | None = None  # of the target-only run, of ``layers`` blocks and the output
+    bits_per_weight: Amount | None = None  # over all tensors
+    divergence: Amount | None = None  # published for its quantisation: ggufspec.planning.ranking.DIVERGENCE_SOURCE
+    fits: str = ""  # ``whole``: all layers on the GPUs; ``partly``; ``no``: more than GPUs and free RAM hold
+    gpu_layers: Count | None = None  # target-only, of ``layers`` blocks and the output
     layers: Count | None = None
     n_cpu_moe: Count | None = None
     n_cpu_ffn: Count | None = None
     target_only_tokens_per_s: Amount | None = None
     speculative_tokens_per_s: Amount | None = None
     break_even_acceptance: Share | None = None
-    largest_context: Count | None = None  # tokens with all layers on the cards
+    largest_context: Count | None = None  # tokens with all layers on the GPUs
     pareto: bool = False
     error: str = ""
     hint: str = ""
@@ -53,7 +53,7 @@ class RankedDraft:
     layers: Count | None = None
     tokens_per_s: Amount | None = None
     draft_length: Count | None = None
-    costs_layers: Count | None = None  # of the target, that its memory would hold
+    costs_layers: Count | None = None  # target layers that its memory would hold
     break_even_acceptance: Share | None = None
     error: str = ""
     hint: str = ""
@@ -61,13 +61,13 @@ class RankedDraft:
 
 @dataclass(frozen=True, slots=True)
 class RankedRepository:
-    """A repository that was looked through."""
+    """A repository that was searched."""
 
     repo: str
     commit: str
     heads: tuple[str, ...] = ()  # files that draft for its models
     left_out: tuple[str, ...] = ()  # models that have no row
-    revision: str | None = None  # that was asked for
+    revision: str | None = None  # as requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RankingDocument:
     devices: dict[str, Any]
     rows: tuple[RankedModel, ...]  # by repository, the smallest first
     target: str | None
-    draft: str | None  # which ``speculative_tokens_per_s`` is of
+    draft: str | None  # draft assumed for ``speculative_tokens_per_s``
     drafts: tuple[RankedDraft, ...]  # for ``target``
     next: str  # the command for the best
     settings: dict[str, Any]

@@ -10,7 +10,7 @@ from ggufspec.schema.base import Spread
 
 @dataclass(frozen=True, slots=True)
 class RehearsedModel:
-    """One model as it ran. ``batch_s`` is by width, T(n); ``layers`` are blocks, the output is one more.
+    """One model as it ran. ``batch_s`` has T(n) by batch size; ``layers`` are blocks, the output is one more.
 
     ``bytes`` has, by device, ``weights``, ``kv`` and ``compute`` as llama.cpp counts them; the host is ``CPU``.
     """
@@ -28,7 +28,7 @@ class RehearsedModel:
 
 @dataclass(frozen=True, slots=True)
 class RehearsedRun:
-    """Models loaded together: ``pair``, ``target_only``, ``half`` of its layers or ``none``; or why it was left out."""
+    """Models loaded together: ``pair``, ``target_only``, ``half`` of its layers or ``none``; or why it was skipped."""
 
     name: str
     target: RehearsedModel | None
@@ -36,13 +36,13 @@ class RehearsedRun:
     ram_bytes: int
     vram_bytes: int
     left_out: str = ""
-    disturbed: int = 0  # samples that do not count, as other programs used the CPUs
-    others_cpus: float = 0.0  # that they used at most
+    disturbed: int = 0  # samples that do not count, because other programs used the CPUs
+    others_cpus: float = 0.0  # maximum CPUs that other programs used
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the pair reaches if drafted tokens are kept with chance ``acceptance``; ``gain`` is over the rival."""
+    """Expected speed of the pair at an ``acceptance`` probability; ``gain`` is over the best target-only."""
 
     acceptance: float
     draft_length: int
@@ -52,7 +52,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class RehearseDocument:
-    """``ggufspec/rehearse@1``. ``rival_tokens_per_s`` is target-only where it is fastest."""
+    """``ggufspec/rehearse@1``. ``rival_tokens_per_s`` is the best target-only."""
 
     pair: dict[str, Any]
     machine: dict[str, Any]

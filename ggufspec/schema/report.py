@@ -10,7 +10,7 @@ from ggufspec.schema.base import Failure
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A file of the results folder that no report is made of, and why."""
+    """A file of the results folder that cannot be reported, and why."""
 
     file: str
     failure: Failure
@@ -18,7 +18,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ReportDocument:
-    """``ggufspec/report@1``: documents by the file that they are kept in, and the files that were left out."""
+    """``ggufspec/report@1``: documents by file, and the files that were left out."""
 
     results: dict[str, dict[str, Any]]
     left_out: tuple[LeftOut, ...] = ()

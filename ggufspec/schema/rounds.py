@@ -1,7 +1,7 @@
 """The rounds of a trace: how each drafted token came about and why it was accepted or not.
 
 One round is one JSON line of ``ggufspec trace --json``. All numbers are written so that they read back the same, and
-the rule's decision can be made again from the line alone:
+the rule's decision can be repeated from the line alone:
 
 ``exact``
     The target's own choice has the highest ``score + noise``, of equal ones the lowest id; a drafted token is accepted
@@ -9,14 +9,14 @@ the rule's decision can be made again from the line alone:
     score is the logarithm of the probability up to a constant, and the noise is a function of seed, position and token
     (``ggufspec.decoding.noise``).
 ``residual``
-    It is accepted if ``uniform < min(1, p / q)``.
+    A token is accepted if ``uniform < min(1, p / q)``.
 ``top-k:N``
     As ``exact``, or if ``rank <= most``.
 ``typical:EPS``
     As ``exact``, or if ``probability > bar``, where the bar is ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
 
-What was drawn with a uniform variable lies where ``before < (1 - uniform) * total <= reached``, sums of the
-probabilities of the tokens with lower ids, and with its own.
+A token drawn with a uniform variable satisfies ``before < (1 - uniform) * total <= reached``, the sums of the
+probabilities of tokens with lower ids, without and with its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Likely:
     """One of the likeliest tokens of a row."""
 
     token: int
-    text: str  # bytes that are not a whole character are written as ``\\xNN``
-    probability: float  # the softmax of the row after penalties, before temperature, truncation and grammar
+    text: str  # incomplete characters are written as ``\\xNN``
+    probability: float  # softmax of the row after penalties, before temperature, truncation and grammar
     permitted: bool = True  # by the grammar
 
 
@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """What the exact rule compares: ``score + noise``."""
+    """The value that the exact rule compares: ``score + noise``."""
 
     score: float
     noise: float
@@ -70,31 +70,31 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What ``top-k:N`` compares."""
+    """Rank that ``top-k:N`` compares."""
 
-    rank: int  # how many tokens are likelier, plus 1
+    rank: int  # number of likelier tokens, plus 1
     most: int  # N
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """What ``typical:EPS`` compares, over the whole vocabulary at the sampling temperature, or at 1 if that is 0."""
+    """Values that ``typical:EPS`` compares, over the vocabulary at the sampling temperature, or 1 if that is 0."""
 
     probability: float
     entropy: float  # nats
     epsilon: float
-    bar: float  # that the entropy sets
+    bar: float  # set by the entropy
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """Why a drafted token was accepted or not. ``own`` and ``uniform`` are absent if the grammar permits nothing."""
 
-    target: Seen  # the target's row, and the drafted token in it
-    p: float  # the target's probability of the token under the sampling settings, and the grammar if it ``masked``
+    target: Seen  # target's row, and the drafted token in it
+    p: float  # target's probability of the token under the sampling settings, and the grammar if it ``masked``
     ratio: float  # p / q
     masked: bool  # the grammar changed what the target chose from
-    sum: Sum | None = None  # of the drafted token, except under ``residual``; absent if sampling or grammar excludes it
+    sum: Sum | None = None  # drafted token's, except under ``residual``; absent if sampling or grammar excludes it
     own: Own | None = None  # the target's own choice, except under ``residual``
     uniform: float | None = None  # under ``residual``
     rank: Rank | None = None
@@ -103,21 +103,21 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """A token that a drafter had for a position of the sequence."""
+    """A token proposed by a drafter for a position of the sequence."""
 
     position: int
     drafter: str
     token: int
     text: str
-    q: float  # the probability with which it was drawn, under the sampling settings; 1 for a lookup, which has no row
+    q: float  # probability of its draw under the sampling settings; 1 for a lookup, which has no row
     draft: Seen | None
-    result: Literal["accepted", "rejected", "unread"] = "unread"  # after the first rejection nothing is judged
+    result: Literal["accepted", "rejected", "unread"] = "unread"  # tokens after the first rejection are not judged
     judged: Judged | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token drawn with a uniform variable: see the module."""
+    """A token drawn with a uniform variable: see the module's docstring."""
 
     uniform: float
     before: float
@@ -132,8 +132,8 @@ class Added:
     position: int
     token: int
     text: str
-    source: Literal["bonus", "target"]  # bonus: after a draft that was accepted whole
-    distribution: Literal["p", "residual"]  # what it is from: the target's, or ``max(p - q, 0)`` with sum 1
+    source: Literal["bonus", "target"]  # bonus: after a fully accepted draft
+    distribution: Literal["p", "residual"]  # the target's, or ``max(p - q, 0)`` normalised
     probability: float  # in that distribution
     p: float
     masked: bool
@@ -145,20 +145,20 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A drafter that decodes read what it had not, before it was asked; or it was timed, and read nothing."""
+    """Catch-up of a drafter with a model before it was asked; or its timing, which reads nothing."""
 
     drafter: str
-    tokens: int  # the last ones of the text; 0 if it was timed
+    tokens: int  # last tokens of the text; 0 if it was timed
     seconds: float
-    hoped: float  # target-only tokens whose time this may save in the answer: a mean over how good the drafter may be
-    why: str = ""  # it was timed
+    hoped: float  # expected gain in target-only tokens for the answer, averaged over how good the drafter may be
+    why: str = ""  # reason for timing it
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """``ggufspec/trace-round@2``: one draft and one verification, or the first token, which the prompt's batch gave."""
+    """``ggufspec/trace-round@2``: one draft and its verification, or the first token, from the prompt's batch."""
 
-    number: int  # from 1; the first token's is 0
+    number: int  # from 1; 0 for the first token
     rule: str
     description: str  # when the rule accepts a drafted token
     lossless: bool  # the text has the target's distribution under the rule
@@ -166,13 +166,13 @@ class TracedRound:
     seed: int
     grammar: bool
     drafted: tuple[Drafted, ...]
-    added: Added | None  # the token that follows those that were accepted; absent if the grammar permits none
+    added: Added | None  # token after the accepted ones; absent if the grammar permits none
     accepted: int
     emitted: tuple[int, ...]  # ids of the tokens that the round added to the text
-    width: int  # tokens in the target's batch, padding included; 0 of the first token
-    draft_s: float  # drafters catching up included
+    width: int  # target batch size, padding included; 0 for the first token
+    draft_s: float  # including drafters' catch-up
     verify_s: float
     total_s: float
-    penalised: bool = False  # there are penalties; all rows are recorded as these leave them
+    penalised: bool = False  # there are penalties; all rows are recorded after them
     readings: tuple[Reading, ...] = ()  # of drafters that caught up
     schema: str = field(default=ROUND)

@@ -10,7 +10,7 @@ from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One value of the option that was swept. A run is absent if it failed; ``failure`` says why."""
+    """One value of the swept option. A run is absent if it failed; ``failure`` says why."""
 
     value: str
     target_only: Run | None
@@ -21,7 +21,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class SweepDocument:
-    """``ggufspec/sweep@1``: a bench with one option at several values. ``option`` is its name: ``draft_max``, say."""
+    """``ggufspec/sweep@1``: a bench with one option at several values. ``option`` is its name, e.g. ``draft_max``."""
 
     pair: dict[str, Any]
     machine: dict[str, Any]

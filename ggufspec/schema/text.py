@@ -1,7 +1,7 @@
-"""Text and sizes for people: control characters as something to see, bytes with a unit. Pure.
+"""Text and sizes for people: visible control characters, bytes with a unit. Pure.
 
-Every character is looked at alone, so that nothing depends on how a text was cut into tokens: an escape sequence loses
-its first character, whatever comes after it and when, and the rest of it is plain letters.
+Every character is treated separately, so that the result does not depend on how a text was cut into tokens: an escape
+sequence loses its first character, whatever follows it and when, and the rest of it is plain letters.
 
 Source: ECMA-48 for what a terminal obeys (C0, DEL, C1); Unicode 16, section 23.2 and UAX #9 for what reorders lines.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-_PICTURES = 0x2400  # the block of control pictures, in the order of C0
+_PICTURES = 0x2400  # block of control pictures, in the order of C0
 _DELETE = "\u2421"
 HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb\ufffe\uffff]"
@@ -18,7 +18,7 @@ HARMFUL = re.compile(
 
 
 def visible(text: str) -> str:
-    """``text`` without a character that a terminal would obey; tabs and line ends stay.
+    """Return ``text`` without characters that a terminal would obey; tabs and line ends stay.
 
     C0 and DEL become their pictures (``␛`` for ESC), others their number (``<U+009B>`` for CSI, ``<U+202E>`` for the
     override of the writing direction), half of a surrogate pair ``�``. ``visible(a + b) == visible(a) + visible(b)``.
@@ -36,14 +36,14 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def of_file(size: float | None) -> str:
-    """A file's, in powers of 1000 as disks and downloads are sold; empty if it is not known."""
+    """Format a file size, in powers of 1000 as disks and downloads are sold; empty if it is not known."""
     if size is None:
         return ""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def of_download(size: float) -> str:
-    """The same from bytes to TB, so that what is left of a file is never nothing."""
+    """Format a download size, from bytes to TB, so that the rest of a file is never shown as nothing."""
     power = 0
     while size >= 999.95 and power < 4:
         size, power = size / 1000, power + 1
@@ -51,24 +51,24 @@ def of_download(size: float) -> str:
 
 
 def of_memory(size: float | None, digits: int = 1) -> str:
-    """Of memory, in powers of 1024: GiB from 1 GiB on, with so many digits, MiB below; empty if it is not known."""
+    """Format a memory size, in powers of 1024: GiB from 1 GiB on, with ``digits``, MiB below; empty if unknown."""
     if size is None:
         return ""
     return f"{size / 2**30:.{digits}f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
 def gib(size: float) -> str:
-    """A number of GiB, if the unit is said elsewhere."""
+    """Format a number of GiB, for places that state the unit elsewhere."""
     return f"{size / 2**30:.1f}"
 
 
 def counted(number: int, thing: str) -> str:
-    """A number of things: ``1 token``, ``2,048 tokens``."""
+    """Format a number of things: ``1 token``, ``2,048 tokens``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """A time to wait: ``45 s``, ``3 min``, ``2 min 30 s``, ``1 h 10 min``; from a minute on to ten seconds."""
+    """Format a waiting time: ``45 s``, ``3 min``, ``2 min 30 s``, ``1 h 10 min``; from a minute on to ten seconds."""
     if seconds < 60:
         return f"{max(round(seconds), 1)} s"
     if seconds < 3600:
@@ -79,6 +79,6 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three figures or so."""
+    """Format a number with about three digits."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:.{digits}f}" if abs(value) < 1e7 else f"{value:.3g}"

@@ -12,8 +12,8 @@ from ggufspec.schema.base import Count, Run, SpeculativeRun
 class Written:
     """A token of a traced answer and the text that became certain with it.
 
-    ``source`` is who wrote it: the drafter whose token was accepted, or the target: ``bonus`` after a draft that was
-    accepted whole, ``target`` otherwise.
+    ``source`` is its writer: the drafter whose token was accepted, or for the target ``bonus`` after a fully accepted
+    draft and ``target`` otherwise.
     """
 
     token: int  # -1 if a grammar ended the answer and text was held back
@@ -24,7 +24,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class TraceDocument:
-    """``ggufspec/trace@1``; ``rounds`` is how many there were, whether they were printed or not."""
+    """``ggufspec/trace@1``; ``rounds`` is their number, whether they were printed or not."""
 
     pair: dict[str, Any]
     settings: dict[str, Any]

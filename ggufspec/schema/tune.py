@@ -15,7 +15,7 @@ class TunedSetting:
     gpu_layers: Count
     gpu_layers_draft: Count
     n_cpu_moe: Count
-    drafted: bool  # or target-only
+    drafted: bool  # False: target-only
     drafter: str
     draft_policy: str
     draft_max: Count
@@ -33,17 +33,17 @@ class TunedSetting:
 
 @dataclass(frozen=True, slots=True)
 class TuneTrial:
-    """One measurement of a tuning, in the order in which they were made."""
+    """One measurement of a tuning, in the order of measurement."""
 
     index: Count
     setting: TunedSetting
-    predicted_tokens_per_s: Amount  # what the model expected before it
-    tokens_per_s: Spread | None  # of a setting that was measured again side by side at the end the samples of then
+    predicted_tokens_per_s: Amount  # prediction before the measurement
+    tokens_per_s: Spread | None  # if the setting was measured again side by side at the end, the samples from then
     prompt_tokens_per_s: Amount | None
-    seconds: Amount  # loading included
-    why: str  # it was measured
-    failure: Failure | None = None  # next to a speed it is of one of several trials
-    searched: tuple[Amount, ...] = ()  # the samples from before the end, if it was measured again
+    seconds: Amount  # including loading
+    why: str  # reason for the measurement
+    failure: Failure | None = None  # with a speed, the failure of one of several trials
+    searched: tuple[Amount, ...] = ()  # samples from before the end, if it was measured again
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class TuneDocument:
     pair: dict[str, Any]
     machine: dict[str, Any]
     settings: dict[str, Any]
-    trials: tuple[TuneTrial, ...]  # every measurement, those of an earlier, interrupted search too
+    trials: tuple[TuneTrial, ...]  # every measurement, including those of an earlier, interrupted search
     winner: Count | None  # index of the trial whose setting won; None if none succeeded
-    baseline: Count | None  # the same of the planner's first choice
-    target_only: Count | None  # the same of the fastest without a draft
+    baseline: Count | None  # index of the planner's first choice
+    target_only: Count | None  # index of the fastest trial without a draft
     gain: Spread | None  # winner ÷ baseline, measured interleaved at the end
     stopped: str  # why the search ended
-    saved: str | None  # the profile that the winner was written to
+    saved: str | None  # profile that the winner was written to
     explanation: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     interrupted: bool = False

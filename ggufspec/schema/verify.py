@@ -10,7 +10,7 @@ from ggufspec.schema.base import Amount, Count, Share
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer that is not target-only's: the first token that differs, absent if one answer had ended.
+    """An answer that differs from target-only's: the first different token, absent if one answer had ended.
 
     ``margin`` and ``noise`` are :class:`Divergence`'s, and absent in strict mode: nothing excuses a difference there.
     """
@@ -28,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How often tokens stood at some place of the target's own distribution, and how often they should have."""
+    """How often tokens had some rank in the target's own distribution, and how often they should have."""
 
     name: str
     tokens: Count
@@ -42,19 +42,19 @@ class Check:
     """One line of a certificate."""
 
     section: str  # ``strict``, ``default`` or ``distribution``
-    drafter: str  # who drafted; ``target-only`` for the control of a distribution
+    drafter: str  # drafter, or ``target-only`` for the control of a distribution
     rule: str  # ``greedy``, ``coupled`` or ``residual``
     status: str  # ``passed``, ``failed`` or ``not possible``, which claims nothing
-    policies: tuple[str, ...] = ()  # how far was drafted: ``adaptive 15``
+    policies: tuple[str, ...] = ()  # draft policies and lengths: ``adaptive 15``
     seeds: tuple[Count, ...] = ()
-    answers: Count = 0  # that were compared
+    answers: Count = 0  # compared answers
     tokens: Count = 0  # in these answers
-    drafted: Count = 0  # tokens that the target judged for them
+    drafted: Count = 0  # drafted tokens that the target judged
     accepted: Count = 0
     differences: tuple[Difference, ...] = ()  # a passed check of the default mode may have some, all explained
     places: tuple[Place, ...] = ()  # observed and expected counts of a distribution
     p_value: Share | None = None  # of the least likely count, times the number of counts
-    threshold: Share | None = None  # the p-value from which on the check passes
+    threshold: Share | None = None  # p-value from which on the check passes
     reason: str = ""  # why it was not possible
 
 
@@ -67,7 +67,7 @@ class VerifyDocument:
     machine: dict[str, Any]
     settings: dict[str, Any]
     checks: tuple[Check, ...]
-    passed: bool  # every check that could be made, and none is missing
+    passed: bool  # all possible checks passed, and none is missing
     verdict: str
     notes: tuple[str, ...] = ()
     interrupted: bool = False

@@ -1,1 +1,1 @@
-"""The pair behind an OpenAI-compatible HTTP endpoint."""
+"""HTTP endpoint for a pair, compatible with OpenAI's API."""

@@ -1,6 +1,6 @@
-"""OpenAI's answers: whole ones, and the chunks of streamed ones. Pure.
+"""OpenAI's answers: complete ones, and the chunks of streamed ones. Pure.
 
-Beside OpenAI's keys there are llama-server's ``timings`` and, in ``usage``, ``speculation``: what was drafted.
+In addition to OpenAI's keys they have llama-server's ``timings`` and, in ``usage``, ``speculation`` with draft counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.serve import session
 
-Delta = Mapping[str, Any]  # of :class:`ggufspec.llamacpp.chat_library.Delta`, what there is
+Delta = Mapping[str, Any]  # nonempty fields of :class:`ggufspec.llamacpp.chat_library.Delta`
 _FINISH = {"end": "stop", "stop": "stop", "grammar": "stop", "length": "length", "context": "length"}
 
 
@@ -23,15 +23,15 @@ _FINISH = {"end": "stop", "stop": "stop", "grammar": "stop", "length": "length",
 class Writer:
     """Writes one answer."""
 
-    model: str  # the name that it has
-    chat: bool  # a chat's, or a completion's
+    model: str  # its name in the answer
+    chat: bool  # of a chat, otherwise of a completion
     id: str = ""
     created: int = 0
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     _logprobs: list[Mapping[str, Any]] = field(default_factory=list)
-    _offset: int = 0  # characters of a completion's tokens so far
+    _offset: int = 0  # characters in a completion's tokens so far
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
@@ -40,11 +40,11 @@ class Writer:
     # ---- streamed --------------------------------------------------------------------------------------------------
 
     def first(self) -> dict[str, Any]:
-        """The chunk that begins a chat's answer, as llama-server's does."""
+        """Return the chunk that begins a chat's answer, as llama-server does."""
         return self._chunk({"role": "assistant", "content": None})
 
     def chunks(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The chunks of an event of :mod:`ggufspec.serve.session`."""
+        """Return the chunks for an event of :mod:`ggufspec.serve.session`."""
         if event["event"] == "progress":
             progress = {name: event[name] for name in ("total", "cache", "processed", "time_ms")}
             return [self._chunk({} if self.chat else "") | {"prompt_progress": progress}]
@@ -75,17 +75,17 @@ class Writer:
         return found
 
     def last(self, reply: session.Reply) -> dict[str, Any]:
-        """The chunk that ends it."""
+        """Return the chunk that ends the answer."""
         return self._chunk({} if self.chat else "", finish=self._finish(reply)) | {"timings": timings_of(reply)}
 
     def usage_chunk(self, reply: session.Reply) -> dict[str, Any]:
-        """The chunk after it, if usage is wanted."""
+        """Return the chunk after the last one, with usage, if requested."""
         return self._envelope(chunk=True, choices=[]) | {"usage": usage(reply), "timings": timings_of(reply)}
 
     # ---- whole -----------------------------------------------------------------------------------------------------
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """What an event brought, if it is a round's."""
+        """Add the content of an event, if it is a round's."""
         if event["event"] != "round":
             return
         self._logprobs += event["logprobs"]
@@ -137,7 +137,7 @@ class Writer:
         }
 
     def _spelled(self, logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """Log-probabilities in OpenAI's form, which is another for completions."""
+        """Return log-probabilities in OpenAI's form, which differs for completions."""
         if not logprobs:
             return None
         if self.chat:
@@ -155,7 +155,7 @@ class Writer:
 
 
 def together(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Whole answers to one request as one: its prompt counts once."""
+    """Merge complete answers to one request: its prompt counts once."""
     found, *more = answers
     for index, one in enumerate(more, 1):
         found["choices"] += [choice | {"index": index} for choice in one["choices"]]
@@ -168,12 +168,12 @@ def together(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _spelled(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A token; its bytes are its own, where its text is not the whole of a character."""
+    """Return a token with its own bytes, because its text may be an incomplete character."""
     return {"token": one["text"], "logprob": one["logprob"], "bytes": one["bytes"]}
 
 
 def _key(one: Mapping[str, Any]) -> str:
-    """A token's text, or its bytes if several have the same text."""
+    """Return a token's text, or its bytes if several have the same text."""
     text: str = one["text"]
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in one["bytes"]) if "\ufffd" in text else text
 
@@ -185,7 +185,7 @@ def _call(delta: Delta) -> dict[str, Any]:
 
 
 def usage(reply: session.Reply) -> dict[str, Any]:
-    """Tokens, drafted and accepted ones too."""
+    """Return token counts, including drafted and accepted ones."""
     took = reply.statistics
     return {
         "prompt_tokens": took.prompt_tokens,
@@ -216,7 +216,7 @@ def timings_of(reply: session.Reply) -> dict[str, Any]:
 def timings(
     cached: int, read: int, prompt_s: float, tokens: int, decode_s: float, drafted: int, accepted: int
 ) -> dict[str, Any]:
-    """llama-server's: tools/server/server-task.cpp, ``result_timings``. The first token is the prompt's."""
+    """Return llama-server's timings: tools/server/server-task.cpp, ``result_timings``. The prompt gives one token."""
     return {
         "cache_n": cached,
         "prompt_n": read,

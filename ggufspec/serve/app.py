@@ -1,6 +1,6 @@
 """The endpoint's routes: OpenAI's API in front of an :class:`~ggufspec.serve.engine.Engine`.
 
-What goes wrong is told in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``.
+Errors have OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from ggufspec.serve.answers import Writer, together
 from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
 from ggufspec.serve.requests import Chat, Completion, Detokenize, Tokenize, with_whole_characters
 
-BODY_BYTES, BODY_S = 16 << 20, 60.0  # of a request at most, and in which it must come
-SEND_S = 60.0  # for a chunk, of a client that reads slowly or not at all
-_OPEN = ("/", "/health", "/v1/health")  # need no key
+BODY_BYTES, BODY_S = 16 << 20, 60.0  # maximum size of a request, and time in which it must arrive
+SEND_S = 60.0  # time to send a chunk to a client that reads slowly or not at all
+_OPEN = ("/", "/health", "/v1/health")  # paths without a key
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _RETRY_S = "5"
-_MOST_GRAMMARS = 64  # kept
-_WAITING = b": waiting\n\n"  # a comment, so that nothing between takes the connection for dead
+_MOST_GRAMMARS = 64  # cached grammars
+_WAITING = b": waiting\n\n"  # a comment, so that no proxy takes the connection for dead
 
-_FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # others are pydantic's names of kinds
+_FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # excludes pydantic's names of kinds
 
 Finished = Callable[[session.Reply, float], None]
-_Event = dict[str, Any]  # of the child, as :mod:`ggufspec.serve.session` names them
+_Event = dict[str, Any]  # child's event, as in :mod:`ggufspec.serve.session`
 
 
 class ApiError(Exception):
-    """A request that is answered with an error, in OpenAI's form; ``more`` are further keys of it."""
+    """An error to answer a request with, in OpenAI's form; ``more`` are further keys."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, **more: Any
@@ -70,7 +70,7 @@ class ApiError(Exception):
 
 
 def api_error(error: GgufspecError) -> ApiError:
-    """An error of ours as the API has it."""
+    """Convert a GgufspecError to an ApiError."""
     message = f"{error.message}: {error.hint}" if error.hint else error.message
     if isinstance(error, BusyError | GoneError):
         return ApiError(503, message, code="overloaded" if isinstance(error, BusyError) else "model_unavailable")
@@ -83,31 +83,31 @@ def _cut() -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Who may ask."""
+    """Who may send requests."""
 
-    keys: tuple[str, ...] = ()  # API keys, one of which is needed; none are needed without
-    origins: tuple[str, ...] = ()  # of pages that may ask from elsewhere (CORS)
-    hosts: tuple[str, ...] = ()  # names that requests may give for this server; empty: any
+    keys: tuple[str, ...] = ()  # API keys, one of which is required; empty: none
+    origins: tuple[str, ...] = ()  # origins of other pages that may send requests (CORS)
+    hosts: tuple[str, ...] = ()  # names that requests may use for this server; empty: any
 
     def refusal(self, scope: Scope) -> ApiError | None:
-        """Why a request is not looked at; None if it is."""
+        """Return the error for a request to refuse; None if it is allowed."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        if self.hosts and not self.keys:  # a page elsewhere may have its name resolve to this machine
+        if self.hosts and not self.keys:  # another site's name may resolve to this machine (DNS rebinding)
             name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
             if name not in self.hosts:
                 said = f"this server is not {host[:200]!r}: with --api-key KEY it may be asked by any name"
                 return ApiError(403, said, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         allowed = self.keys or {origin, "*"}.intersection(self.origins)
-        if origin and not allowed and origin.partition("://")[2] != host:  # it could ask without reading the answer
+        if origin and not allowed and origin.partition("://")[2] != host:  # it could act without reading answers
             said = f"pages of {origin[:200]!r} may not ask: start the server with --cors ORIGIN"
             return ApiError(403, said, code="unknown_origin")
         if not self.keys or scope["path"] in _OPEN:
             return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         given = given.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        # All are compared, so that time says nothing of which is nearest
+        # Compare all keys, so that the time does not reveal which is nearest
         if sum(hmac.compare_digest(given, key.encode()) for key in self.keys):
             return None
         said = "the API key is not known" if given else "an API key is needed: Authorization: Bearer KEY"
@@ -115,18 +115,18 @@ class Rules:
 
 
 class Endpoint:
-    """The application.
+    """The ASGI application.
 
     Args:
         engine: started.
-        desk: answers what needs no weights.
-        names: the model's, of which the first is shown.
-        tags: what else it is listed with.
-        thinks: whether a model that can reason shall, if a request does not say; None: as its template does.
-        verbose: answers to chats have their prompt with them.
-        rules: who may ask.
-        on_answer: called with every reply and the seconds that its request took.
-        on_request: called with the JSON of every request that is valid, on one line.
+        desk: tokenizer process, for requests that need no weights.
+        names: the model's names; the first is shown.
+        tags: further labels in the model list.
+        thinks: enable thinking if a request does not say; None: as the template does.
+        verbose: add the prompt to answers of chats.
+        rules: who may send requests.
+        on_answer: called with every reply and the seconds of its request.
+        on_request: called with the JSON of every valid request, on one line.
     """
 
     def __init__(
@@ -153,13 +153,13 @@ class Endpoint:
         self._converting = asyncio.Semaphore(2)
 
     def app(self) -> ASGIApp:
-        """The ASGI application."""
+        """Return the ASGI application."""
         cors = Middleware(
             CORSMiddleware,
             allow_origins=self._rules.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            allow_private_network=True,  # which Chrome asks for where a page of the internet asks this machine
+            allow_private_network=True,  # Chrome asks for it if a page of the internet sends a request to this machine
         )
         guard = Middleware(_Guard, rules=self._rules, refused=self.metrics.refused)
         both = {"/health": self._health, "/models": self._models, "/models/{name:path}": self._model}
@@ -201,7 +201,7 @@ class Endpoint:
 
     @property
     def _ready(self) -> session.Ready:
-        """What was loaded last."""
+        """The last loaded pair's description."""
         assert self.engine.ready is not None
         return self.engine.ready
 
@@ -289,14 +289,14 @@ class Endpoint:
         return await self._desk.ask(wanted)
 
     def _wishes(self, asked: Chat) -> Wishes:
-        """What a request asks of the template, and what was said at the start."""
+        """Return the template options of a request, with the server's defaults."""
         wishes = asked.wishes
         return replace(wishes, options=self._of_template | wishes.options)
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """A route whose errors are answered in OpenAI's form."""
+        """Wrap a route so that its errors are answered in OpenAI's form."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -313,10 +313,10 @@ class Endpoint:
         return answer
 
     async def _read(self, request: Request, kind: type[Any]) -> Any:
-        """A request's body.
+        """Read and validate a request's body.
 
         Raises:
-            ApiError: it is not valid; ``param`` says which field.
+            ApiError: it is not valid; ``param`` names the field.
         """
         body = with_whole_characters(await _body(request))
         try:
@@ -360,7 +360,7 @@ class Endpoint:
     async def _answered(
         self, request: Request, asked: Chat | Completion, wanted: session.Request, more: dict[str, Any]
     ) -> Response:
-        """A stream, or one answer after another until there are as many as are wanted, with ``more`` keys."""
+        """Answer with a stream, or with ``n`` answers one after another, plus the keys ``more``."""
 
         def answering(wanted: session.Request) -> _Answering:
             answer = self.engine.submit(wanted, _client(request, asked.user))
@@ -377,9 +377,7 @@ class Endpoint:
         return JSONResponse(together(found) | more)
 
     async def _grammar(self, asked: Chat | Completion) -> str:
-        """The grammar of a completion, or that of its schema, if it can be used: a child process of its own finds out,
-        off the loop.
-        """
+        """Return the grammar of a request, or of its schema, checked in a child process, off the loop."""
         key = bool(asked.schema_text), asked.schema_text or asked.grammar
         if key[1] and key not in self._grammars:
             async with self._converting:
@@ -391,7 +389,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Answering:
-    """An answer that is given: it goes to its client, and is counted."""
+    """An answer in progress: it goes to its client, and is counted."""
 
     endpoint: Endpoint
     answer: Answer
@@ -399,7 +397,7 @@ class _Answering:
     began_s: float = field(default_factory=time.monotonic)
 
     async def whole(self, request: Request) -> dict[str, Any]:
-        """All of it, when it is there."""
+        """Return the complete answer."""
         async with _watched(request.receive, self.answer):
             async for event in self.answer.events():
                 self.writer.add(event)
@@ -409,10 +407,10 @@ class _Answering:
         return self.writer.whole(reply)
 
     async def stream(self, request: Request, *, usage: bool) -> Response:
-        """Its events as they come, and its usage if that is wanted."""
+        """Stream its events as they come, and its usage if requested."""
         events = self.answer.events()
         async with _watched(request.receive, self.answer):
-            first = await anext(events, None)  # so that an error has a status
+            first = await anext(events, None)  # now, so that an error still sets the status
         return _Stream(self.answer, self._pieces(_all(first, events), usage=usage))
 
     async def _pieces(self, events: AsyncIterator[_Event], *, usage: bool) -> AsyncIterator[bytes]:
@@ -448,7 +446,7 @@ class _Answering:
 
 
 async def _body(request: Request) -> bytes:
-    """A request's body, within the bounds."""
+    """Read a request's body, within the limits."""
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -462,7 +460,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """A token's text, or its bytes if these are not whole characters."""
+    """Return a token's text, or its bytes if these are not complete characters."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -470,7 +468,7 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 async def _all(first: _Event | None, events: AsyncIterator[_Event]) -> AsyncIterator[_Event]:
-    """The events, with the one that was taken already."""
+    """Yield the events, starting with the one that was taken already."""
     if first:
         yield first
     async for event in events:
@@ -479,7 +477,7 @@ async def _all(first: _Event | None, events: AsyncIterator[_Event]) -> AsyncIter
 
 @contextlib.asynccontextmanager
 async def _watched(receive: Receive, answer: Answer) -> AsyncIterator[None]:
-    """Cancels the answer if its client goes away meanwhile, or whoever waits for it does."""
+    """Cancel the answer if its client disconnects meanwhile, or the waiting task is cancelled."""
     watching = asyncio.ensure_future(_gone(receive, answer))
     try:
         yield
@@ -526,20 +524,20 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _client(request: Request, user: str | None) -> str:
-    """Who is served in turn: an address, a program, a key, and the ``user`` of a request."""
+    """Identify the client for fair queueing: address, program, key, and the ``user`` of a request."""
     headers = request.headers
     address = request.client.host if request.client else ""
     return "\n".join((address, headers.get("user-agent", ""), headers.get("authorization", ""), user or ""))
 
 
 class _Guard:
-    """Middleware that refuses before anything is read."""
+    """Middleware that refuses requests before anything is read."""
 
     def __init__(self, app: ASGIApp, rules: Rules, refused: Callable[[int], None]) -> None:
         self._app, self._rules, self._refused = app, rules, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":  # base URLs that end in a slash make paths with too many
+        if scope["type"] == "http":  # base URLs that end in a slash cause double slashes
             scope["path"] = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
         if scope["type"] == "http" and (error := self._rules.refusal(scope)):
             self._refused(error.status)

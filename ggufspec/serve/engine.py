@@ -1,8 +1,8 @@
 """The model behind the endpoint: one child process, one answer at a time, and a fair queue in front of it.
 
 A thread owns the child. Requests come from the event loop and wait in a queue that serves clients in turn; events and
-replies go back to the loop. A child that dies costs the answer that it was giving: it is started again at once. One
-that does not stop when it is asked to is killed.
+replies go back to the loop. If a child dies, only its current answer is lost: it is restarted at once. A child that
+does not stop when asked is killed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ggufspec.child import Session
 from ggufspec.errors import BlamedError, ChildError, GgufspecError
 from ggufspec.serve import session
 
-_STUCK_S = 300.0  # in which even a batch of a prompt on a slow machine ends, where an answer is to stop
-_WAITING_S = 10.0  # between two events ``waiting``
+_STUCK_S = 300.0  # time in which even a batch of a prompt on a slow machine ends, when an answer is to stop
+_WAITING_S = 10.0  # between two ``waiting`` events
 
 _Item = TypeVar("_Item")
 
 
 class BusyError(GgufspecError):
-    """More requests wait than may."""
+    """The queue is full."""
 
 
 class GoneError(GgufspecError):
-    """The child died, cannot be started, or the server ends: another time it may work."""
+    """The child died, cannot be started, or the server ends; a retry may work."""
 
 
 class RefusedError(GgufspecError):
-    """A request that cannot be answered, and what the child says of it besides (its event ``refused``)."""
+    """A request that cannot be answered, with details from the child (its event ``refused``)."""
 
     def __init__(self, error: GgufspecError, details: Mapping[str, Any]) -> None:
         super().__init__(error.message, error.hint)
@@ -45,7 +45,7 @@ class FairQueue(Generic[_Item]):
     """First come, first served, but clients in turn: one with many requests holds up only its own."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, deque[_Item]] = {}  # whose turn it is, first
+        self._clients: dict[str, deque[_Item]] = {}  # the next client in turn is first
 
     def __len__(self) -> int:
         return sum(map(len, self._clients.values()))
@@ -54,7 +54,7 @@ class FairQueue(Generic[_Item]):
         self._clients.setdefault(client, deque()).append(item)
 
     def get(self) -> _Item:
-        """Take the next client's oldest item; that client is the last then.
+        """Take the next client's oldest item and move that client to the end.
 
         Raises:
             LookupError: there is none.
@@ -67,7 +67,7 @@ class FairQueue(Generic[_Item]):
         return item
 
     def remove(self, item: _Item) -> bool:
-        """Take this item out; whether it was there."""
+        """Remove this item; return True if it was there."""
         for client, items in self._clients.items():
             if item in items:
                 items.remove(item)
@@ -83,18 +83,18 @@ class FairQueue(Generic[_Item]):
 
 
 class Answer:
-    """A request and what comes of it, for one task of the event loop; ``reply`` is how it ended."""
+    """A request and its results, for one task of the event loop; ``reply`` is set at the end."""
 
     def __init__(self, engine: Engine, request: session.Request, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
         self.reply: session.Reply | None = None
         self.cancelled = False
-        self.details: dict[str, Any] = {}  # of a refusal
+        self.details: dict[str, Any] = {}  # details of a refusal
         self._engine, self._loop = engine, loop
         self._items: asyncio.Queue[dict[str, Any] | session.Reply | GgufspecError] = asyncio.Queue()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The child's events as they come, and ``waiting`` in between; ``reply`` is there after the last.
+        """Yield the child's events as they come, and ``waiting`` in between; ``reply`` is set after the last.
 
         Raises:
             RefusedError: the request cannot be answered.
@@ -115,7 +115,7 @@ class Answer:
             yield item
 
     def cancel(self) -> None:
-        """It is not wanted any more: it leaves the queue, or ends with the round that is decoded."""
+        """Cancel: leave the queue, or end with the round that is being decoded."""
         self.cancelled = True
         self._engine.cancel(self)
 
@@ -134,10 +134,10 @@ class Engine:
         verbose: let llama.cpp's log through to stderr.
 
     Attributes:
-        spec: what is loaded.
-        on_restart: called from the engine's thread when the child is started again, with why.
-        ready: what was loaded last.
-        failure: why no child runs; None while one does, or is being started first.
+        spec: what to load.
+        on_restart: called from the engine's thread with the reason when the child is restarted.
+        ready: description of the last loaded pair.
+        failure: why no child runs; None while one does, or during the first start.
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class Engine:
 
     @property
     def is_ending(self) -> bool:
-        """Whether no more requests are taken."""
+        """True if no more requests are accepted."""
         return self._ending
 
     def submit(self, request: session.Request, client: str) -> Answer:
-        """Put a request into the queue; to be called in the event loop.
+        """Put a request into the queue; call in the event loop.
 
         Raises:
             BusyError: the queue is full.
@@ -201,15 +201,15 @@ class Engine:
         return answer
 
     def cancel(self, answer: Answer) -> None:
-        """Take an answer out of the queue, or stop it."""
+        """Remove an answer from the queue, or stop it."""
         with self._changed:
             if self._waiting.remove(answer):
                 answer.put(_ends())
                 return
             if self._running is not answer:
                 return
-            self._session.stop()  # under the lock, or the next answer might be meant
-        with contextlib.suppress(RuntimeError):  # there is no loop any more: ``close`` kills
+            self._session.stop()  # under the lock; otherwise the next answer might be stopped
+        with contextlib.suppress(RuntimeError):  # the loop has ended: ``close`` kills
             asyncio.get_running_loop().call_later(_STUCK_S, self._kill_if_at, answer)
 
     def _kill_if_at(self, answer: Answer) -> None:
@@ -217,14 +217,14 @@ class Engine:
             self._session.kill()
 
     def drain(self) -> None:
-        """Take no more requests, and refuse those that wait; the answer that runs goes on."""
+        """Accept no more requests, and refuse the waiting ones; the running answer goes on."""
         with self._changed:
             self._ending = True
             for answer in self._waiting.clear():
                 answer.put(_ends())
 
     def cut(self) -> None:
-        """End the answer that runs with the round that is decoded."""
+        """End the running answer with the round that is being decoded."""
         self.drain()
         with self._changed:
             if self._running is not None:
@@ -232,7 +232,7 @@ class Engine:
                 self._session.stop()
 
     def close(self, patience_s: float = 2.0) -> None:
-        """End the child, whatever it does: an answer that runs has ``patience_s`` to stop."""
+        """End the child in any state; a running answer has ``patience_s`` to stop."""
         self.cut()
         with self._changed:
             self._closed = True
@@ -241,7 +241,7 @@ class Engine:
             return
         if self._first.done():
             self._thread.join(patience_s)
-        while self._thread.is_alive():  # it loads, or it is stuck
+        while self._thread.is_alive():  # it is loading or stuck
             self._session.kill()
             self._thread.join(0.1)
 
@@ -269,7 +269,7 @@ class Engine:
         except GgufspecError as error:
             self.failure = error
             raise
-        except OSError as error:  # no process, no memory, no file
+        except OSError as error:  # no process, memory or file
             self.failure = GgufspecError(str(error))
             raise self.failure from None
         self.failure, self._is_down = None, False
@@ -285,7 +285,7 @@ class Engine:
 
     def _answer(self, answer: Answer) -> None:
         def on_event(event: dict[str, Any]) -> None:
-            if answer.cancelled:  # since before the child had the request
+            if answer.cancelled:  # cancelled before the child had the request
                 self._session.stop()
             if event["event"] == "refused":
                 answer.details = {key: value for key, value in event.items() if key != "event"}
@@ -295,29 +295,29 @@ class Engine:
         try:
             if not self._session.is_open:
                 self._reopen(self.failure.message if self.failure else "it ended while it was idle")
-            if answer.cancelled:  # meanwhile
+            if answer.cancelled:  # cancelled during the restart
                 raise _ends()
             answer.put(self._session.ask(answer.request, session.Reply, on_event=on_event))
         except ChildError as error:
             self.failure = error  # until it is loaded again
-            if isinstance(error, BlamedError):  # clients shall not try again
+            if isinstance(error, BlamedError):  # clients should not retry
                 answer.put(RefusedError(error, {}))
             else:
                 answer.put(GoneError(f"the model's process ended: {error.message}", "it is started again: try again"))
-            with contextlib.suppress(GoneError):  # the next request tries again, and says so
+            with contextlib.suppress(GoneError):  # the next request retries, and reports it
                 self._reopen(error.message)
         except GoneError as error:
             answer.put(error)
         except GgufspecError as error:
             answer.put(RefusedError(error, answer.details))
-        except Exception as error:  # a bug of ours costs its own request, and no other
+        except Exception as error:  # a bug of ours costs only its own request
             answer.put(GoneError(f"the request failed: {type(error).__name__}: {error}"))
 
     def _reopen(self, why: str) -> None:
-        """Load the pair again; a failure is a GoneError."""
+        """Load the pair again; raise GoneError on failure."""
         if self._closed:
             raise _ends()
-        if not self._is_down:  # one that cannot be loaded is told of once
+        if not self._is_down:  # report an unloadable pair once
             self._is_down = True
             for callback in self.on_restart:
                 callback(why)

@@ -1,4 +1,4 @@
-"""The listening socket, and uvicorn on it: how a server begins and how it ends."""
+"""The listening socket, and uvicorn on it: how a server starts and stops."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ggufspec.serve.engine import Engine
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 128
-_CUT_S = 5.0  # for an answer that is cut to be told so
+_CUT_S = 5.0  # time for clients to learn that their answer was cut
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket on a name or an address of this machine; port 0 picks a free one.
+    """Return a listening socket on a name or address of this machine; port 0 picks a free one.
 
     Raises:
         UsageError: the host is not one of this machine.
@@ -33,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         raise UsageError(f"{host!r} is not an address or name of this machine", hint) from None
-    found = socket.socket(family, kind, protocol)  # named, or asyncio sends small pieces 40 ms late: no TCP_NODELAY
+    found = socket.socket(family, kind, protocol)  # protocol given, or asyncio omits TCP_NODELAY: 40 ms delays
     try:
         if hasattr(socket, "SO_REUSEADDR"):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,36 +50,36 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(bound: socket.socket) -> bool:
-    """Whether only this machine can reach a socket."""
+    """Return True if only this machine can reach a socket."""
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def url(bound: socket.socket) -> str:
-    """Where a socket is reached from this machine."""
+    """Return the URL of a socket from this machine."""
     address, port = bound.getsockname()[:2]
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which ends the engine's answers first."""
+    """uvicorn's server, which ends the engine's answers first."""
 
     def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float, on_started: Callable[[], None]) -> None:
         super().__init__(config)
         self._engine, self._grace_s, self._on_started = engine, grace_s, on_started
-        self.ended_by = 0  # the signal
+        self.ended_by = 0  # signal number
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal asks for the end; its own handler runs after it, unless it is ignored."""
+        """Note the signal that asks for the end; its own handler runs afterwards, unless it is ignored."""
         self.ended_by = self.ended_by or sig
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse what waits; what runs has the time of grace."""
+        """Refuse waiting requests; running ones have the grace period."""
         self._engine.drain()
         cutting = asyncio.get_running_loop().call_later(self._grace_s, self._engine.cut)
         await super().shutdown(sockets)
@@ -99,11 +99,11 @@ def serve(
 
     Args:
         app: the endpoint's.
-        engine: behind it.
-        bound: of :func:`listen`.
-        grace_s: seconds that the answer that runs may take then.
-        on_started: called when requests are answered.
-        verbose: whether uvicorn's log goes to standard error.
+        engine: the engine behind it.
+        bound: socket from :func:`listen`.
+        grace_s: seconds that the running answer may take then.
+        on_started: called when the server answers requests.
+        verbose: send uvicorn's log to standard error.
 
     Returns:
         the signal, if its own handler ignores it.

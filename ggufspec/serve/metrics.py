@@ -1,7 +1,7 @@
-"""What an endpoint counts: for Prometheus, and for the page that shows the last answers. Pure.
+"""Counters of an endpoint, for Prometheus and for the page that shows the last answers. Pure.
 
-Names that begin with ``llamacpp:`` are llama-server's where ours mean the same (llama.cpp's tools/server); a dashboard
-for it works. ``n_decode_total`` is not among them: rounds are counted, and the batches of prompts are not known here.
+Names that begin with ``llamacpp:`` are llama-server's if ours mean the same (llama.cpp's tools/server), so that its
+dashboards work. ``n_decode_total`` is not among them: rounds are counted, and batches of prompts are not known here.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.serve import session
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LAST = 20  # answers that are kept one by one
-_SHOWN = (  # totals of the page
+_LAST = 20  # answers whose figures are stored individually
+_SHOWN = (  # totals on the page
     *("answers", "tokens", "prompt_tokens", "prompt_tokens_cached", "rounds", "plain_rounds"),
     *("drafted", "accepted", "refused", "restarts"),
 )
-_CUT = "cancelled"  # the stop reason of an answer that nobody waited for
+_CUT = "cancelled"  # stop reason of an answer that nobody waited for
 
 Labels = tuple[tuple[str, str], ...]
-_TOTALS = (  # name, what it is, and the count
+_TOTALS = (  # name, help text, and the count
     ("llamacpp:prompt_tokens_total", "Prompt tokens read, those from the cache apart.", "prompt_tokens"),
     ("llamacpp:prompt_tokens_cached_total", "Prompt tokens found in the cache.", "prompt_tokens_cached"),
     ("llamacpp:tokens_predicted_total", "Tokens of answers.", "tokens"),
@@ -44,17 +44,17 @@ _BY_LABEL = (
 
 
 class Metrics:
-    """Counts from the start of the endpoint on. Any thread may call any method."""
+    """Counters since the start of the endpoint. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, Labels]] = Counter()
         self._sums: defaultdict[str, float] = defaultdict(float)  # seconds
         self._last: deque[tuple[Statistics, dict[str, Any]]] = deque(maxlen=_LAST)  # with its figures
-        self._target: TargetSpeed | None = None  # of the last answer that showed it
+        self._target: TargetSpeed | None = None  # from the last answer that showed it
 
     def answered(self, reply: session.Reply, *, seconds: float) -> None:
-        """Count an answer, whole or cancelled, that took so long from the request to its last token."""
+        """Count an answer, complete or cancelled, with its seconds from the request to its last token."""
         took = reply.statistics
         reason = took.stop_reason or _CUT
         with self._lock:
@@ -84,13 +84,13 @@ class Metrics:
             self._counts["refused", _label(status=str(status))] += 1
 
     def restarted(self) -> None:
-        """Count a child that ended by itself and was started again."""
+        """Count a child that ended by itself and was restarted."""
         with self._lock:
             self._counts["restarts", ()] += 1
 
     def text(self, *, waiting: int, running: int, kept: int) -> str:
-        """All of it in Prometheus's text format 0.0.4 (:data:`MEDIA_TYPE`), with requests that wait and run, and kept
-        conversations.
+        """Return all metrics in Prometheus's text format 0.0.4 (:data:`MEDIA_TYPE`), with the numbers of waiting and
+        running requests and of cached conversations.
         """
         with self._lock:
             counts, sums, last, target = self._counts.copy(), self._sums.copy(), [*self._last], self._target
@@ -130,7 +130,7 @@ class Metrics:
         return "".join(families)
 
     def figures(self) -> dict[str, Any]:
-        """The last answers, newest first, totals, and the target's speed (None: unknown): plain JSON."""
+        """Return the last answers, newest first, totals, and the target's speed (None: unknown), as plain JSON."""
         with self._lock:
             totals = dict.fromkeys(_SHOWN, 0)
             for (name, _), value in self._counts.items():
@@ -141,7 +141,7 @@ class Metrics:
 
 
 def _figures(number: int, reply: session.Reply, seconds: float, reason: str) -> dict[str, Any]:
-    """Of one answer, as the page shows them; None if something is not known."""
+    """Return the figures of one answer as the page shows them; None for what is not known."""
     took = reply.statistics
     alone_s = reply.target_only_s if took.drafted else None  # an answer without a draft gains nothing
     return {
@@ -149,9 +149,9 @@ def _figures(number: int, reply: session.Reply, seconds: float, reason: str) -> 
         "tokens": took.tokens,
         "tokens_per_s": _ratio(took.decoded, took.decode_s),
         "prompt_tokens": took.prompt_tokens,
-        "cached": reply.cached,  # of them
+        "cached": reply.cached,  # prompt tokens from the cache
         "time_to_first_token_s": took.time_to_first_token_s,
-        "seconds": seconds,  # from the request on
+        "seconds": seconds,  # since the request
         "drafted": took.drafted,
         "accepted": took.accepted,
         "acceptance_rate": _ratio(took.accepted, took.drafted),
@@ -172,7 +172,7 @@ def _label(**labels: str) -> Labels:
 
 
 def _metric(name: str, about: str, samples: Mapping[Labels, float]) -> str:
-    """A counter, if its name ends so, or a gauge."""
+    """Return a counter, if its name ends in _total, or a gauge."""
     kind = "counter" if name.endswith("_total") else "gauge"
     return _family(name, kind, about, ((name, labels, samples[labels]) for labels in sorted(samples, key=_order)))
 
@@ -182,7 +182,7 @@ def _summary(name: str, about: str, total: float, count: float) -> str:
 
 
 def _order(labels: Labels) -> list[tuple[str, int, str]]:
-    """Positions by number, everything else by name."""
+    """Sort positions by number, everything else by name."""
     return [(key, int(value) if value.isdigit() else 0, value) for key, value in labels]
 
 

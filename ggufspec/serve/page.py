@@ -1,10 +1,10 @@
 """The page of an endpoint: the pair, figures of the last answers, and a box to try a prompt in.
 
 :func:`html` is served at ``/`` without a key, with :data:`CSP` as the header ``Content-Security-Policy``: style and
-script are in the page, named in the policy by their hashes, and nothing is loaded from anywhere. The script asks
-``figures`` (what :meth:`ggufspec.serve.metrics.Metrics.figures` gives), ``v1/chat/completions`` and ``v1/completions``,
-all relative to the page, so that it works behind a proxy's path, too. Where an answer is 401, it asks for the key, and
-keeps it in memory only. What a model wrote is set as text, never as HTML.
+script are in the page, named in the policy by their hashes, and nothing is loaded from elsewhere. The script requests
+``figures`` (:meth:`ggufspec.serve.metrics.Metrics.figures`), ``v1/chat/completions`` and ``v1/completions``, all
+relative to the page, so that it also works behind a proxy's path. If an answer is 401, it asks for the key, and keeps
+it in memory only. Text from a model is set as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TEMPLATES = Environment(
 
 
 def _source(digested: str) -> str:
-    """How a policy names a style or a script: Content Security Policy Level 3, hash-source."""
+    """Return a policy's name for a style or a script: Content Security Policy Level 3, hash-source."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(digested.encode()).digest()).decode()}'"
 
 
@@ -53,7 +53,7 @@ CSP = "; ".join(
 
 
 def html(name: str, ready: Ready) -> str:
-    """The page of a pair, of this name."""
+    """Return the page of a pair, with this name."""
     roles = (("Target", ready.target), ("Draft", ready.draft))
     facts = [(role, _model(model)) for role, model in roles if model is not None]
     facts.append(("Drafters", ", ".join(ready.drafters) or "none: speculation is off"))
@@ -71,5 +71,5 @@ def html(name: str, ready: Ready) -> str:
 
 
 def _model(model: LoadedModel) -> str:
-    on_gpu = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU"  # with the output layer
+    on_gpu = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU"  # including the output layer
     return f"{model.description}, {on_gpu if model.gpu_layers else 'on the CPU'}"

@@ -1,4 +1,4 @@
-"""Reads an answer as it comes: its text in, what is added to a chat's message out."""
+"""Reads an answer as it comes: takes its text, returns what it adds to a chat's message."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from ggufspec.llamacpp.chat_library import Applied, ChatError, Delta, Reader
 from ggufspec.prompting.mends import new_id
 
-_SHARE = 0.01  # of the time that reading may take: an answer is read from its beginning each time
-_PIECES = 64  # of a broken answer that are tried
+_SHARE = 0.01  # maximum share of time for reading: an answer is read from its beginning each time
+_PIECES = 64  # pieces to try of a broken answer
 
 
 def _random_id() -> str:
@@ -18,18 +18,18 @@ def _random_id() -> str:
 
 
 class Reading:
-    """One answer.
+    """Reader of one answer.
 
     Args:
-        applied: what its prompt was made with; None: all of it is content.
-        tools: whether calls are looked for.
-        goes_on: whether it goes on with a message of the prompt.
-        most_calls: those beyond are left out; 0: none are.
-        clock: seconds.
+        applied: result of the template for its prompt; None: all of it is content.
+        tools: look for calls.
+        goes_on: it continues a message of the prompt.
+        most_calls: further calls are left out; 0: none are.
+        clock: returns seconds.
         make_id: makes the id of a call that has none.
 
     Attributes:
-        is_enough: a call that is one too many has begun.
+        is_enough: a call beyond ``most_calls`` has begun.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Reading:
             self._reader = Reader({**applied.reading, "tools": tools, "continue": goes_on})
         self._clock, self._make_id, self._most_calls = clock, make_id, most_calls
         self.is_enough = False
-        self._unread, self._text, self._found = "", "", 0  # the answer, and how far what was given is found in it
-        self._gave = False  # whether anything was
+        self._unread, self._text, self._found = "", "", 0  # the answer, and how far returned text was found in it
+        self._gave = False  # anything was returned
         self._next_s = 0.0
         self._ids: dict[int, str] = {}
-        self._names: dict[int, str] = {}  # of calls that are not given yet: a name may still grow
+        self._names: dict[int, str] = {}  # of calls not returned yet: a name may still grow
 
     def push(self, text: str) -> list[Delta]:
-        """What a piece of the answer makes certain."""
+        """Return what a piece of the answer makes certain."""
         if self._reader is None:
             return [Delta(text)] if text else []
         self._unread += text
@@ -64,7 +64,7 @@ class Reading:
         return self._read(final=False)
 
     def finish(self) -> list[Delta]:
-        """What was held back, at the end. An answer without the form that it should have ends as content."""
+        """Return what was held back, at the end. An answer without its required form ends as content."""
         return [] if self._reader is None else self._read(final=True)
 
     def _read(self, *, final: bool) -> list[Delta]:
@@ -83,14 +83,14 @@ class Reading:
         found = [one for delta in deltas for one in self._given(delta)]
         if final:
             found += [self._begun(index) for index in list(self._names)]
-            if not (self._gave or found or rest) and self._text.strip():  # marks, and nothing within them
+            if not (self._gave or found or rest) and self._text.strip():  # only marks, with nothing within them
                 found.append(Delta(self._text))
             found += [Delta(rest)] if rest else []
         self._gave = self._gave or bool(found)
         return found
 
     def _read_in_part(self) -> tuple[list[Delta], str]:
-        """What is unread as far as it has its form, and what is text: the rest, or all if it breaks off within."""
+        """Read the unread text as far as it has its form; the rest is text, or all of it if it breaks off within."""
         assert self._reader is not None
         deltas: list[Delta] = []
         read, end, step = 0, 0, max(8, len(self._unread) // _PIECES)
@@ -133,5 +133,5 @@ class Reading:
         return found
 
     def _begun(self, index: int) -> Delta:
-        """The beginning of a call: its name is whole."""
+        """Return the beginning of a call, whose name is complete."""
         return Delta(call=index, id=self._ids[index] or self._make_id(), name=self._names.pop(index))

@@ -1,7 +1,7 @@
-"""OpenAI's requests as pydantic reads them, and what they ask of the child.
+"""OpenAI's requests as pydantic models, and the requests to the child that follow from them.
 
-Unknown fields are ignored, as OpenAI's clients expect; what is known and cannot be had is refused.
-Source: the API reference of OpenAI, and llama-server's extensions (``min_p``, ``repeat_penalty``, ``grammar``, …).
+Unknown fields are ignored, as OpenAI's clients expect; known but unsupported ones are refused. Source: the API
+reference of OpenAI, and llama-server's extensions (``min_p``, ``repeat_penalty``, ``grammar``, …).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Stop = Annotated[str, StringConstraints(max_length=1000)]
 
 
-# JSON's escapes: of a backslash, of both halves of a character, and of one half
+# JSON escapes: of a backslash, of both halves of a surrogate pair, and of one half
 _HALF = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..")
 
 
 def with_whole_characters(text: bytes) -> bytes:
-    """JSON with the replacement character's escape in place of half a character's, which others' parsers refuse."""
+    """Replace escapes of lone surrogates, which others' parsers refuse, by that of the replacement character."""
     return _HALF.sub(lambda escape: rb"\ufffd" if len(escape[0]) == 6 else escape[0], text)
 
 
@@ -72,7 +72,7 @@ class CalledFunction(_Read):
         with contextlib.suppress(GgufspecError):
             if isinstance(untrusted.parse_json(given or "{}", "it"), dict):
                 return with_whole_characters(given.encode("utf-8", "replace")).decode() or "{}"
-        # What a model wrote badly stays in the conversation, which templates would refuse for ever
+        # Wrap a model's invalid JSON, which stays in the conversation and which templates would refuse forever
         return json.dumps({"arguments": given}, ensure_ascii=False)
 
 
@@ -91,7 +91,7 @@ class Message(_Read):
     reasoning_content: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As a chat template takes it.
+        """Return the message as a chat template takes it.
 
         Raises:
             UsageError: it has a part other than text.
@@ -120,7 +120,7 @@ class Tool(_Read):
 
 
 class Choice(_Read):
-    """Whether a tool is called, and which: OpenAI's two APIs have the name in two places."""
+    """Whether a tool is called, and which; OpenAI's two APIs have the name in different places."""
 
     type: Literal["function", "auto", "none", "required", "any"]
     function: Function | None = None
@@ -139,7 +139,7 @@ class JsonSchema(_Read):
 
 
 class ResponseFormat(_Read):
-    """What the answer is. The schema may be in ``json_schema``, or next to the type."""
+    """Format of the answer. The schema may be in ``json_schema``, or next to the type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
@@ -151,7 +151,7 @@ class StreamOptions(_Read):
 
 
 class _Answered(_Read):
-    """What chats and completions have in common."""
+    """Fields that chats and completions have in common."""
 
     model: str = ""
     stream: bool = False
@@ -189,7 +189,7 @@ class _Answered(_Read):
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _biases(cls, given: Any) -> Any:
-        """llama-server takes pairs, too, and false for never."""
+        """Accept llama-server's pairs, too, and false for never."""
         try:
             return {id_: -100 if bias is False else bias for id_, bias in dict(given).items()}
         except (TypeError, ValueError):
@@ -221,13 +221,13 @@ class _Answered(_Read):
 
     @property
     def schema_text(self) -> str:
-        """The JSON schema that the answer follows; empty for none. One without keywords is any object's."""
+        """JSON schema of the answer; empty for none. One without keywords allows any object."""
         found = self._schema
         return "" if found is None else json.dumps(found or {"type": "object"}, ensure_ascii=False)
 
     @property
     def common(self) -> dict[str, Any]:
-        """What chats and completions ask of the child alike."""
+        """Fields of the child's request that chats and completions share."""
         return {
             "sampling": self.sampling(),
             "max_tokens": max(0, self.max_tokens or 0),
@@ -244,15 +244,15 @@ class _Answered(_Read):
         return tuple(filter(None, given))
 
     def sampling(self) -> Sampling:
-        """How tokens are chosen; OpenAI's default temperature, llama.cpp's truncations, a random seed unless given."""
+        """Return the sampling: OpenAI's default temperature, llama.cpp's truncations, a random seed unless given."""
         own: dict[str, Any] = {"temperature": 1.0}
         own |= self.model_dump(include=Sampling.__dataclass_fields__.keys() - {"seed"}, exclude_none=True)
         if self.top_k == -1:
             own["top_k"] = 0
-        if self.top_p == 0:  # nothing but the likeliest
+        if self.top_p == 0:  # only the likeliest token
             own |= {"top_k": 1, "top_p": 1.0}
         if self.repeat_last_n is None and {"presence_penalty", "frequency_penalty"} & own.keys():
-            own["repeat_last_n"] = -1  # OpenAI's look at the whole text
+            own["repeat_last_n"] = -1  # OpenAI's penalties look at the whole text
         return Sampling(seed=random_seed() if self.seed in (None, -1) else self.seed, **own)
 
 
@@ -280,7 +280,7 @@ class Completion(_Answered):
         return self
 
     def text(self) -> str | tuple[int, ...]:
-        """The prompt, as text or token ids."""
+        """Return the prompt, as text or token ids."""
         given: Any = self.prompt
         if isinstance(given, list) and not isinstance(given[0], int):
             (given,) = given
@@ -330,12 +330,12 @@ class Chat(_Answered):
         return self
 
     def plain_messages(self) -> tuple[dict[str, Any], ...]:
-        """The messages as a chat template takes them; see :meth:`Message.plain`."""
+        """Return the messages as a chat template takes them; see :meth:`Message.plain`."""
         return tuple(message.plain() for message in self.messages)
 
     @property
     def _choice(self) -> tuple[bool, str]:
-        """Whether a tool must be called, and which if it is one."""
+        """(True if a tool must be called, the name if it is a specific one)."""
         if isinstance(self.tool_choice, Choice):
             function = self.tool_choice.function
             name = self.tool_choice.name or (function.name if function else "")
@@ -344,7 +344,7 @@ class Chat(_Answered):
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the answer goes on with the last message."""
+        """True if the answer continues the last message."""
         last = self.messages[-1]
         return last.role == "assistant" and not last.tool_calls and self.add_generation_prompt is not True
 
@@ -355,7 +355,7 @@ class Chat(_Answered):
 
     @property
     def wishes(self) -> Wishes:
-        """What a chat template is asked for."""
+        """Template options."""
         must, name = self._choice
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return Wishes(
@@ -371,7 +371,7 @@ class Chat(_Answered):
 
 
 class Tokenize(_Read):
-    """``POST /tokenize``, llama-server's."""
+    """``POST /tokenize``, as in llama-server."""
 
     content: str
     add_special: bool = False
@@ -380,6 +380,6 @@ class Tokenize(_Read):
 
 
 class Detokenize(_Read):
-    """``POST /detokenize``, llama-server's."""
+    """``POST /detokenize``, as in llama-server."""
 
     tokens: list[int]

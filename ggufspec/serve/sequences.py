@@ -1,4 +1,4 @@
-"""Which of the kept conversations a prompt goes on with. Pure."""
+"""Chooses the cached conversation that a prompt continues. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ggufspec.decoding.text import common
 
-_EDITED = 0.25  # of a conversation's prompt that may be lost where it goes on edited
-_WORTH_COPYING = 64  # tokens: fewer are read as fast
+_EDITED = 0.25  # share of a conversation's prompt that may be lost when it is continued with an edit
+_WORTH_COPYING = 64  # tokens; fewer are decoded as fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +16,18 @@ class Choice:
     """Where a prompt is answered."""
 
     sequence: int
-    copy: int | None = None  # the conversation whose beginning it has, copied there first
+    copy: int | None = None  # conversation whose beginning is copied there first
 
 
 def choose(held: Sequence[Sequence[int]], prompts: Sequence[int], used: Sequence[int], prompt: Sequence[int]) -> Choice:
-    """The conversation that a prompt goes on with, or one that makes room for it.
+    """Choose the conversation that a prompt continues, or one to replace.
 
-    That is the one with the longest common beginning, if nothing of what it was asked is lost: a turn is added, or the
-    last one retried. Otherwise it is an empty one; or, if there is none, that one if little is lost (an edit near
-    its end), else the one that was not used for the longest time. What is in common (a system prompt, say) is copied.
+    It is the one with the longest common prefix, if nothing of its last prompt is lost: a turn is added, or the last
+    one retried. Otherwise it is an empty one; or, without any, the one with the longest prefix if little is lost (an
+    edit near its end), else the least recently used one. A common prefix (e.g. a system prompt) is copied.
 
     Args:
-        held: tokens of each conversation that are in the cache.
+        held: cached tokens of each conversation.
         prompts: how many of them were its last prompt; an answer follows.
         used: when each was last used, in any unit that grows; 0: never.
         prompt: token ids.

@@ -2,16 +2,16 @@
 
 The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this order:
 
-- ``prompt`` {tokens}: the prompt has so many tokens;
-- ``progress`` {total, cache, processed, time_ms}, if the request wants it: so much of the prompt is in the cache;
+- ``prompt`` {tokens}: number of tokens of the prompt;
+- ``progress`` {total, cache, processed, time_ms}, if requested: how much of the prompt is in the cache;
 - ``round`` {deltas, tokens, sources, logprobs, took}: what one round adds to the answer (each a
-  :class:`~ggufspec.llamacpp.chat_library.Delta`), and of each token that it emitted its id, who wrote it (a drafter's
-  name, ``target`` or ``bonus``) and, if the request wants them, {text, bytes, logprob, top}, else ``logprobs`` is
-  empty: the natural log-probability by the target's own distribution, untempered, and the likeliest tokens'. ``took``,
-  if it wants that, is what the answer took so far. The last round has no tokens: what was held back.
+  :class:`~ggufspec.llamacpp.chat_library.Delta`), and for each emitted token its id, its writer (a drafter's name,
+  ``target`` or ``bonus``) and, if requested, {text, bytes, logprob, top}, else ``logprobs`` is empty: the natural
+  log-probability under the target's own distribution, untempered, and the likeliest tokens'. ``took``, if requested,
+  has the answer's timings so far. The last round has no tokens, only text that was held back.
 
-What a request cannot have is a UsageError. Where the prompt does not fit the context, the event ``refused``
-{code, type, n_prompt_tokens, n_ctx} comes before it.
+An impossible request is a UsageError. If the prompt does not fit the context, the event ``refused`` {code, type,
+n_prompt_tokens, n_ctx} comes first.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ from ggufspec.serve.sequences import choose
 __all__ = ["ANOTHER_TEMPLATE", "Loaded", "Ready", "Reply", "Request", "Spec", "opened"]
 
 ANOTHER_TEMPLATE = "start the server with another one: --chat-template FILE"
-_MOST_ANSWERS = 256  # whose tokens are remembered, so that a conversation's next prompt is what the cache holds
+_MOST_ANSWERS = 256  # answers whose tokens are cached, so that a conversation's next prompt matches the cache
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to answer, and how: the ``messages`` of a chat, or a ``prompt`` to continue."""
+    """One request: the ``messages`` of a chat, or a ``prompt`` to continue, with their options."""
 
     messages: tuple[dict[str, Any], ...] = ()  # as the chat template takes them: role, content, tool_calls, …
     wishes: Wishes = field(default_factory=Wishes)  # tools, a JSON schema, variables of the template
-    prompt: str | tuple[int, ...] = ""  # of a completion
+    prompt: str | tuple[int, ...] = ""  # prompt of a completion
     sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 0  # of the answer at most; 0: as many as the context holds
+    max_tokens: int = 0  # maximum of the answer; 0: as many as the context holds
     stop: tuple[str, ...] = ()
     grammar: str = ""  # GBNF that the answer follows; then all of it is content
-    bias: dict[int, float] = field(default_factory=dict)  # added to the logits of tokens, by their ids
+    bias: dict[int, float] = field(default_factory=dict)  # logit offsets by token id
     echo: bool = False  # the answer begins with the prompt
-    ends: bool = True  # whether the model may end the answer
-    progress: bool = False  # tell how far the prompt is read
-    timings: bool = False  # tell what it took, round by round
-    logprobs: int | None = None  # likeliest tokens to list with each; None: no log-probabilities at all
+    ends: bool = True  # the model may end the answer
+    progress: bool = False  # report how far the prompt is read
+    timings: bool = False  # report timings round by round
+    logprobs: int | None = None  # likeliest tokens to list with each; None: no log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How the answer ended."""
+    """End of an answer."""
 
     statistics: Statistics  # ``stop_reason``: end, stop, length, context, grammar, or empty if it was stopped
     cached: int  # tokens of the prompt that were in the cache
-    sequence: int  # which of the kept conversations it was
-    target_only_s: float | None  # what the tokens of ``decode_s`` would have taken target-only, as far as is known
-    speculation: bool  # whether drafting was on at the end: it backs off if it does not pay
+    sequence: int  # index of its conversation
+    target_only_s: float | None  # expected seconds of the tokens of ``decode_s`` if target-only; None if unknown
+    speculation: bool  # drafting was on at the end: it backs off if it does not pay
     accepted_by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) of each
     notes: tuple[str, ...] = ()  # each once in a session, except changes of the target's speed
     target: TargetSpeed | None = None  # None if the answer did not show it
@@ -85,7 +85,7 @@ class Loaded(LoadedPair):
     def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
         super().__init__(decoder, chat_template)
         self._answers: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # tokens of answers, by their text
-        self._used = [0] * decoder.options.parallel  # the request that each conversation was last used for
+        self._used = [0] * decoder.options.parallel  # request that last used each conversation
         self._requests = 0
         self._day = date.today()
 
@@ -94,7 +94,7 @@ class Loaded(LoadedPair):
         return [f"{lacking.message}: {lacking.hint}"] if lacking else []
 
     def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
-        """Answer one request, with the events that the module names."""
+        """Answer one request, with the events listed in the module's docstring."""
         decoder, ctx_size = self._decoder, self.ready.ctx_size
         prompt, applied = self._prompt(request)
         decoder.target.check_tokens([*request.bias])
@@ -103,7 +103,7 @@ class Loaded(LoadedPair):
             None if request.grammar else applied,
             tools=bool(wishes.tools),
             goes_on=wishes.goes_on,
-            most_calls=1 if wishes.parallel is False else 0,  # which not every template's grammar holds
+            most_calls=1 if wishes.parallel is False else 0,  # not every template's grammar limits them
         )
         if len(prompt) >= ctx_size:
             named = {"code": "context_length_exceeded", "type": "exceed_context_size_error"}  # OpenAI's, llama-server's
@@ -160,7 +160,7 @@ class Loaded(LoadedPair):
         )
 
     def _prompt(self, request: Request) -> tuple[list[int], Applied | None]:
-        """The tokens of what is to be continued; in a chat, how its answer is read."""
+        """Return the tokens to continue; in a chat, also how its answer is read."""
         model = self._decoder.target
         if not request.messages:
             prompt = request.prompt
@@ -171,18 +171,18 @@ class Loaded(LoadedPair):
             return ids, None
         if not self.ready.chat_template:
             raise UsageError(f"{model.path.name} has no chat template", ANOTHER_TEMPLATE)
-        if date.today() != self._day:  # which a template may tell
+        if date.today() != self._day:  # a template may show the date
             self._day, self._prompter = date.today(), self._new_prompter()
         return self._prompter.of_messages([self._message(one) for one in request.messages], request.wishes)
 
     def _control_tokens(self, texts: Iterable[str]) -> frozenset[int]:
-        """Those of the texts that are one token, which is part of an answer's text then, or stops it."""
+        """Return the tokens of texts that are a single token: these appear in an answer's text, or stop it."""
         found = (self._decoder.target.tokenize(text, special=True, start=False) for text in texts)
         return frozenset(ids[0] for ids in found if len(ids) == 1)
 
     @cached_property
     def _never_end(self) -> dict[int, float]:
-        """The bias with which the model cannot end its answer."""
+        """Bias that prevents the model from ending its answer."""
         target = self._decoder.target
         return {token: -math.inf for token in range(target.vocab_size) if target.is_end(token)}
 
@@ -199,7 +199,7 @@ class Loaded(LoadedPair):
 
 
 class _Events:
-    """Emits how far the prompt is read, and the answer's tokens, those of a round in one event."""
+    """Emits how far the prompt is read, and the answer's tokens, one event per round."""
 
     def __init__(
         self, decoder: SpeculativeDecoder, reading: Reading, request: Request, prompt: Sequence[int], emit: child.Emit
@@ -212,7 +212,7 @@ class _Events:
         self._took: dict[str, float] = dict.fromkeys(names, 0)
 
     def read(self, tokens: int) -> None:
-        """So many of the prompt's tokens are in the cache."""
+        """Report how many of the prompt's tokens are in the cache."""
         took, is_first = self._took, self._read < 0
         if tokens <= self._read:
             return
@@ -226,7 +226,7 @@ class _Events:
             self._emit({"event": "progress", **progress, "time_ms": round(1000 * took["prompt_s"])})
 
     def add(self, emitted: Emitted) -> None:
-        """One more token; the round's last one sends them."""
+        """Add a token; send all tokens of a round with its last one."""
         self.read(len(self._prompt))
         self._waiting.append(emitted)
         rounds = self._decoder.rounds
@@ -243,7 +243,7 @@ class _Events:
             self._send(self._reading.push("".join(one.text for one in waiting)), waiting)
 
     def finish(self) -> None:
-        """Send what waits and what was held back."""
+        """Send waiting tokens and text that was held back."""
         self.flush()
         if deltas := self._reading.finish():
             self._send(deltas, [])
@@ -261,10 +261,10 @@ class _Events:
         )
 
     def _taken(self, emitted: list[Emitted]) -> dict[str, float]:
-        """What it took up to the round of these tokens."""
+        """Return the timings up to the round of these tokens."""
         took, rounds = self._took, self._decoder.rounds
         took["tokens"] += len(emitted)
-        if emitted and rounds[-1].width:  # the first token has none
+        if emitted and rounds[-1].width:  # the first token has no batch of its own
             took["decode_s"] += rounds[-1].total_s
             took["drafted"] += len(rounds[-1].drafted)
             took["accepted"] += rounds[-1].accepted
@@ -281,7 +281,7 @@ class _Events:
 
 
 def _by_drafter(decoder: SpeculativeDecoder) -> dict[str, tuple[int, int]]:
-    """Tokens that each drafter of the last answer drafted, and those of them that were accepted."""
+    """Return (drafted, accepted) tokens by drafter in the last answer."""
     drafted: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     for one in decoder.rounds:

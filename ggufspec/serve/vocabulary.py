@@ -1,6 +1,6 @@
-"""The target's vocabulary and chat template without its weights: a small child process next to the one that answers.
+"""The target's vocabulary and chat template without its weights, in a small second child process.
 
-What a client asks of them (tokens of a text, the prompt of a conversation) does not wait for an answer that is given.
+Tokenize and template requests need not wait for a running answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Spec:
     """What to load."""
 
     target: Path
-    chat_template: str = ""  # Jinja in place of the target's own; empty for that
+    chat_template: str = ""  # Jinja to replace the target's own; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A text to tokenize, tokens to spell, or messages to make a prompt of; the first of them that is there."""
+    """A text to tokenize, tokens to spell, or messages to make a prompt of; the first that is set counts."""
 
     text: str | None = None
-    start: bool = False  # with the token that begins a text
-    special: bool = True  # whether control tokens' texts are tokens
+    start: bool = False  # add the token that begins a text
+    special: bool = True  # texts of control tokens are tokens
     tokens: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] = ()
     wishes: Wishes = field(default_factory=Wishes)
@@ -59,7 +59,7 @@ class Reply:
 
 
 class Desk:
-    """Asks such a child, which is started with the first request; the parent's side."""
+    """The tokenizer process, from the parent's side; started with the first request."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec, self._session, self._one = spec, child.Session(), threading.Lock()
@@ -69,7 +69,7 @@ class Desk:
         return await asyncio.to_thread(self._opened)
 
     async def ask(self, request: Request) -> Reply:
-        """What it answers; see :meth:`answer`."""
+        """Answer a request; see :meth:`answer`."""
         return await asyncio.to_thread(self.answer, request)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Desk:
             return self._ready
 
     def answer(self, request: Request) -> Reply:
-        """What it answers.
+        """Answer a request, in the calling thread.
 
         Raises:
             GgufspecError: the request cannot be answered, or the child ended.
@@ -100,7 +100,7 @@ def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[
 
 
 class Loaded:
-    """A vocabulary that answers."""
+    """A loaded vocabulary that answers requests."""
 
     def __init__(self, model: Model, chat_template: str) -> None:
         self._model = model

@@ -1,1 +1,1 @@
-"""The certificate that speculation changed nothing, and that llama.cpp computes what it should."""
+"""The certificate that speculation changed nothing, and that llama.cpp computes correctly."""

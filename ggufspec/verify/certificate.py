@@ -1,11 +1,11 @@
 """The certificate that speculation changed nothing: which answers it needs, and how they are judged. Pure.
 
-Three sections, each against target-only. In strict mode every drafter must give its tokens to the bit. In default
-mode an answer may differ only at a near tie (:mod:`ggufspec.bench.divergence`). Answers that the residual rule sampled
-cannot be the same, only of the same distribution: the target scores them, and how often a token was the likeliest, the
-second, another one, one that the draft favours, or the one that the lookup had proposed, is compared with the target's
-own probabilities. If the rule is right, such a count is one of independent events of known probability, so that its
-p-value is exact, however rare the event.
+It has three sections, each compared with target-only. In strict mode every drafter must produce target-only's tokens to
+the bit. In default mode an answer may differ only at a near tie (:mod:`ggufspec.bench.divergence`). Answers that the
+residual rule sampled cannot be the same, only of the same distribution: the target scores them. How often a token was
+the likeliest, the second, another one, one that the draft favours, or the one that the lookup had proposed, is compared
+with the target's own probabilities. If the rule is right, such a count is one of independent events of known
+probability, so that its p-value is exact, however rare the event.
 
 The job is :mod:`ggufspec.verify.run`.
 """
@@ -30,15 +30,15 @@ from ggufspec.schema.verify import Check, Difference, Place
 STRICT, DEFAULT, DISTRIBUTION = "strict", "default", "distribution"
 PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible"
 TARGET_ONLY = "target-only"
-LOSSLESS = ("exact", "residual")  # the rules that promise to change nothing
+LOSSLESS = ("exact", "residual")  # rules that promise to change nothing
 FALSE_ALARM = 1e-4  # probability that a correct decoder fails any of the distribution checks
 
-Events = Mapping[str, Sequence[tuple[float, bool]]]  # by name: chance and outcome, token by token
+Events = Mapping[str, Sequence[tuple[float, bool]]]  # by name: probability and outcome, token by token
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How far is drafted: a draft policy's name and its ``draft_max``."""
+    """How far to draft: a draft policy's name and its ``draft_max``."""
 
     name: str
     draft_max: int
@@ -56,8 +56,8 @@ TWO_POLICIES = (ADAPTIVE, Policy("fixed", 4))
 class Spec(WithOptions):
     """What to certify: ``drafters`` under lossless ``rules``, in strict mode with ``policies``.
 
-    Of ``options`` drafter, policy, rule and mode are varied. ``sampling`` is of the answers that are not greedy; its
-    seed is the first, and ``seeds`` are answers to each prompt, each with a seed of its own, in every way of running.
+    Drafter, policy, rule and mode in ``options`` are varied. ``sampling`` is for the answers that are not greedy; its
+    seed is the first, and ``seeds`` is the number of answers per prompt, each with its own seed, in every variant.
     """
 
     target: Path
@@ -85,7 +85,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer; ``proposed`` is what the lookup had proposed for the answer's tokens, by their index."""
+    """One answer; ``proposed`` has the lookup's proposals for the answer's tokens, by index."""
 
     request: Request
     tokens: tuple[int, ...]
@@ -95,18 +95,18 @@ class Answer:
 
 
 Answers = Mapping[Request, tuple[int, ...]]
-Divergent = tuple[Request, tuple[int, ...]]  # an answer up to the token that is not the target's
+Divergent = tuple[Request, tuple[int, ...]]  # an answer up to the token that differs from the target's
 
 
 def identical_requests(spec: Spec) -> list[Request]:
-    """Requests whose answers have to be the target's own: greedy, and with every seed."""
+    """Return requests whose answers must be the target's own: greedy, and with every seed."""
     samplings = [replace(spec.sampling, temperature=0.0)]
     samplings += [_seeded(spec.sampling, number) for number in range(spec.seeds)]
     return [Request(prompt, sampling) for prompt in range(len(spec.prompts)) for sampling in samplings]
 
 
 def sampled_requests(spec: Spec, leg: int) -> list[Request]:
-    """Requests for samples of one distribution. No two have a seed in common: they would not be independent."""
+    """Return requests for samples of one distribution, with distinct seeds, because they must be independent."""
     count = len(spec.prompts) * spec.seeds
     return [
         Request(number % len(spec.prompts), _seeded(spec.sampling, leg * count + number)) for number in range(count)
@@ -125,13 +125,13 @@ def answers_needed(spec: Spec) -> int:
 
 
 def proposed_tokens(rounds: Iterable[Round]) -> dict[int, int]:
-    """What the lookup proposed for the answer's tokens, where everything before was accepted.
+    """Return the lookup's proposals for the answer's tokens at positions where everything before was accepted.
 
     A proposal depends only on the text before it, as the target's probabilities do; a sampled token does not.
     """
     proposed, length = {}, 0
     for one in rounds:
-        reached = one.drafted[: len(one.emitted)]  # the accepted ones, and the one that was rejected
+        reached = one.drafted[: len(one.emitted)]  # the accepted tokens, and the rejected one
         for position, (token, name) in enumerate(zip(reached, one.drafters, strict=False)):
             if name == "lookup":
                 proposed[length + position] = token
@@ -146,10 +146,10 @@ def compare(
     given: Mapping[Policy, Sequence[Answer]],
     explained: Mapping[Divergent, Divergence] | None = None,
 ) -> list[Check]:
-    """A check for the greedy answers and one for those with coupled sampling.
+    """Make one check of the greedy answers and one of those with coupled sampling.
 
-    A policy that drafted nothing, as the adaptive one does if no draft is worth it, proves nothing: its answers are
-    compared, but not counted. ``explained`` has the measured divergences of the default mode.
+    A policy that drafted nothing, as the adaptive one does if no draft pays, proves nothing: its answers are compared,
+    but not counted. ``explained`` has the measured divergences of the default mode.
     """
     checks = []
     for rule in ("greedy", "coupled"):
@@ -199,7 +199,7 @@ def _check(
     answers: Sequence[Answer],
     differences: Sequence[Difference] = (),
 ) -> Check:
-    """A check of answers; it proves nothing if no token was drafted."""
+    """Make a check of answers; it proves nothing if no token was drafted."""
     drafted = sum(answer.drafted for answer in answers)
     idle = status == PASSED and not drafted and drafter != TARGET_ONLY
     seeds = {answer.request.sampling.seed for answer in answers if answer.request.rule == "coupled"}
@@ -222,17 +222,17 @@ def _check(
 def places(
     rows: Sequence[Logits], token: int, sampling: Sampling, proposed: int | None
 ) -> dict[str, tuple[float, bool]]:
-    """Events that may be true of a token: their probability by the target's logits, and whether they are.
+    """Return events that may be true of a token: their probability by the target's logits, and the outcome.
 
     Args:
         rows: (vocab,) penalised logits of the target, and of the draft if there is one.
-        token: the emitted one.
+        token: the emitted token.
         sampling: temperature and truncations.
         proposed: the lookup's proposal for it, if any.
 
     Returns:
-        ``likeliest``, ``second`` and ``others``, of the target; ``favoured``, one of those to which the draft
-        gives a higher probability than the target: most faults show there; ``proposed``, the lookup's.
+        ``likeliest``, ``second`` and ``others``, of the target; ``favoured``, a token with a higher probability in the
+        draft than in the target, where most faults show; ``proposed``, the lookup's.
     """
     target = Distribution.of(candidates(rows[0], sampling))
     order = np.argsort(-target.probabilities, kind="stable")
@@ -252,12 +252,12 @@ def places(
 
 
 def tail(chances: npt.ArrayLike, observed: int) -> float:
-    """Two-sided p-value of a count of independent events: twice the smaller tail.
+    """Return the two-sided p-value of a count of independent events: twice the smaller tail.
 
     Exact: the distribution of the count is built up event by event (Poisson-binomial; Hong 2013, section 2).
 
     Args:
-        chances: (n,) of the events.
+        chances: (n,) probabilities of the events.
         observed: how many came true.
     """
     each = np.asarray(chances, np.float64)
@@ -272,9 +272,9 @@ def tail(chances: npt.ArrayLike, observed: int) -> float:
 def judge_distribution(
     drafter: str, rule: str, policies: tuple[str, ...], answers: Sequence[Answer], events: Events, *, tests: int
 ) -> Check:
-    """Whether answers have the target's distribution, by the ``events`` in them.
+    """Check whether answers have the target's distribution, by the ``events`` in them.
 
-    ``tests`` are the distributions that are judged in all; they share the chance of a false alarm.
+    ``tests`` is the number of distributions that are judged in total; they share the probability of a false alarm.
     """
     counts = []
     for name, outcomes in events.items():
@@ -287,7 +287,7 @@ def judge_distribution(
 
 
 def judge(checks: Sequence[Check], *, interrupted: bool = False) -> tuple[bool, str]:
-    """(whether the certificate is given, the sentence that says so)."""
+    """Return (True if the certificate is given, the sentence that says so)."""
     failed = [check for check in checks if check.status == FAILED]
     passed = [check for check in checks if check.status == PASSED]
     if failed:

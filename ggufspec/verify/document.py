@@ -21,7 +21,7 @@ Files = dict[str, list[dict[str, object]]]  # name, size and SHA-256 of every fi
 
 
 def files_of(spec: Spec, progress: Callable[[int, int, str], None], *, no_hash: bool) -> Files:
-    """The files of a pair; reads all of them unless ``no_hash``.
+    """Return the files of a pair; reads all of them unless ``no_hash``.
 
     Raises:
         ModelError: a file cannot be read.
@@ -45,7 +45,7 @@ def files_of(spec: Spec, progress: Callable[[int, int, str], None], *, no_hash: 
 
 
 def verify_document(pair: Pair, spec: Spec, result: Result, files: Files) -> VerifyDocument:
-    """What was checked, and whether the certificate is given."""
+    """Make the document: what was checked, and whether the certificate is given."""
 
     def described(role: str, path: Path | None, model: LoadedModel | None) -> dict[str, object] | None:
         if path is None:

@@ -1,4 +1,4 @@
-"""A llama model's logits in plain NumPy: what llama.cpp's kernels are held to. No llama.cpp is called here.
+"""A llama model's logits in plain NumPy, the reference for llama.cpp's kernels. Does not call llama.cpp.
 
 Sources: RMSNorm, rotary embeddings of neighbouring pairs, grouped queries and SwiGLU as in src/models/llama.cpp.
 """
@@ -15,11 +15,11 @@ Floats = npt.NDArray[Any]
 
 
 def logits(weights: Mapping[str, Floats], keys: Mapping[str, Any], tokens: Sequence[int]) -> Floats:
-    """The logits after each token, in the precision of the weights.
+    """Return the logits after each token, in the precision of the weights.
 
     Args:
         weights: by the names of the GGUF file, rows first; tied embeddings have no ``output.weight``.
-        keys: of the same file's header, ``llama.block_count`` and so on.
+        keys: from the same file's header, ``llama.block_count`` and so on.
         tokens: (n,) ids.
 
     Returns:
@@ -62,7 +62,7 @@ def logits(weights: Mapping[str, Floats], keys: Mapping[str, Any], tokens: Seque
 
 
 def _product(rows: Floats, weight: Floats) -> Floats:
-    """``rows @ weight.T`` in slices so small that OpenBLAS takes one thread: its threads spin while others compute."""
+    """Compute ``rows @ weight.T`` in slices so small that OpenBLAS uses one thread: its threads spin meanwhile."""
     slices = np.matmul(weight.reshape(-1, _SLICE, weight.shape[1]), rows.T)
     product: Floats = slices.reshape(len(weight), len(rows)).T
     return np.ascontiguousarray(product)

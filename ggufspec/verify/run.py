@@ -56,7 +56,7 @@ Reader = Callable[[Sequence[int], Sequence[int]], Iterator[Logits]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was checked. ``finished`` is False after a stop: checks are missing then."""
+    """Completed checks. After a stop ``finished`` is False, and checks are missing."""
 
     checks: tuple[Check, ...]
     target: LoadedModel | None
@@ -70,7 +70,7 @@ class _StoppedError(Exception):
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Request and judge in this process; events ``progress`` and ``check`` tell how far it is."""
+    """Decode and judge in this process; ``progress`` and ``check`` events report progress."""
     devices.add_rpc_workers(spec.rpc)
     job = _Job(spec, emit, stopping)
     try:
@@ -85,11 +85,11 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def measure(spec: Spec, *, on_event: child.Emit, verbose: bool = False) -> Result:
-    """Request and judge in a child process.
+    """Decode and judge in a child process.
 
     Raises:
         GgufspecError: a model does not load, llama.cpp died.
-        Interrupted: Ctrl-C; its ``partial`` has the checks that were complete.
+        Interrupted: Ctrl-C; its ``partial`` has the completed checks.
     """
     seen: list[Check] = []
 
@@ -105,10 +105,10 @@ def measure(spec: Spec, *, on_event: child.Emit, verbose: bool = False) -> Resul
 
 
 class _Job:
-    """The sections, one after the other. One decoder at a time: two would not fit the card of a planned pair."""
+    """Runs the sections one after the other, with one decoder at a time: a planned pair fills the GPU."""
 
     def __init__(self, spec: Spec, emit: child.Emit, stopping: threading.Event) -> None:
-        # All answers with as many threads: flash attention adds up in an order that depends on them.
+        # The same number of threads for all answers: flash attention sums in an order that depends on it.
         self.spec = replace(spec, options=replace(spec.options, threads=spec.options.threads or host.physical_cores()))
         self.checks: list[Check] = []
         self.notes: list[str] = []
@@ -117,7 +117,7 @@ class _Job:
         self._done, self._total = 0, answers_needed(spec)
 
     def strict(self) -> None:
-        """The same tokens, in one width class."""
+        """Check for the same tokens, in batch sizes of one class."""
         drafter = "all"
         try:
             alone = self._alone(identical_requests(self.spec), strict=True)
@@ -133,7 +133,7 @@ class _Job:
             self._add([Check(STRICT, drafter, "exact", NOT_POSSIBLE, reason=error.message)])
 
     def default(self) -> None:
-        """The same tokens, or a near tie."""
+        """Check for the same tokens, or near ties."""
         requests = identical_requests(self.spec)
         alone = self._alone(requests)
         given = {
@@ -146,7 +146,7 @@ class _Job:
             self._add(compare(DEFAULT, drafter, alone, by_policy, explained))
 
     def _explain(self, alone: Answers, answers: Iterable[Answer]) -> dict[Divergent, Divergence]:
-        """Each divergence from target-only, once."""
+        """Explain each divergence from target-only, once."""
         cases: dict[Divergent, divergence.Case] = {}
         for answer in answers:
             request, expected = answer.request, alone[answer.request]
@@ -164,7 +164,7 @@ class _Job:
         return dict(zip(cases, found, strict=True))
 
     def distribution(self) -> None:
-        """The target's own probabilities of what the residual rule sampled; target-only samples are the control."""
+        """Compare the residual rule's samples with the target's own probabilities; target-only is the control."""
         legs: dict[tuple[str, str], dict[Policy | None, list[Answer]]] = {}
         if "exact" in self.spec.rules:
             legs[TARGET_ONLY, "coupled"] = {None: self._answers(sampled_requests(self.spec, 0), None)}
@@ -185,8 +185,8 @@ class _Job:
                 self._add([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
 
     def _readers(self, stack: ExitStack) -> tuple[Model, list[Reader]]:
-        """The target and its reader, and that of a draft model or a head: its probabilities show where a fault would be
-        seen best.
+        """Return the target and its reader, and that of a draft model or a head, whose probabilities show best where a
+        fault would be.
         """
         spec, options = self.spec, self.spec.options
         own = options.head == "mtp" and spec.draft in (None, spec.target)
@@ -200,7 +200,7 @@ class _Job:
         readers: list[Reader] = [partial(_rows, context)]
         if draft and options.head:
             head = stack.enter_context(closing(Head(draft, context, options.draft_context())))
-            if not head.shares_cache:  # that head reads at the end of the target's text and nowhere before
+            if not head.shares_cache:  # such a head reads only at the end of the target's text
                 readers.append(partial(_head_rows, HeadDrafter(head, context, options.head), context))
         elif draft:
             readers.append(partial(_rows, stack.enter_context(closing(Context(draft, options.draft_context())))))
@@ -235,12 +235,12 @@ class _Job:
         strict: bool = False,
         accept: str = "exact",
     ) -> list[Answer]:
-        """Answers of one drafter under one policy; without a drafter, of target-only in a decoder of its own."""
+        """Return the answers of one drafter under one policy, or target-only ones from a decoder without drafters."""
         spec = self.spec
         own = spec.draft if drafter and drafts_with_file(drafter) else None
         options = replace(
             spec.options,
-            drafters=parse_drafters(drafter or "both"),  # without a draft's file: as --no-draft has it
+            drafters=parse_drafters(drafter or "both"),  # without a draft's file: as with --no-draft
             draft_policy=policy.name,
             draft_max=policy.draft_max,
             strict=strict,
@@ -258,7 +258,7 @@ class _Job:
                 answers.append(self._answer(decoder, request, alone="" if drafter else "target"))
                 self._done += 1
                 self._progress(what)
-            if drafter and not any(answer.drafted for answer in answers):  # it may have found drafting not worth it
+            if drafter and not any(answer.drafted for answer in answers):  # perhaps because drafting does not pay
                 self.notes.append(f"{what}: not one token was drafted, so that it is not counted")
                 self.notes += decoder.notes if policy is not ADAPTIVE else ()
         return answers
@@ -290,7 +290,7 @@ class _Job:
 
 
 def _rows(context: Context, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:
-    """A model's logits (vocab,) for each token of an answer. Tokens that it does not know are read as token 0."""
+    """Yield a model's logits (vocab,) for each token of an answer. Unknown tokens are read as token 0."""
     text = [token if token < context.vocab_size else 0 for token in (*prompt, *answer[:-1])]
     start = len(prompt) - 1
     context.rewind(0)
@@ -302,7 +302,7 @@ def _rows(context: Context, prompt: Sequence[int], answer: Sequence[int]) -> Ite
 
 
 def _head_rows(drafter: HeadDrafter, target: Context, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:
-    """A head's logits (vocab,) for each token of an answer, where ``target`` is read before each."""
+    """Yield a head's logits (vocab,) for each token of an answer; ``target`` is read before each."""
     text, first = (*prompt, *answer[:-1]), len(prompt) - 1
     drafter.begin(prompt)
     drafter.read(text[:first], 0)

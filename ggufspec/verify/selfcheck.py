@@ -1,15 +1,15 @@
-"""Whether llama.cpp, as it was built for this machine, computes what it should; a crash ends a child only.
+"""Checks that llama.cpp, as built for this machine, computes correctly; a crash ends only a child.
 
-The bundled target is expanded to rows that the K types allow (:mod:`ggufspec.models.expansion`), written in the
-file types that users have, and decoded at batch sizes 1, 4 and 16 with flash attention on and off: on the host's
-kernels, and with all layers on the device if there is one. Two comparisons, both of logits:
+The bundled target is expanded to rows that the K types allow (:mod:`ggufspec.models.expansion`), written in common file
+types, and decoded at batch sizes 1, 4 and 16 with flash attention on and off: on the host's kernels, and with all
+layers on the device if there is one. There are two comparisons, both of logits:
 
-- llama.cpp with plain NumPy on the same file's numbers (:mod:`ggufspec.verify.reference`): wrong kernels.
-- NumPy on the file's numbers with stored figures of the F16 model (``selfcheck.json``, made by float64 arithmetic and
-  another reader, tests/evidence/selfcheck.py): wrong files, a wrong quantiser, and NumPy itself.
+- llama.cpp with plain NumPy on the same file's numbers (:mod:`ggufspec.verify.reference`): finds wrong kernels.
+- NumPy on the file's numbers with stored figures of the F16 model (``selfcheck.json``, made with float64 arithmetic and
+  another reader, tests/evidence/selfcheck.py): finds wrong files, a wrong quantiser, and faults of NumPy.
 
 So the stored figures depend neither on the machine nor on how a version of llama.cpp rounds weights. The measure is the
-root mean square of the difference over the spread of the right logits, of the worst position; why these bounds, see
+root mean square of the difference over the spread of the right logits, at the worst position; for these limits see
 docs/decisions/023-a-build-proves-itself.md.
 """
 
@@ -44,24 +44,24 @@ TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M", "Q3_K_S")
 BATCHES = (1, 4, 16)
 FLASH = ("on", "off")
 SHAPE = Shape(width=512, layers=8, heads=8, kv_heads=2, ffn=1024, vocab=4096, head_size=64)
-KERNEL_ERROR = 0.06  # of llama.cpp against NumPy
-WEIGHT_ERROR = 0.4  # of the quantised file against the F16 model
-LIMIT_S = 120.0  # for one file type, after which a child is taken to hang
+KERNEL_ERROR = 0.06  # llama.cpp against NumPy
+WEIGHT_ERROR = 0.4  # the quantised file against the F16 model
+LIMIT_S = 120.0  # for one file type, after which a child counts as hanging
 
-# "tokens", all that are decoded; "ids", vocabulary entries, every 63rd: no lane of any kernel is left out; "logits",
+# "tokens": all decoded ones; "ids": every 63rd vocabulary entry, so that no lane of any kernel is left out; "logits":
 # (positions, ids) after the last of the tokens
 STORED = Path(__file__).with_name("selfcheck.json")
 
 
 def error_of(found: Floats, right: Floats) -> float:
-    """Root mean square difference of logits over their spread, of the worst row; a constant means nothing.
+    """Return the root mean square difference of logits over their spread, of the worst row; constants are ignored.
 
     Args:
         found: (rows, ids).
-        right: (rows, ids), what they should be.
+        right: (rows, ids), the correct ones.
 
     Returns:
-        0 of equal rows, about 1.4 of unrelated ones; a million where a number is not finite.
+        0 for equal rows, about 1.4 for unrelated ones; a million if a number is not finite.
     """
     if not np.isfinite(found).all():
         return 1e6
@@ -81,7 +81,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All is in the events: ``step`` before each thing that may fail, ``row`` with what was measured."""
+    """Empty: the results are events, ``step`` before each thing that may fail, ``row`` with a measurement."""
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
@@ -94,7 +94,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def make(type_name: str, path: Path) -> None:
-    """Write the model that is checked, in one file type, in this process."""
+    """Write the model to check, in one file type, in this process."""
     spec = expanded.Spec(demo_pair()[0], SHAPE, type_name, path)
     expanded.run(spec, lambda _: None, threading.Event())
 
@@ -120,7 +120,7 @@ def _check_type(step: CheckStep, folder: Path, emit: child.Emit) -> None:
         with Model(path, Placement(layers)) as model:
             for flash in FLASH:
                 step = begin(CheckStep(step.type, place, flash))
-                # One thread: those of llama.cpp spin, and a busy neighbour would make this take a minute.
+                # One thread: llama.cpp's threads spin, and a busy neighbour would make this take a minute.
                 options = ContextOptions(ctx_size=64, width=max(BATCHES), threads=1, flash_attn=flash)
                 with closing(Context(model, options)) as context:
                     for batch in BATCHES:
@@ -129,7 +129,7 @@ def _check_type(step: CheckStep, folder: Path, emit: child.Emit) -> None:
 
 
 def _reference(path: Path, tokens: Sequence[int]) -> Floats:
-    """(tokens, vocab) by NumPy on the numbers that the file holds."""
+    """Return (tokens, vocab) logits, by NumPy on the file's numbers."""
     data = path.read_bytes()
     file = parse(data)
     weights = {}
@@ -140,7 +140,7 @@ def _reference(path: Path, tokens: Sequence[int]) -> Floats:
 
 
 def _decoded(context: Context, batch: int, tokens: Sequence[int]) -> Floats:
-    """(tokens, vocab) by llama.cpp."""
+    """Return (tokens, vocab) logits, by llama.cpp."""
     context.rewind(0)
     starts = range(0, len(tokens), batch)
     return np.concatenate([context.decode(tokens[i : i + batch], batch).copy() for i in starts])
@@ -150,14 +150,14 @@ def _decoded(context: Context, batch: int, tokens: Sequence[int]) -> Floats:
 
 
 def check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = lambda _: None) -> SelfCheck:
-    """Check llama.cpp in child processes: one, and another one for the types that are left after each that died.
+    """Check llama.cpp in child processes: one, and another one for the remaining types after each death.
 
     Args:
-        types: of ``TYPES``.
+        types: some of ``TYPES``.
         on_step: called before each step.
 
     Returns:
-        A row for everything that was measured, and one for everything that failed, whatever it was.
+        A row for every measurement, and one for every failure of any kind.
 
     Raises:
         Interrupted: Ctrl-C.
