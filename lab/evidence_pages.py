@@ -308,7 +308,7 @@ def index(root: Path) -> str:
     missing = [letter for letter in PARTS if not any(_measured(parts[letter]) for parts in on_cards)]
     lines += [""] if found else []
     if not on_cards:
-        lines.append("Missing: everything about a GPU. No figure here was taken on one.")
+        lines.append("No GPU has run `scripts/gpu_evidence` yet.")
     elif missing:
         lines.append(
             "Missing on every GPU: " + "; ".join(f"{letter}: {PARTS[letter].title}" for letter in missing) + "."

@@ -1,4 +1,4 @@
-"""Draw the README's pictures from docs/evidence, light and dark: docs/*.svg.
+"""Draw the pictures of README.md and docs/gpu.md from docs/evidence, light and dark: docs/*.svg.
 
 .venv/bin/python scripts/pictures.py
 """

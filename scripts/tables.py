@@ -12,18 +12,24 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import geometric_mean as geometric_mean_of
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
+from ggufspec.cli import ui
+from ggufspec.cli.plan import show_plan
 from ggufspec.reports import bench, documents, plan, table, words
 from ggufspec.schema.bench import BenchDocument
 from ggufspec.schema.plan import PlanDocument
@@ -147,10 +153,20 @@ def first_plan(read: Read) -> PlanDocument:
     return document
 
 
-@shown("plan-and-reason")
-def plan_and_reason(read: Read) -> Lines:
-    document = first_plan(read)
+@shown("card-12gb")
+def card_12gb(read: Read) -> Lines:
+    document = documents.parse(read("card-12gb")["plan"])
+    assert isinstance(document, PlanDocument)
     return printed(document.why, table.terminal(plan.options(document)))
+
+
+@shown("plan-whole")
+def plan_whole(read: Read) -> Lines:
+    """As with ``-v`` on a terminal of 80 columns."""
+    ui.begin(ui.Flags(verbose=True))
+    with redirect_stdout(io.StringIO()) as out, patch.dict(os.environ, COLUMNS="80"):
+        show_plan(first_plan(read))
+    return printed(Text(out.getvalue()))
 
 
 @shown("links")
@@ -353,6 +369,36 @@ def two(*figures: float) -> Figures:
 
 @said(
     "README.md",
+    "The target's speed is {} % off in the median of {} published speeds ({} % without any figure of the same card)",
+)
+def predicted_speeds(read: Read) -> Figures:
+    found = read("published")["results"]["summary"]
+    every, others = found["speed"], found["speed without the card"]
+    return f"{100 * every['median']:.0f}", str(every["rows"]), f"{100 * others['median']:.0f}"
+
+
+@said(
+    "README.md",
+    "is answered right for {} of {} published pairs: {} were faster, and of the {} that were not it foresaw {}. "
+    "The size of the gain is {} % off in the median",
+)
+def predicted_verdicts(read: Read) -> Figures:
+    rows = read("published")["results"]["verdicts"]
+    lost = [row["right"] for row in rows if row["measured"] <= published.EVEN]
+    off = median(abs(row["predicted"] / row["measured"] - 1) for row in rows if row["predicted"])
+    counts = sum(row["right"] for row in rows), len(rows), len(rows) - len(lost), len(lost), sum(lost)
+    return *map(str, counts), f"{100 * off:.0f}"
+
+
+@said("README.md", "published {} tokens/s without and {} with this draft, at draft length {}")
+def measured_on_12gb(read: Read) -> Figures:
+    found = read("card-12gb")["published"]
+    speeds = (found[f"{what}_tokens_per_s"] for what in ("target_only", "speculative"))
+    return *(f"{speed:.1f}" for speed in speeds), str(found["draft_max"])
+
+
+@said(
+    "docs/gpu.md",
     "Llama-3-70B on a 24 GB card: {} tokens/s target-only and {} with a draft at the same {} layers; with all of "
     "the card's memory a predicted {} target-only at {} layers, {} with a draft as it is usually verified, and {} "
     "where the card verifies with the CPU's weights, too.",
@@ -370,7 +416,8 @@ def honest_rival(read: Read) -> Figures:
 
 @said(
     "README.md",
-    "prompt included: {} tokens/s with our defaults, {} target-only, {} llama-server at its best draft length",
+    "the same pair answers at {} tokens/s with `ggufspec serve`, at {} without a draft, and at {} with llama-server at "
+    "its best draft length",
 )
 def real_pair_means(read: Read) -> Figures:
     """The default in a server that has just been started, target-only, and llama-server's best with the draft."""
@@ -399,7 +446,7 @@ def without_a_pair(read: Read) -> Figures:
     return (f"{benches(read, 'demo').speedup.median:.1f}",)
 
 
-@said("README.md", "the loop itself keeps up with llama.cpp's own: {} to {} of its speed")
+@said("README.md", "its loop runs at {} to {} times the speed of llama.cpp's own")
 def at_equal_lengths(read: Read) -> Figures:
     ratios = [case["ratio_median"] for case in read("against-peers")["cases"]]
     return two(min(ratios), max(ratios))
@@ -456,7 +503,7 @@ def strict(read: Read) -> Figures:
     return two(drafted["geomean"], drafted["worst"]["ratio"], plain["geomean"])
 
 
-@said("docs/exactness.md", "With drafts strict mode ran at {} of the default speed; without a draft at {}, since")
+@said("docs/exactness.md", "With drafts, strict mode ran at {} of the default speed; without a draft at {}, because")
 def strict_means(read: Read) -> Figures:
     drafted, _, plain = strict(read)
     return drafted, plain
@@ -498,8 +545,8 @@ def busy(read: Read) -> Figures:
 
 @said(
     "docs/serve.md",
-    "has its first token after {} s: {} to {} of what llama-server takes with the draft, and {} of what it takes "
-    "target-only",
+    "the first token comes after {} s. That is {} to {} of llama-server's time with the draft and {} of its time "
+    "without",
 )
 def second_turn(read: Read) -> Figures:
     found = read("serving")["kinds"]["Q4_0"]["second_turn"]
@@ -509,7 +556,7 @@ def second_turn(read: Read) -> Figures:
     return two(first_s, min(drafted), max(drafted), over["llama-server target-only"])
 
 
-@said("docs/serve.md", "Of {} later turns of three conversations by turns, {} tokens each were read, of up to {}:")
+@said("docs/serve.md", "each of the {} later turns read at most {} tokens of a prompt of up to {}:")
 def by_turns(read: Read) -> Figures:
     later = [turn for turn in read("serving")["kinds"]["Q4_0"]["by_turns"]["turns"] if turn["turn"]]
     most = max(turn["prompt_tokens"] - turn["cached"] for turn in later)
@@ -518,7 +565,7 @@ def by_turns(read: Read) -> Figures:
 
 @said(
     "docs/serve.md",
-    "add {} ms to a token where a core is free for them (`-t 1` here), and {} ms where decoding has all cores",
+    "add {} ms per token if a core is free for them (`-t 1` here), and {} ms if decoding uses all cores",
 )
 def added(read: Read) -> Figures:
     found = read("serving")["kinds"]["Q4_0"]

@@ -161,10 +161,10 @@ def test_a_table_s_rows_are_as_wide_as_its_head() -> None:
 
 
 def test_the_index_tells_what_is_missing(tmp_path: Path) -> None:
-    assert "everything about a GPU" in index(tmp_path)
+    assert "No GPU has run" in index(tmp_path)
     loopback = replace(RUN, card=replace(RUN.card, kind="rpc", description="a worker", ceiling_bytes=None))
     write(tmp_path / "2026-11-20-worker", loopback)
-    assert "everything about a GPU" in index(tmp_path)
+    assert "No GPU has run" in index(tmp_path)
     assert "| [a worker](2026-11-20-worker/README.md) | 2026-11-20" not in index(tmp_path)  # the date is the run's
     assert "| [a worker](2026-11-20-worker/README.md) | 2026-11-21 | – | full | 2/4 | 1/3 |" in index(tmp_path)
     done = [replace(part, rows=part.rows[:1]) for part in parts()]

@@ -36,12 +36,10 @@ PUBLISHED = {
 }
 
 
-def plan(folder: Path, *arguments: object) -> Any:
-    """The document that ``ggufspec plan`` prints for the two files of a folder."""
+def plan(folder: Path, target: str, draft: str, *options: object) -> Any:
+    """The document that ``ggufspec plan`` prints for two files of a folder."""
     program = Path(sys.executable).with_name("ggufspec").absolute()
-    machine = ("--gpu", CARD, "--cpu", CPU, "--ram-bandwidth", RAM_GB_PER_S, "--no-calibrate")
-    options = ("-c", 2048, *machine, "--acceptance", ACCEPTANCE, "--json")
-    command = [program, "plan", "-m", TARGET, "-md", DRAFT, *map(str, (*options, *arguments))]
+    command = [program, "plan", "-m", target, "-md", draft, *map(str, options), "--json"]
     environment = os.environ | {"XDG_CACHE_HOME": str(folder)}  # this machine's speed is not to be known
     done = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     return json.loads(done.stdout)
@@ -55,10 +53,12 @@ def main() -> None:
             shapes.write(folder / file, shapes.SHAPES[shape], tokenizer=True)
         published = ("-ngl", PUBLISHED["gpu_layers"], "-ngld", "all", "--draft-max", PUBLISHED["draft_max"])
         as_usual = ("--op-offload-min-batch", STREAM_WIDTH, "-lm", "mmap")  # llama.cpp's own
+        machine = ("--gpu", CARD, "--cpu", CPU, "--ram-bandwidth", RAM_GB_PER_S, "--no-calibrate")
+        options = (TARGET, DRAFT, "-c", 2048, *machine, "--acceptance", ACCEPTANCE)
         plans = {
-            "fastest": plan(folder),
-            "fastest as usual": plan(folder, *as_usual),
-            "as published": plan(folder, *published, *as_usual),
+            "fastest": plan(folder, *options),
+            "fastest as usual": plan(folder, *options, *as_usual),
+            "as published": plan(folder, *options, *published, *as_usual),
         }
     for what, document in plans.items():
         print(f"{what}: {document['predicted']}")

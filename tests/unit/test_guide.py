@@ -44,10 +44,10 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def test_ci_runs_the_first_commands_of_the_readme() -> None:
-    first = [line.split("#")[0].strip() for line in blocks(README, "bash")[0][1].splitlines()]
-    assert first == ["scripts/bench", "scripts/test"]
-    assert set(first) <= set((ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines())
+def test_ci_runs_the_commands_of_the_readme() -> None:
+    own = [line.split("#")[0].strip() for line in blocks_of_shell(README) if line.startswith("scripts/")]
+    assert own == ["scripts/bench", "scripts/test"]
+    assert set(own) <= set((ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines())
 
 
 def test_python_is_on_these_pages() -> None:
@@ -98,7 +98,7 @@ def test_the_guide_has_every_command() -> None:
     assert {name for name, command in get_command(app).commands.items() if not command.hidden} <= named
 
 
-@pytest.mark.parametrize(("page", "most"), [(README, 120), *((page, 400) for page in PAGES if page != README)])
+@pytest.mark.parametrize(("page", "most"), [(README, 160), *((page, 400) for page in PAGES if page != README)])
 def test_no_page_is_a_book(page: Path, most: int) -> None:
     assert len(page.read_text(encoding="utf-8").splitlines()) <= most
 
