@@ -1,1 +1,1 @@
-"""What a user does not run: how evidence is taken on a card. In no wheel."""
+"""Code that users do not run: takes evidence on a GPU. In no wheel."""

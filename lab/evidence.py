@@ -1,7 +1,7 @@
-"""Evidence on one card: measurements that fit the time, the most telling first, kept row by row and gone on with later.
+"""Evidence from one GPU: measurements that fit the time, the most informative first, saved row by row and resumable.
 
-What is measured is in ``evidence_bytes``, ``evidence_ways``, ``evidence_speed`` and ``evidence_exact``; here is when,
-and what becomes of it. A row that fails is a row. Whatever ends a sitting, the rows that were done are in their files.
+The measurements are in ``evidence_bytes``, ``evidence_ways``, ``evidence_speed`` and ``evidence_exact``; this module
+schedules and saves them. A failure is a row, too. Whatever ends a sitting, finished rows are in their files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from lab.evidence_models import Scale
 from lab.evidence_pages import summary
 from lab.peers import NotThereError
 
-VALUE = "gadehbcf"  # parts, the most telling first; plans go by the calibration and by what the driver takes
+VALUE = "gadehbcf"  # parts, the most informative first; plans depend on the calibration and the driver's overhead
 _OF_PEERS = (
     "llama.cpp's program begins to count when it has handed the prompt over: what a device still computes of it then "
     "is in its time and not in ours"
@@ -57,10 +57,10 @@ _OF_ZEROS = (
     "may part with a real model, and texts differ more rarely"
 )
 _NOTES = {"e": (_OF_PEERS,), "h": (_OF_ZEROS,)}
-_MAKE_BYTES_PER_S = {"holes": 2e9, "blocks": 2e8}  # of a model file
-_LATEST = 6  # measurements whose guesses are held to what they took
+_MAKE_BYTES_PER_S = {"holes": 2e9, "blocks": 2e8}  # making a model file
+_LATEST = 6  # measurements whose guesses are compared with their times
 _MOST_WRONG = 4.0
-_PATIENCE, _PATIENCE_S = 6.0, 60.0  # times what a row was expected to take, and never less: then it hangs
+_PATIENCE, _PATIENCE_S = 6.0, 60.0  # a row hangs after so many times the expected seconds, and at least this long
 _GRACE_S = 5.0
 
 Clock = Callable[[], float]
@@ -70,14 +70,14 @@ class _OverdueError(Exception):
     """A measurement takes too long."""
 
 
-# ---- which of them, and when -----------------------------------------------------------------------------------------
+# ---- which measurements, and when --------------------------------------------------------------------------------
 
 
 class Budget:
-    """The time there is, and how wrong guesses of it have been. Pure but for the clock.
+    """Time that is left, and how wrong the guesses have been. Pure except for the clock.
 
     Args:
-        seconds: of the whole sitting.
+        seconds: duration of the whole sitting.
         clock: seconds, monotonic.
     """
 
@@ -87,43 +87,43 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """What is left; below zero when it is over."""
+        """Seconds left; below zero when the time is over."""
         return self._until - self._clock()
 
     @property
     def factor(self) -> float:
-        """What measurements took ÷ what was expected, of the latest."""
+        """Measured ÷ expected time of the latest measurements."""
         if not self._ratios:
             return 1.0
         return min(max(median(self._ratios[-_LATEST:]), 1 / _MOST_WRONG), _MOST_WRONG)
 
     def fits(self, expected_s: float) -> bool:
-        """Whether there is time for it, as far as can be told."""
+        """Return True if there probably is time for it."""
         return expected_s * self.factor <= self.left_s
 
     def learn(self, expected_s: float, seconds: float) -> None:
-        """What one took."""
+        """Learn from the duration of a measurement."""
         self._ratios.append(seconds / max(expected_s, 1e-3))
 
 
 def ordered(tasks: Sequence[Task], states: Mapping[str, str]) -> list[Task]:
-    """What is left to do, in order: what was never run before what failed, then by rank, then by the part's worth.
+    """Return the open tasks in order: new ones before failed ones, then by rank, then by the part's value.
 
     Args:
-        tasks: all.
-        states: of those that were run before, by key.
+        tasks: all tasks.
+        states: states of tasks that were run before, by key.
     """
     left = [task for task in tasks if states.get(key(task)) != "done"]
     return sorted(left, key=lambda task: (states.get(key(task)) == "failed", task.rank, VALUE.index(task.part)))
 
 
 def key(task: Task) -> str:
-    """The same measurement has the same, in any process."""
+    """Return a key that is the same for the same measurement, in any process."""
     return key_of(task.part, task.name, [asdict(file) for file in task.files], task.facts)
 
 
 def tasks(lab: Lab, letters: str) -> list[Task]:
-    """All that there is to do of some parts."""
+    """Return all tasks of some parts."""
     makers: dict[str, Callable[[Lab], Iterator[Task]]] = {
         "a": evidence_bytes.bytes_tasks,
         "b": evidence_bytes.largest_tasks,
@@ -138,7 +138,7 @@ def tasks(lab: Lab, letters: str) -> list[Task]:
 
 
 def check_parts(text: str) -> str:
-    """The letters of ``--only a,d``.
+    """Return the letters of ``--only a,d``.
 
     Raises:
         UsageError: there is no such part.
@@ -151,20 +151,20 @@ def check_parts(text: str) -> str:
     return "".join(dict.fromkeys(asked))
 
 
-# ---- whose figures they are ------------------------------------------------------------------------------------------
+# ---- origin of the figures --------------------------------------------------------------------------------------
 
 
 def settings(scale: Scale, *, device: str, threads: int, vram_bytes: int | None, fill: str) -> dict[str, Any]:
-    """What the figures of a folder depend on, besides card and versions."""
+    """Return the settings that the figures of a folder depend on, besides GPU and versions."""
     asked = {"device": device, "threads": threads, "vram_bytes": vram_bytes, "fill": fill}
     return asked | {"shapes": scale.name, "scale": codec.dump(scale)}
 
 
 def start(folder: Path, card: Card, asked: dict[str, Any], notes: Sequence[str], command: str) -> Run:
-    """What a folder is about: what it has been, or a new one. It is there when this returns.
+    """Open or create a folder of evidence; it exists when this returns.
 
     Raises:
-        UsageError: it has figures of another card, of other settings or versions.
+        UsageError: it has figures of another GPU, or of other settings or versions.
         GgufspecError: it cannot be written, or is damaged.
     """
     now, here = datetime.now(UTC), machine_and_build()
@@ -194,7 +194,7 @@ def start(folder: Path, card: Card, asked: dict[str, Any], notes: Sequence[str],
 
 
 def _differing(known: Run, card: Card, here: dict[str, Any], asked: dict[str, Any]) -> str:
-    """What is another than it was."""
+    """Describe the settings that have changed."""
     before = {"card": known.card.description, "driver": known.card.driver, **known.machine, **known.settings}
     now = {"card": card.description, "driver": card.driver, **here, **asked}
     names = ("card", "driver", "cpu", "ggufspec", "llama_cpp_python", *asked)
@@ -206,12 +206,12 @@ def _differing(known: Run, card: Card, here: dict[str, Any], asked: dict[str, An
     return "; ".join(said) or "the same names with other numbers behind them"
 
 
-# ---- making them -----------------------------------------------------------------------------------------------------
+# ---- making evidence --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a sitting ended: rows that are done, have failed and are left, of the parts that were asked for."""
+    """End of a sitting: numbers of done, failed and open rows in the requested parts."""
 
     done: int
     failed: int
@@ -219,17 +219,17 @@ class Outcome:
 
 
 class Evidence:
-    """A folder of evidence that is being made.
+    """A folder of evidence in the making.
 
     Args:
         folder: see :func:`start`.
-        run: whose figures they are.
-        lab: what they are made with.
-        letters: the parts to make.
+        run: origin of the figures.
+        lab: device, models and planner.
+        letters: parts to make.
         budget: the time there is.
-        tell: told in a line what is done.
+        tell: called with progress, one line each.
         todo: the measurements; by default :func:`tasks`.
-        quick: only what comes first of each part.
+        quick: make only the first ones of each part.
 
     Raises:
         GgufspecError: a file of the folder is damaged.
@@ -269,7 +269,7 @@ class Evidence:
 
         Raises:
             GgufspecError: a file cannot be written.
-            KeyboardInterrupt: Ctrl-C; what was done is kept.
+            KeyboardInterrupt: Ctrl-C; finished rows are saved.
         """
         watch = CardWatch()
         ended = "interrupted"
@@ -285,18 +285,18 @@ class Evidence:
                 self._one(task, expected_s)
                 watch.look_for_strangers()
             left = [row for letter in self.letters for row in self.rows(letter) if row.state == "not run"]
-            ended = "time" if any(not row.hint for row in left) else "done"  # a hint: it is not for want of time
+            ended = "time" if any(not row.hint for row in left) else "done"  # other rows have a hint
             return self.outcome()
         finally:
             self._end(ended, watch)
 
     def outcome(self) -> Outcome:
-        """How far it is."""
+        """Return the progress."""
         states = [row.state for letter in self.letters for row in self._rows[letter].values()]
         return Outcome(states.count("done"), states.count("failed"), states.count("not run"))
 
     def rows(self, letter: str) -> list[Row[Any]]:
-        """A part's rows."""
+        """Return a part's rows."""
         return list(self._rows[letter].values())
 
     def _expected_s(self, task: Task) -> float:
@@ -304,7 +304,7 @@ class Evidence:
         return task.expected_s + sum(2 + file.about_bytes / _MAKE_BYTES_PER_S[self.lab.shelf.fill] for file in missing)
 
     def _one(self, task: Task, expected_s: float) -> None:
-        """Make one measurement and keep its row, whatever becomes of it."""
+        """Make one measurement and save its row, whatever the result."""
         about = f"{task.part}  {task.name}"
         guess_s = expected_s * self._budget.factor
         self._tell(f"{about}: about {guess_s:.0f} s, {max(self._budget.left_s, 0):.0f} s are left")
@@ -331,9 +331,9 @@ class Evidence:
             return
         except GgufspecError as failure:
             error = failure
-        except OSError as failure:  # no memory for a process, no room for its log
+        except OSError as failure:  # no memory for a process, no space for its log
             error = GgufspecError(f"it could not be started: {failure.strerror}", "free some memory, or disk")
-        except Exception as mistake:  # time on a card is dear: the others go on
+        except Exception as mistake:  # time on a GPU is expensive: go on with the others
             said = f"a mistake of ggufspec's own: {type(mistake).__name__}: {mistake}"
             error = GgufspecError(said, traceback.format_exc(limit=-3))
         seconds = time.monotonic() - began
@@ -363,9 +363,9 @@ class Evidence:
     def _put(self, task: Task, row: Row[Any]) -> None:
         before = self._rows[task.part].get(row.key)
         if row.state == "not run" and before is not None and before.state == "failed":
-            return  # what it failed with says more
+            return  # the earlier failure says more
         self._rows[task.part][row.key] = row
-        if row.state != "not run" or row.error:  # the others are written in the end
+        if row.state != "not run" or row.error:  # the others are written at the end
             self._write(task.part)
 
     def _write(self, letter: str) -> None:
@@ -386,8 +386,8 @@ class Evidence:
         )
 
     def _predict(self) -> None:
-        """Part g's rows of what the other parts measured; none before the calibration. An old one of a model that is
-        not there any more stays.
+        """Make part g's rows from the other parts' measurements; none before the calibration. Old rows of a model that
+        no longer exists stay.
         """
         calibrated = next((row.found for row in self.rows("g") if isinstance(row.found, CalibrationFound)), None)
         if calibrated is None:
@@ -395,7 +395,7 @@ class Evidence:
         speed = codec.load(MachineProfile, calibrated.speed)
 
         def header(name: str) -> Any:
-            with suppress(GgufspecError):  # it is damaged now
+            with suppress(GgufspecError):  # damaged since
                 known = self.lab.shelf.named(name)
                 return known.header if known else None
             return None
@@ -426,7 +426,7 @@ _DERIVED = "of another part"
 
 
 def _is_derived(row: Row[Any]) -> bool:
-    """Whether a row of part g comes from other parts: those are made anew each time."""
+    """Return True if a row of part g derives from other parts; such rows are made again each time."""
     return isinstance(row.found, SpeedFound)
 
 
@@ -435,7 +435,7 @@ def _not_run(task: Task) -> Row[Any]:
 
 
 def summarise(folder: Path) -> str:
-    """The folder's Markdown, from its files.
+    """Return the folder's summary in Markdown, from its files.
 
     Raises:
         GgufspecError: there is nothing, or a file is damaged.
@@ -448,7 +448,7 @@ def summarise(folder: Path) -> str:
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raise in the block when it takes too long; only in the main thread, where signals come."""
+    """Raise in the block when it takes too long; only in the main thread, which receives signals."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -466,7 +466,7 @@ def _within(seconds: float) -> Iterator[None]:
 
 
 def default_folder(root: Path, card: Card, today: str) -> Path:
-    """Where the figures of a card go that were begun on a day."""
+    """Return the folder for a GPU's figures begun today."""
     slug = "".join(letter if letter.isalnum() else "-" for letter in card.description.lower())
     slug = "-".join(filter(None, slug.split("-")))[:48].strip("-")
     return root / f"{today}-{slug}"

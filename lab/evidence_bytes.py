@@ -1,4 +1,4 @@
-"""Evidence, parts a and b: what placements take of the device, and which is the largest that loads."""
+"""Evidence, parts a and b: memory of placements on the device, and the largest placement that loads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lab.evidence_models import SCALES, File, Pair
 
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 _KV = ("f16", "q8_0")
-_QUICK_S = 1.0  # after which a width is timed no more than it must
-_FULL_SHARE = 0.9  # of a card: a placement that fails below that does not fail for want of its memory
+_QUICK_S = 1.0  # after which a batch size is timed only the minimum number of times
+_FULL_SHARE = 0.9  # of a GPU: a placement that fails below it does not fail for lack of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Model:
 
 
 def bytes_tasks(lab: Lab) -> Iterator[Task]:
-    """Dense at five placements and two cache types, a mixture of experts, and pairs loaded together."""
+    """Yield tasks for dense at five placements and two cache types, a mixture of experts, and pairs loaded together."""
     scale = lab.scale
     pair = scale.offloaded[-1]
     dense = pair.target
@@ -48,9 +48,9 @@ def bytes_tasks(lab: Lab) -> Iterator[Task]:
         expected_s = lab.rates.load_s(file) + (lab.rates.reading * scale.depth + 16) * lab.rates.token_s(file, share)
         return Task("a", name, rank, expected_s, run, (file,), (kind, share, kv))
 
-    if not lab.is_remote and scale.name == "full":  # a small pair, so that what is planned later is planned with it
+    if not lab.is_remote and scale.name == "full":  # a small pair: later plans use its overhead
         yield _pair_task(lab, SCALES["small"].notebook, -1, "what the driver takes for a pair, a small one")
-    # One model tells what the driver takes for a process; the pair what it takes for a second model beside it.
+    # One model shows the driver's overhead per process; the pair shows that of a second model.
     yield alone("dense", dense, 1.0, "f16", 0, "dense, all layers, f16 cache")
     yield _pair_task(lab, pair, 0)
     yield _planned_task(lab, scale.notebook, 0)
@@ -119,7 +119,7 @@ def _planned_task(lab: Lab, pair: Pair, rank: int) -> Task:
 
 
 def _taken(lab: Lab, kind: str, models: Sequence[_Model], ceiling_bytes: int | None = None) -> BytesFound:
-    """Load models together, read a text, and compare what is taken with what was predicted."""
+    """Load models together, read a text, and compare the memory with the prediction."""
     device = lab.site.card.name
     requests = [lab.request(model.file, model.placement, model.context) for model in models]
     estimates = [lab.estimate(request) for request in requests]
@@ -159,7 +159,7 @@ def _sizes(parts: Sequence[Bytes]) -> Sizes:
 
 
 def _load(lab: Lab, models: Sequence[_Model]) -> batch_timing.Result:
-    """Load them in one child process, read a text and time one token."""
+    """Load models in one child process, read a text and time one token."""
     parts = tuple(
         batch_timing.Part(lab.shelf.path(model.file), model.placement, model.context, (1,)) for model in models
     )
@@ -175,7 +175,7 @@ def _load(lab: Lab, models: Sequence[_Model]) -> batch_timing.Result:
 
 
 def largest_tasks(lab: Lab) -> Iterator[Task]:
-    """Target-only, and beside its draft, under a ceiling that holds only a part of it."""
+    """Yield tasks for target-only, and with the draft, under a ceiling that holds only part of the target."""
     pair = lab.scale.notebook
     for with_draft, name in ((False, "target-only"), (True, "beside its draft")):
         files = (pair.target, pair.draft) if with_draft else (pair.target,)
@@ -221,10 +221,10 @@ def _largest(lab: Lab, pair: Pair, *, with_draft: bool) -> LargestFound:
 
 
 def _try(lab: Lab, ceiling: int, layers: int, models: Sequence[_Model]) -> Tried:
-    """Load it for real: whether that works, and what it takes. An RPC worker's is llama.cpp's own count.
+    """Load models for real: return whether it works, and the memory. For an RPC worker that is llama.cpp's own count.
 
     Raises:
-        GgufspecError: it fails although the card has room.
+        GgufspecError: it fails although the GPU has enough memory.
     """
     device = lab.site.card.name
     lab.say(f"trying {layers} layers")
@@ -242,12 +242,12 @@ def _try(lab: Lab, ceiling: int, layers: int, models: Sequence[_Model]) -> Tried
 
 
 def largest(fits: Callable[[int], bool], guess: int, most: int) -> int | None:
-    """The largest number from 0 to ``most`` that fits, None if not even 0 does; each is asked once at most.
+    """Return the largest number from 0 to ``most`` that fits, None if not even 0 does; tries each at most once.
 
     Args:
-        fits: whether a number does; if it does, so do all below.
-        guess: where to begin; near the truth it takes two questions.
-        most: the largest that there is.
+        fits: returns True if a number fits; then all smaller ones do.
+        guess: where to begin; near the result it takes two tries.
+        most: the largest number.
     """
     low, high = -1, most + 1  # the largest known to fit, the smallest known not to
     step, at = 1, min(max(guess, 0), most)

@@ -1,4 +1,4 @@
-"""The device that evidence is taken on: found, or an RPC worker on loopback; and a look at its memory meanwhile."""
+"""The device for evidence: a GPU, or an RPC worker on loopback; and a meter for its memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ggufspec.schema.text import gib
 from lab.evidence_documents import Card
 
 RPC = "rpc"
-_LOOK_S, _METER_S = 0.1, 0.25  # a meter looks while something is timed
-_OTHERS_BYTES = 2 << 30  # in others' hands, from which on a card is busy; a driver and a desktop take less
-_OTHERS_SHARE = 0.1  # of a card's time
-_OWN_BYTES = 96 << 20  # that an RPC worker takes for itself, its libraries and its messages
+_LOOK_S, _METER_S = 0.1, 0.25  # a meter runs while something is timed
+_OTHERS_BYTES = 2 << 30  # others' memory that makes a GPU busy; a driver and a desktop take less
+_OTHERS_SHARE = 0.1  # of a GPU's time
+_OWN_BYTES = 96 << 20  # an RPC worker's own memory for its libraries and messages
 _START_S = 60.0
 _SETTLE_S = 3.0
 _UNWATCHED = (
@@ -40,62 +40,62 @@ _OF_LOOPBACK = (
 
 
 class Site(Protocol):
-    """Where layers go besides the host."""
+    """Device for layers, in addition to the host."""
 
     @property
     def card(self) -> Card:
-        """What it is."""
+        """Description of the device."""
         ...
 
     @property
     def slack_bytes(self) -> int:
-        """How far over a ceiling :meth:`used_bytes` may be before it means something."""
+        """Bytes by which :meth:`used_bytes` may exceed a ceiling before it matters."""
         ...
 
     def endpoints(self) -> tuple[str, ...]:
-        """RPC workers to be added to a process that uses it; one that has died is started again."""
+        """Return RPC workers to add to a process that uses it; restart one that has died."""
         ...
 
     def used_bytes(self) -> int | None:
-        """Memory in use now; None where nobody counts it."""
+        """Return the memory in use now; None if nobody counts it."""
         ...
 
     def renew(self) -> None:
-        """Have it give back what it keeps of what was freed."""
+        """Make it release memory that it retains after freeing."""
         ...
 
     def settle(self) -> None:
-        """Wait until what was freed just now is not counted any more."""
+        """Wait until memory that was just freed is no longer counted."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the device."""
         ...
 
 
-# ---- a card ----------------------------------------------------------------------------------------------------------
+# ---- a GPU -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCard:
-    """A card of this machine."""
+    """A local GPU."""
 
     card: Card
     slack_bytes: int = 0
 
     def endpoints(self) -> tuple[str, ...]:
-        """None: llama.cpp finds it by itself."""
+        """Return none: llama.cpp finds it by itself."""
         return ()
 
     def used_bytes(self) -> int | None:
-        """As NVML counts it, on all cards; None of a card that is not NVIDIA's."""
+        """Return NVML's count over all GPUs; None for a GPU that is not NVIDIA's."""
         return gpus.used_bytes() if self.card.driver else None
 
     def renew(self) -> None:
-        """A card keeps nothing of a process that has ended."""
+        """Do nothing: a GPU retains nothing of a process that has ended."""
 
     def settle(self) -> None:
-        """The driver takes a moment after a process has ended."""
+        """Wait for the driver, which takes a moment after a process has ended."""
         until, before = time.monotonic() + _SETTLE_S, self.used_bytes()
         while before is not None and time.monotonic() < until:
             time.sleep(_LOOK_S)
@@ -104,20 +104,20 @@ class LocalCard:
             before = used
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def find_card(name: str, here: probe.Result, survey: gpus.Survey) -> Card:
-    """The card that ``name`` means.
+    """Find the GPU that ``name`` means.
 
     Args:
-        name: ``auto``, ``cuda``, or how llama.cpp's names of devices begin, ``vulkan`` say; a program that acts as a
-            card is none for ``auto``.
-        here: what llama.cpp sees.
-        survey: what NVML sees.
+        name: ``auto``, ``cuda``, or the start of llama.cpp's device names, e.g. ``vulkan``; ``auto`` excludes programs
+            that act as a GPU.
+        here: llama.cpp's devices.
+        survey: NVML's GPUs.
 
     Raises:
-        GgufspecError: there is none, or why it cannot be used.
+        GgufspecError: there is none, or it cannot be used; says why.
     """
     wanted = "" if name == "auto" else name.lower()
     seen = [device for device in here.devices if wanted or not device.is_software]
@@ -144,7 +144,7 @@ def find_card(name: str, here: probe.Result, survey: gpus.Survey) -> Card:
 
 
 def _missing(wanted: str, here: probe.Result, survey: gpus.Survey) -> GgufspecError:
-    """Why there is no such device, as far as can be told."""
+    """Return the error that says why there is no such device."""
     without = "--device rpc measures with a worker on loopback instead"
     if wanted not in ("", "cuda"):
         names = ", ".join(device.name for device in here.devices)
@@ -166,11 +166,11 @@ def _missing(wanted: str, here: probe.Result, survey: gpus.Survey) -> GgufspecEr
 
 
 def others(survey: gpus.Survey, own: Sequence[int] = ()) -> str:
-    """Who else is on the cards, by name; empty where nobody is to speak of.
+    """Name other users of the GPUs; empty if there are none worth mentioning.
 
     Args:
-        survey: what NVML sees before anything of ours runs.
-        own: process ids that are ours.
+        survey: NVML's view before anything of ours runs.
+        own: our process ids.
     """
     said = []
     for card in survey.cards:
@@ -195,10 +195,10 @@ def others(survey: gpus.Survey, own: Sequence[int] = ()) -> str:
 
 
 class Loopback:
-    """This machine's CPU as a device: an RPC worker in a process of its own, which ends with this one.
+    """This machine's CPU as a device: an RPC worker in a separate process, which ends with this one.
 
     Args:
-        threads: of the worker.
+        threads: threads of the worker.
 
     Raises:
         GgufspecError: it does not start, or this llama.cpp has no RPC.
@@ -256,21 +256,21 @@ class Loopback:
             killer.cancel()
 
     def endpoints(self) -> tuple[str, ...]:
-        """The worker's address."""
+        """Return the worker's address, after restarting it if it died."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         return (self._endpoint,)
 
     def used_bytes(self) -> int | None:
-        """Resident memory of the worker: pages of a buffer that were never touched are not in it."""
+        """Return the worker's resident memory, without buffer pages that were never touched."""
         return host.resident_bytes(self._process.pid) if self._process else None
 
     def renew(self) -> None:
-        """Another worker: the C library keeps small buffers that are freed, and takes them for the next ones."""
+        """Start another worker: the C library retains small freed buffers and reuses them."""
         self._start()
 
     def settle(self) -> None:
-        """A worker frees at once."""
+        """Do nothing: a worker frees at once."""
 
     def close(self) -> None:
         """End the worker."""
@@ -284,18 +284,18 @@ class Loopback:
                         pipe.close()
 
 
-# ---- its memory ------------------------------------------------------------------------------------------------------
+# ---- device memory ----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Meter:
-    """Looks at a device's memory from time to time while a block runs.
+    """Samples a device's memory periodically while a block runs.
 
     Args:
-        used_bytes: memory in use now; None where nobody counts it.
+        used_bytes: returns the memory in use; None if nobody counts it.
 
     Attributes:
-        rise_bytes: the most that it rose by since the block began.
+        rise_bytes: largest rise since the block began.
     """
 
     used_bytes: Callable[[], int | None]
@@ -303,7 +303,7 @@ class Meter:
     _before: int | None = field(default=None, init=False)
 
     def look(self) -> None:
-        """Look once more."""
+        """Take another sample."""
         with contextlib.suppress(GgufspecError, OSError):
             used = self.used_bytes()
             if used is not None and self._before is not None:
@@ -332,12 +332,12 @@ class Meter:
 
 @contextmanager
 def open_site(name: str, threads: int, *, share: bool) -> Iterator[tuple[Site, tuple[str, ...]]]:
-    """The device that ``name`` means, and what is to be said of it.
+    """Open the device that ``name`` means; also yield notes about it.
 
     Args:
-        name: ``rpc``, or as :func:`find_card` takes it.
-        threads: of an RPC worker.
-        share: whether a card may be used that others use.
+        name: ``rpc``, or as for :func:`find_card`.
+        threads: threads of an RPC worker.
+        share: allow a GPU that others use.
 
     Raises:
         GgufspecError: there is none, or others use it.
@@ -349,7 +349,7 @@ def open_site(name: str, threads: int, *, share: bool) -> Iterator[tuple[Site, t
         finally:
             loopback.close()
         return
-    survey = gpus.survey()  # before anything of ours is on a card
+    survey = gpus.survey()  # before anything of ours is on a GPU
     card = find_card(name, probe.inspect(), survey)
     busy = others(survey) if card.driver else ""
     if busy and not share:

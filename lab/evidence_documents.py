@@ -1,7 +1,7 @@
-"""What was measured on one card, as files: a JSON document for each part, and one that says how they came to be.
+"""Files of measurements on one GPU: a JSON document for each part, and one about their origin.
 
 A folder of evidence has ``run.json`` and the parts' files. A row is one measurement: done, failed with its reason, or
-not run yet with what it will take. Bytes are bytes, times are seconds, speeds are tokens per second.
+not run yet with its expected time. Bytes are bytes, times are seconds, speeds are tokens per second.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Row(Generic[Found]):
     """One measurement.
 
     Args:
-        key: of its settings and versions; equal keys are the same measurement.
+        key: key of its settings and versions; equal keys are the same measurement.
         name: for people.
-        state: ``done``, ``failed`` (``error`` and ``hint`` say why) or ``not run`` (``error`` says why, if it is not
-            for want of time).
-        expected_s: what it was or is expected to take.
-        seconds: what it took.
-        peak_bytes: the most that the device's memory rose by meanwhile, as NVML counts it, or the worker's resident
-            memory; None where neither can be had.
+        state: ``done``, ``failed`` (``error`` and ``hint`` say why) or ``not run`` (``error`` says why, unless time was
+            lacking).
+        expected_s: expected duration.
+        seconds: actual duration.
+        peak_bytes: largest rise of the device's memory, as NVML counts it, or the worker's resident memory; None if
+            neither is available.
         at: when it was done, UTC.
         error: see ``state``.
-        hint: the next thing to do about it.
-        found: what was measured. A failed row may have it too: memory over the ceiling, say.
+        hint: what to do about the error.
+        found: the measurement. A failed row may have it too, e.g. memory over the ceiling.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -58,7 +58,7 @@ class Row(Generic[Found]):
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """One model where it ran. ``layers`` are as ``-ngl`` counts them, the output included; ``bytes`` its weights."""
+    """One model as placed. ``layers`` are as ``-ngl`` counts them, the output included; ``bytes`` its weights."""
 
     file: str
     layers: int
@@ -69,7 +69,7 @@ class PlacedModel:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes on one device by what they are for."""
+    """Bytes on one device by purpose."""
 
     weights: int
     kv: int
@@ -77,25 +77,25 @@ class Sizes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return self.weights + self.kv + self.compute
 
 
 @dataclass(frozen=True, slots=True)
 class BytesFound:
-    """Part a: what a placement takes of the device.
+    """Part a: memory of a placement on the device.
 
     Args:
         kind: ``dense``, ``moe`` or ``pair``.
-        models: as placed; two of a pair, loaded in one process.
+        models: as placed; two for a pair, loaded in one process.
         ctx_size: tokens of context.
         cache_type_k: type of the key cache.
         cache_type_v: type of the value cache.
-        estimate: by the planner, before that placement is dry-run.
-        dry: by llama.cpp without weights, which is what the planner goes by.
-        allocated: by llama.cpp with everything loaded.
-        overhead_bytes: what the planner adds for the driver's own share.
-        device_bytes: what the device's memory really rose by; None where nobody counts it.
+        estimate: the planner's, before a dry run of that placement.
+        dry: llama.cpp's without weights, which the planner relies on.
+        allocated: llama.cpp's with everything loaded.
+        overhead_bytes: added by the planner for the driver.
+        device_bytes: actual rise of the device's memory; None if nobody counts it.
         tokens_per_s: one token at a time, by model.
         depth: tokens in the cache then.
     """
@@ -115,13 +115,13 @@ class BytesFound:
 
     @property
     def planned_bytes(self) -> int:
-        """What the planner counts with."""
+        """Total that the planner counts with."""
         return self.dry.total + self.overhead_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A placement that was loaded for real and read a prompt; ``why`` it did not fit."""
+    """A placement that was loaded for real and read a prompt; ``why`` says why it did not fit."""
 
     gpu_layers: int
     fits: bool
@@ -131,16 +131,16 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class LargestFound:
-    """Part b: the largest placement that loads under the ceiling, against the planner's.
+    """Part b: the largest placement that loads under the ceiling, compared with the planner's.
 
     Args:
         target: the planner's placement.
-        draft: beside which it is; None for target-only.
+        draft: the draft next to it; None for target-only.
         ctx_size: tokens of context.
-        ceiling_bytes: of the device.
+        ceiling_bytes: memory limit of the device.
         planned: layers that the planner offloads.
-        largest: the most that fit when loaded.
-        tried: in the order in which they were loaded.
+        largest: most layers that fit when loaded.
+        tried: placements in the order of loading.
     """
 
     target: PlacedModel
@@ -154,7 +154,7 @@ class LargestFound:
 
 @dataclass(frozen=True, slots=True)
 class WidthsFound:
-    """Part c: T(n). ``seconds`` are samples by width; ``relative`` is T(n) ÷ T(1), medians."""
+    """Part c: T(n). ``seconds`` are samples by batch size; ``relative`` is T(n) ÷ T(1), medians."""
 
     model: PlacedModel
     file_type: str
@@ -169,7 +169,7 @@ class WidthsFound:
 
 @dataclass(frozen=True, slots=True)
 class WayResult:
-    """What one way of running took for all prompts of a repetition; all that a speed is made of."""
+    """Totals of one variant for all prompts of a repetition, from which its speed follows."""
 
     tokens: int
     seconds: float
@@ -182,22 +182,22 @@ class WayResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Without prompts and loading."""
+        """Speed without prompts and loading."""
         return self.tokens / max(self.seconds, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class WaysFound:
-    """Parts d, e, f: one repetition of some ways of running, one after the other with the same models loaded.
+    """Parts d, e, f: one repetition of several variants, one after the other with the same models loaded.
 
     Args:
         pair: a name for target and draft.
         repetition: from 0.
-        target: where it was.
-        draft: where it was; None in a target-only run.
+        target: placed target.
+        draft: placed draft; None in a target-only run.
         ctx_size: tokens of context.
         depth: tokens in the cache, on average.
-        results: by way.
+        results: by variant.
         predicted: the planner's tokens/s of this placement, if it made it.
     """
 
@@ -213,10 +213,10 @@ class WaysFound:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of running over all repetitions.
+    """A variant over all repetitions.
 
     ``over_target_only`` is the ratio to target-only at its own best placement, and ``over_peer`` to llama.cpp's own
-    program at its best length, repetition by repetition; None where there is nothing to hold it against.
+    program at its best draft length, repetition by repetition; None without a rival.
     """
 
     pair: str
@@ -233,15 +233,15 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class SpeedFound:
-    """Part g: a placement that was run in another part, and what the planner's model of speed says of it.
+    """Part g: a placement that was run in another part, and the prediction of the planner's speed model.
 
     Args:
-        part: where it was measured.
-        what: the row and the way.
+        part: part of the measurement.
+        what: the row and the variant.
         models: target, and the draft of a speculative run.
         measured: tokens/s.
-        predicted: tokens/s from bytes and this machine's calibration. Of a speculative run with the tokens per round
-            that were measured: only times are predicted.
+        predicted: tokens/s from bytes and this machine's calibration. A speculative run's uses the measured tokens per
+            round: only times are predicted.
     """
 
     part: str
@@ -260,14 +260,14 @@ class CalibrationFound:
 
 @dataclass(frozen=True, slots=True)
 class Agreeing:
-    """Widths whose logits agree to the bit."""
+    """Batch sizes whose logits agree to the bit."""
 
     widths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClassesFound:
-    """Part h: the width classes of one model at one placement; ``strict`` is empty where strict mode is refused."""
+    """Part h: the classes of one model at one placement; ``strict`` is empty if strict mode is refused."""
 
     model: PlacedModel
     file_type: str
@@ -296,11 +296,11 @@ class Part(Generic[Found]):
     Args:
         part: its letter.
         title: what it shows.
-        digest: of the settings and versions of the folder, see :class:`Run`.
-        rows: what was measured and what was not.
-        ways: parts d, e and f: over all repetitions.
+        digest: digest of the folder's settings and versions, see :class:`Run`.
+        rows: finished and open measurements.
+        ways: parts d, e and f: variants over all repetitions.
         notes: what a reader should know.
-        complete: whether every row was run, failed ones too.
+        complete: True if every row was run, failed ones included.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -316,7 +316,7 @@ class Part(Generic[Found]):
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """The device that is measured. ``kind`` is ``cuda`` or ``rpc``, say; ``ceiling_bytes`` what may be used of it."""
+    """The measured device. ``kind`` is e.g. ``cuda`` or ``rpc``; ``ceiling_bytes`` limits its use."""
 
     name: str
     description: str
@@ -338,7 +338,7 @@ class Sitting:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``ggufspec/evidence@1``: whose figures these are. ``digest`` stands for card, settings and versions."""
+    """``ggufspec/evidence@1``: origin of the figures. ``digest`` identifies GPU, settings and versions."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     date: str
@@ -353,7 +353,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A part: its letter, its file, what it shows and what its rows have."""
+    """A part: its letter, its file, what it shows and the type of its rows."""
 
     letter: str
     name: str
@@ -367,7 +367,7 @@ class About:
 
     @property
     def schema(self) -> str:
-        """What the file says it is."""
+        """Schema in the file."""
         return f"ggufspec/evidence-{self.name}@1"
 
 
@@ -392,7 +392,7 @@ PARTS = {
 
 
 def read_part(folder: Path, letter: str) -> Part[Any] | None:
-    """A part's document; None where there is none.
+    """Read a part's document; None if there is none.
 
     Raises:
         GgufspecError: the file is damaged or of another version.
@@ -403,12 +403,12 @@ def read_part(folder: Path, letter: str) -> Part[Any] | None:
 
 
 def _part_of(letter: str) -> Any:
-    """The type of a part's document."""
+    """Return the type of a part's document."""
     return Part.__class_getitem__(PARTS[letter].found)  # type: ignore[attr-defined]
 
 
 def read_run(folder: Path) -> Run | None:
-    """Whose figures a folder has; None where there is no ``run.json``.
+    """Read the origin of a folder's figures; None if there is no ``run.json``.
 
     Raises:
         GgufspecError: it is damaged or of another version.
@@ -441,7 +441,7 @@ def _read(path: Path, kind: Any, schema: str) -> Any:
 
 
 def to_text(document: Part[Any] | Run) -> str:
-    """A document as JSON for a file."""
+    """Return a document as JSON for a file."""
     from ggufspec.schema import codec
 
     kind: Any = Run if isinstance(document, Run) else _part_of(document.part)
@@ -449,7 +449,7 @@ def to_text(document: Part[Any] | Run) -> str:
 
 
 def folders(root: Path) -> Iterator[tuple[Path, Run]]:
-    """The folders of evidence under ``root``, by name, with whose they are.
+    """Yield the folders of evidence under ``root``, by name, with the origin of each.
 
     Raises:
         GgufspecError: one is damaged.

@@ -1,4 +1,4 @@
-"""Evidence, part h: width classes of this device, identity in strict mode, divergences in default mode."""
+"""Evidence, part h: batch-size classes of this device, identity in strict mode, divergences in default mode."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lab.evidence_models import File
 from lab.expansion import Model
 
 _LIMIT = 16
-_READ = 0.15 * (900 + 6 * _LIMIT * _LIMIT)  # tokens that a comparison costs as much as, one at a time
-_PROMPTS = (1, 3, 2, 5, 0, 4)  # of the bundled ones; those first whose answers are long in every weight type
+_READ = 0.15 * (900 + 6 * _LIMIT * _LIMIT)  # cost of a comparison, in tokens decoded one at a time
+_PROMPTS = (1, 3, 2, 5, 0, 4)  # indices of bundled prompts; first those with long answers in every weight type
 _SAMPLING = Sampling(temperature=0.8, seed=7)
 
 
 def exact_tasks(lab: Lab) -> Iterator[Task]:
-    """The certificate of a wholly offloaded pair, then classes by file type, then the certificate half offloaded."""
+    """Yield the certificate of a wholly offloaded pair, classes by file type, and the certificate half offloaded."""
     yield _checks_task(lab, 1.0, "wholly offloaded", 0)
     scale = lab.scale
     shape = scale.offloaded[-1].target.model.shape
@@ -92,7 +92,7 @@ def _checks_task(lab: Lab, share: float, words: str, rank: int) -> Task:
             text=text,
         )
 
-    # Of each prompt a greedy answer and a coupled one, target-only and under two policies, strict and not.
+    # Per prompt a greedy and a coupled answer, target-only and under two policies, strict and not.
     answers = scale.checked * 2 * 6
     seconds = 8 * lab.rates.load_s(pair.target, pair.draft)
     seconds += answers * (scale.checked_tokens + 60) * lab.rates.token_s(pair.target, share)

@@ -1,4 +1,4 @@
-"""What a measurement of evidence is made with: the device, the models, the planner, and a look at the memory."""
+"""The lab for measurements of evidence: the device, the models, the planner, and a memory meter."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from lab.evidence_models import File, Pair, Scale, Shelf
 
 Say = Callable[[str], object]
 
-# The notebook's pair and its card: 29 + 4.3 GB of weights and 24 GiB. Where a whole pair would fit, a part of the
-# device stands for a card of that proportion.
+# The notebook's pair and its GPU: 29 + 4.3 GB of weights and 24 GiB. If a whole pair would fit, part of the device
+# stands in for a GPU of that proportion.
 _NOTEBOOK_SHARE = 0.73
 _HEADROOM_SHARE = 0.01
 _TYPICAL = "RTX 3090"
@@ -35,9 +35,9 @@ _TYPICAL = "RTX 3090"
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rough speeds of a device and its host, from which a measurement's time is guessed.
+    """Rough speeds of a device and its host, for guessing a measurement's time.
 
-    ``reading`` is what a token of a prompt costs, of one that is generated.
+    ``reading`` is the cost of a prompt token relative to a generated one.
     """
 
     start_s: float
@@ -47,16 +47,16 @@ class Rates:
     reading: float
 
     def load_s(self, *files: File) -> float:
-        """Seconds to start a process and load files."""
+        """Return the seconds to start a process and load files."""
         return self.start_s + sum(file.about_bytes for file in files) / self.load_bytes_per_s
 
     def token_s(self, file: File, on_card: float = 1.0) -> float:
-        """Seconds of a token with that share of the model on the card."""
+        """Return the seconds per token with that share of the model on the GPU."""
         return 1e-3 + file.about_bytes * (on_card / self.card_bytes_per_s + (1 - on_card) / self.host_bytes_per_s)
 
 
 def rates(site: Site, threads: int) -> Rates:
-    """What to expect of a device, and of so many threads of the host."""
+    """Return the expected speeds of a device, and of so many threads of the host."""
     host_bytes_per_s = min(4e9 * threads, 1e11)
     if site.card.kind == RPC:
         return Rates(1.5, 3e8, host_bytes_per_s, host_bytes_per_s, 0.3)
@@ -66,16 +66,16 @@ def rates(site: Site, threads: int) -> Rates:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One measurement that may be made.
+    """One possible measurement.
 
     Args:
         part: its part's letter.
-        name: for people, unlike all others of the part.
+        name: for people, unique in the part.
         rank: all of rank 0 are made before any of rank 1.
-        expected_s: what it will take, the files made.
+        expected_s: expected duration, once the files are made.
         run: makes it.
-        files: what it needs.
-        facts: what the measurement depends on besides the settings of the whole.
+        files: required files.
+        facts: what the measurement depends on besides the common settings.
     """
 
     part: str
@@ -93,17 +93,17 @@ class Lab:
 
     Args:
         site: the device.
-        scale: how large the models are.
+        scale: sizes of the models.
         shelf: their files.
-        threads: of the host.
-        vram_bytes: the ceiling that was asked for.
-        peers: the folder of llama.cpp's own programs; None where there is none.
-        say: told how far a measurement is.
+        threads: threads of the host.
+        vram_bytes: requested ceiling.
+        peers: folder of llama.cpp's own programs, or None.
+        say: called with a measurement's progress.
         verbose: let llama.cpp's log through.
 
     Attributes:
-        peak_bytes: the most that the device's memory rose by since :meth:`begin`.
-        over_bytes: the ceiling that this was above; None where it was not.
+        peak_bytes: largest rise of the device's memory since :meth:`begin`.
+        over_bytes: ceiling that was exceeded, or None.
     """
 
     site: Site
@@ -126,17 +126,17 @@ class Lab:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the device is an RPC worker's."""
+        """True if the device is an RPC worker's."""
         return self.site.card.kind == RPC
 
     @property
     def ceiling_bytes(self) -> int:
-        """What may be used of the device."""
+        """Memory that may be used on the device."""
         return self.vram_bytes or self.site.card.total_bytes
 
     def pair_ceiling(self, pair: Pair) -> int:
-        """The ceiling for a pair that does not fit: the device's, or where it would fit the notebook's proportion, with
-        what the driver takes on top.
+        """Return the ceiling for a pair that shall not fit: the device's, or, if it would fit, the notebook's
+        proportion plus the driver's overhead.
         """
         known = [self.shelf.known(file).header.weight_bytes() for file in (pair.target, pair.draft)]
         if self.vram_bytes is not None and self.vram_bytes < sum(known):
@@ -144,15 +144,15 @@ class Lab:
         return min(int(_NOTEBOOK_SHARE * sum(known)) + self.overhead_bytes, self.ceiling_bytes)
 
     def begin(self) -> None:
-        """Forget what was seen of the memory."""
+        """Reset the memory figures."""
         self.peak_bytes = self.over_bytes = None
 
     @contextmanager
     def watch(self, ceiling_bytes: int | None = None) -> Iterator[Meter]:
-        """Look at the device's memory while the block runs.
+        """Measure the device's memory while the block runs.
 
         Args:
-            ceiling_bytes: what is too much; None: the device's own ceiling; 0: nothing is.
+            ceiling_bytes: limit; None: the device's own ceiling; 0: none.
         """
         ceiling = self.ceiling_bytes if ceiling_bytes is None else ceiling_bytes
         self.site.settle()
@@ -167,16 +167,16 @@ class Lab:
 
     @property
     def overhead_bytes(self) -> int:
-        """What the planner adds for the driver's own share: what was seen before, or a guess.
+        """Bytes that the planner adds for the driver: measured before, or a guess.
 
-        Nothing where nobody counts the device's memory: what is held to the ceiling there are llama.cpp's own bytes.
+        0 if nobody counts the device's memory: there the ceiling applies to llama.cpp's own bytes.
         """
         card = self.site.card
         counts = card.driver and not self.is_remote
         return history.known_overhead(self.cache, card.description, card.name, card.total_bytes) if counts else 0
 
     def learn_overhead(self, seen_bytes: int) -> None:
-        """Keep the most that the driver was seen to take for itself."""
+        """Save the driver's largest measured overhead."""
         card = self.site.card
         if not card.driver:
             return
@@ -188,17 +188,17 @@ class Lab:
     # ---- plans
 
     def options(self, **changes: Any) -> DecoderOptions:
-        """Options of a decoder at this scale."""
+        """Return a decoder's options at this scale."""
         return DecoderOptions(**{"ctx_size": self.scale.ctx_size, "threads": self.threads, **changes})
 
     def speed(self) -> MachineProfile:
-        """What is known of this machine's speeds: measured, or a catalogue's guess before that."""
+        """Return this machine's known speeds: measured, or before that a catalogue's guess."""
         card = self.site.card
         known = None if self.is_remote else cards.recognise(card.description, card.total_bytes)
         return machine_profile.expected({card.name: known}, folder=self.cache, threads=self.threads)
 
     def machine(self, ceiling_bytes: int) -> plan.Machine:
-        """This machine with so much of the device. One that is none is taken for a card, or layers would stay."""
+        """Return this machine with so much of the device; one that is no GPU counts as one, or no layers would move."""
         card, overhead = self.site.card, self.overhead_bytes
         shown = plan.Card(card.name, card.description, ceiling_bytes, ceiling_bytes, overhead)
         headroom = min(DEFAULT_HEADROOM_BYTES, int(_HEADROOM_SHARE * ceiling_bytes))
@@ -207,7 +207,7 @@ class Lab:
         return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if is_none else self.speed())
 
     def dry_run(self, requests: Sequence[Request]) -> list[ByDevice | str]:
-        """What llama.cpp would allocate on this device."""
+        """Return what llama.cpp would allocate on this device."""
         cards = {self.site.card.name: self.site.card.description}
         with DryRuns(
             cards, simulated=False, rpc=self.site.endpoints(), folder=self.cache, verbose=self.verbose
@@ -215,19 +215,19 @@ class Lab:
             return runs(requests)
 
     def request(self, file: File, placement: Placement, context: ContextOptions) -> Request:
-        """What to dry-run of a model."""
+        """Return the dry run of a model."""
         known = self.shelf.known(file)
         return Request(known.header, known.metadata_only, placement, context)
 
     def estimate(self, request: Request) -> Bytes:
-        """What the planner estimates for the device before that very placement is dry-run."""
+        """Return the planner's estimate for the device before a dry run of that very placement."""
         counts = range(request.header.layers + 1)
         some = [replace(request, placement=replace(request.placement, gpu_layers=count)) for count in counts]
         found = Memory((self.site.card.name,), self.dry_run).estimates(some)
         return found[request.placement.offloaded(request.header.blocks)][self.site.card.name]
 
     def plan(self, pair: Pair, ceiling_bytes: int) -> plan.Plan:
-        """The planner's answer for a pair under a ceiling; the same until more is known of the driver's share.
+        """Return the plan for a pair under a ceiling, cached until the driver's overhead is known better.
 
         Raises:
             GgufspecError: nothing fits.
@@ -245,13 +245,13 @@ class Lab:
         return self._plans[key]
 
     def placed(self, file: File, placement: Placement) -> PlacedModel:
-        """A model where it is put, as documents have it."""
+        """Return a placed model for documents."""
         header = self.shelf.known(file).header
         offloaded = placement.offloaded(header.blocks)
         return PlacedModel(file.name, header.layers, offloaded, placement.n_cpu_moe, header.weight_bytes())
 
     def fitting(self, pair: Pair) -> None:
-        """Hold a pair that is to be wholly on the device to the ceiling.
+        """Check that a pair that shall be wholly on the device fits under the ceiling.
 
         Raises:
             GgufspecError: it is too large.
@@ -268,7 +268,7 @@ class Lab:
         self._hold(pair.name, used)
 
     def check_room(self, file: File, placement: Placement, context: ContextOptions) -> None:
-        """Hold one model to the ceiling before it is loaded, by the least that it can take: weights and cache.
+        """Check one model against the ceiling before loading, by its minimum: weights and cache.
 
         Raises:
             GgufspecError: it is too large.

@@ -1,7 +1,7 @@
-"""The models that evidence is taken with: which shapes at which size, how much is asked of them, and their files.
+"""The models for evidence: shapes by scale, settings of the measurements, and their files.
 
-All are the bundled pair, expanded (:mod:`lab.expansion`): their cost is that of the shape, their text
-and their acceptance those of the small pair as far as the weight types allow.
+All are expansions of the bundled pair (:mod:`lab.expansion`): they cost as much as the shape; their text and their
+acceptance are the small pair's as far as the weight types allow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ggufspec.models.profile import demo_pair
 from lab import expansion
 from lab.expansion import Fill, Model
 
-# (target, draft); the first is that of the notebook that this project began with.
+# (target, draft); the first pair is that of the notebook that started this project.
 PAIRS = {
     "70b+8b": (Model("llama3-70b", "Q3_K_S"), Model("llama3-8b", "Q3_K_L")),
     "14b+0.5b": (Model("qwen2.5-14b", "Q4_K_M"), Model("qwen2.5-0.5b", "Q8_0")),
@@ -29,10 +29,10 @@ PAIRS = {
 
 TARGET, DRAFT, HOPELESS = "target", "draft", "hopeless"
 
-# Bits a weight of a file type's mixture, about: what a file takes is known exactly once it is made.
+# Approximate bits per weight of a file type's mixture: exact sizes are known once files are made.
 _BITS = {"F16": 16.1, "Q8_0": 8.5, "Q6_K": 6.6, "Q4_K_M": 4.9, "Q4_0": 4.6, "Q3_K_L": 4.3, "Q3_K_S": 3.5}
-_ROOM_BYTES = 4 << 30  # of RAM that is left to everything else
-_SPARE_BYTES = 1 << 30  # of disk
+_ROOM_BYTES = 4 << 30  # RAM to leave free
+_SPARE_BYTES = 1 << 30  # disk to leave free
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,18 @@ class File:
 
     @property
     def name(self) -> str:
-        """Of the file on the disk."""
+        """File name on the disk."""
         ending = f"-{self.role}" if self.role != TARGET else ""
         return f"{self.model.shape}-{self.model.type}{ending}.gguf"
 
     @property
     def about_bytes(self) -> int:
-        """Its size before it is made, a few per cent off."""
+        """Size before it is made, a few per cent off."""
         return int(expansion.SHAPES[self.model.shape].parameters() * _BITS.get(self.model.type, 6.0) / 8)
 
     @property
     def holed_bytes(self) -> int:
-        """About what it takes of the disk where the untrained is holes: mostly the padded vocabulary."""
+        """Approximate disk space if untrained weights are holes: mostly the padded vocabulary."""
         shape = expansion.SHAPES[self.model.shape]
         return int(shape.vocab * shape.width * max(_BITS.get(self.model.type, 6.0), _BITS["Q6_K"]) / 8)
 
@@ -70,7 +70,7 @@ class Pair:
 
     @property
     def about_bytes(self) -> int:
-        """Both files."""
+        """Size of both files."""
         return self.target.about_bytes + self.draft.about_bytes
 
 
@@ -81,30 +81,30 @@ def _pair(name: str) -> Pair:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large the models are and how much is asked of them.
+    """Sizes of the models and extent of the measurements.
 
     Args:
         name: ``full``, ``small`` or ``tiny``.
-        notebook: the pair of which the target does not fit the device.
+        notebook: pair whose target does not fit the device.
         offloaded: pairs that fit it wholly.
-        certified: the pair of the certificate.
+        certified: pair of the certificate.
         moe: a mixture of experts, for its bytes.
-        types: file types of part c, of the shape of ``offloaded``'s last target.
+        types: file types of part c, in the shape of ``offloaded``'s last target.
         ctx_size: tokens of context.
         depth: tokens in the cache while a batch is timed.
-        tokens: of an answer.
-        notebook_tokens: of an answer of part d, whose target is slow.
+        tokens: tokens of an answer.
+        notebook_tokens: tokens of an answer of part d, whose target is slow.
         prompts: indices of the bundled prompts.
-        repetitions: of parts d, e and f.
+        repetitions: for parts d, e and f.
         lengths: fixed draft lengths of part d.
         peer_lengths: draft lengths of part e.
-        widths: of part c.
-        wide: further widths of part c, for the time that is left.
-        rounds: times that a width is timed.
-        notebook_layers: share of the target's layers that the notebook had on its card, without a plan.
+        widths: batch sizes of part c.
+        wide: further batch sizes of part c, if time is left.
+        rounds: timings per batch size.
+        notebook_layers: share of the target's layers that the notebook had on its GPU, without a plan.
         checked: prompts of the certificate.
-        checked_tokens: of each of its answers.
-        calibration: keywords of :class:`ggufspec.planning.machine_profile.Spec` for a shorter look.
+        checked_tokens: tokens of each of its answers.
+        calibration: keywords of :class:`ggufspec.planning.machine_profile.Spec` for a shorter calibration.
     """
 
     name: str
@@ -210,7 +210,7 @@ SCALES = {
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What there is for models. ``device_bytes`` is the ceiling; a device ``in_memory`` takes its share of the RAM."""
+    """Space for models. ``device_bytes`` is the ceiling; a device ``in_memory`` uses the RAM, too."""
 
     disk_bytes: int
     memory_bytes: int
@@ -219,15 +219,15 @@ class Space:
 
 
 def choose_scale(asked: str, space: Space, fill: Fill) -> tuple[Scale, tuple[str, ...]]:
-    """The scale that ``asked`` means, and why it is not the full one.
+    """Return the requested scale, and why it is not the full one.
 
     Args:
         asked: ``full``, ``small``, ``tiny`` or ``auto``.
-        space: for ``auto``; what models take that are there already counts as free disk.
+        space: for ``auto``; the disk space of existing models counts as free.
         fill: holes take little disk.
 
     Raises:
-        GgufspecError: the full one is asked for and there is no room for it.
+        GgufspecError: the full one is requested and there is not enough space.
     """
     if asked in ("small", "tiny"):
         return SCALES[asked], ()
@@ -246,7 +246,7 @@ def choose_scale(asked: str, space: Space, fill: Fill) -> tuple[Scale, tuple[str
 
 
 def lacking(scale: Scale, space: Space, fill: Fill) -> str:
-    """What is too small for a scale; empty where nothing is."""
+    """Describe what is too small for a scale; empty if nothing is."""
     pairs = (scale.notebook, *scale.offloaded, scale.certified)
     in_memory = 2 if space.in_memory else 1
     memory = in_memory * max(*(pair.about_bytes for pair in pairs), scale.moe.about_bytes) + _ROOM_BYTES
@@ -269,7 +269,7 @@ def lacking(scale: Scale, space: Space, fill: Fill) -> str:
 
 
 def kept_bytes(folder: Path) -> int:
-    """Disk that the models in a folder take already."""
+    """Return the disk space of the models in a folder."""
     return sum(path.stat().st_blocks * 512 for path in folder.glob("*.gguf"))
 
 
@@ -278,12 +278,12 @@ def _gb(size_bytes: int) -> str:
 
 
 class Shelf:
-    """The files, made when they are asked for and kept.
+    """The model files, made at first use and saved.
 
     Args:
-        folder: where they are, in a folder for each ``fill``.
-        fill: what stands where nothing was trained.
-        say: told how far a file is that is being made.
+        folder: their location, with a subfolder for each ``fill``.
+        fill: content of untrained weights.
+        say: called with the progress of making a file.
         verbose: let llama.cpp's log through.
     """
 
@@ -293,15 +293,15 @@ class Shelf:
         self._known: dict[str, Known] = {}
 
     def has(self, file: File) -> bool:
-        """Whether it is there already."""
+        """Return True if it exists already."""
         return (self.folder / file.name).exists()
 
     def path(self, file: File) -> Path:
-        """The file; it is made if it is not there.
+        """Return the file, made if it does not exist.
 
         Raises:
-            GgufspecError: there is no room for it.
-            Interrupted: Ctrl-C; nothing half made is left.
+            GgufspecError: there is not enough space.
+            Interrupted: Ctrl-C; no partial file is left.
         """
         path = self.folder / file.name
         if path.exists():
@@ -334,13 +334,13 @@ class Shelf:
         return path
 
     def known(self, file: File) -> Known:
-        """Its header; the file is made if it is not there."""
+        """Return its header; the file is made if it does not exist."""
         if file.name not in self._known:
             (self._known[file.name],) = read_headers([self.path(file)], self.folder / "headers")
         return self._known[file.name]
 
     def named(self, name: str) -> Known | None:
-        """The header of a file by its name; None if it is not there any more."""
+        """Return the header of a file by its name; None if it no longer exists."""
         path = self.folder / name
         if name not in self._known and path.exists():
             (self._known[name],) = read_headers([path], self.folder / "headers")

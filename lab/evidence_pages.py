@@ -1,4 +1,4 @@
-"""Evidence for people: a folder's summary, and the index of all folders, as Markdown made of the JSON files alone."""
+"""Evidence for people: a folder's summary, and the index of all folders, as Markdown from the JSON files alone."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Table = tuple[Sequence[str], Iterable[Sequence[str]]]
 
 
 def summary(run: Run, parts: Sequence[Part[Any]]) -> str:
-    """What a folder shows.
+    """Summarise a folder.
 
     Args:
-        run: whose figures they are.
+        run: origin of the figures.
         parts: its documents.
     """
     lines = [f"# {run.card.description}, {run.date}", "", *_heading(run)]
@@ -68,7 +68,7 @@ def _heading(run: Run) -> Iterator[str]:
 
 
 def _missing(part: Part[Any]) -> Iterator[str]:
-    """Rows that have failed, and those that are not run."""
+    """List failed rows, and rows not run."""
     for row in part.rows:
         if row.state == "failed":
             yield f"- failed: {row.name}: {row.error}"
@@ -86,7 +86,7 @@ def _missing(part: Part[Any]) -> Iterator[str]:
 
 
 def _done(part: Part[Any], kind: type) -> list[tuple[Row[Any], Any]]:
-    """Rows that have something of a kind, with what they have."""
+    """Return rows whose results have this type, with the results."""
     return [(row, row.found) for row in part.rows if isinstance(row.found, kind)]
 
 
@@ -253,7 +253,7 @@ def _exactness(part: Part[Any]) -> Iterator[str]:
 
 
 def _widths_in_words(widths: Sequence[int]) -> str:
-    """``1–3, 8``."""
+    """Format as ``1–3, 8``."""
     runs: list[list[int]] = []
     for width in sorted(widths):
         if runs and width == runs[-1][-1] + 1:
@@ -279,7 +279,7 @@ _SECTIONS: dict[str, Callable[[Part[Any]], Iterator[str]]] = {
 
 
 def index(root: Path) -> str:
-    """What is measured on which card and what is not, from the folders under ``root``.
+    """Return the index of what is measured on which GPU and what is missing, from the folders under ``root``.
 
     Raises:
         GgufspecError: a file is damaged.

@@ -1,4 +1,4 @@
-"""Evidence, parts c and g: T(n), and speeds predicted against those that the other parts measured."""
+"""Evidence, parts c and g: T(n), and predicted speeds compared with those that the other parts measured."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from lab.evidence_models import File
 from lab.evidence_ways import TARGET_ONLY
 from lab.expansion import Model
 
-_CALIBRATION_S = 10.0  # of each device, for loading and what is not counted
+_CALIBRATION_S = 10.0  # per device, for loading and uncounted work
 
 
 # ---- part c ----------------------------------------------------------------------------------------------------------
 
 
 def width_tasks(lab: Lab) -> Iterator[Task]:
-    """T(n) by file type, wholly and half offloaded."""
+    """Yield tasks for T(n) by file type, wholly and half offloaded."""
     scale = lab.scale
     shape = scale.offloaded[-1].target.model.shape
     for number, kind in enumerate(scale.types):
@@ -87,7 +87,7 @@ def _width_task(lab: Lab, file: File, share: float, name: str, widths: tuple[int
 
 
 def speed_tasks(lab: Lab) -> Iterator[Task]:
-    """The calibration, which plans go by too; what it predicts is held to the other parts in :func:`predictions`."""
+    """Yield the calibration, which plans use too; :func:`predictions` compares its predictions with the other parts."""
     options = dict(lab.scale.calibration)
 
     def run(lab: Lab) -> CalibrationFound:
@@ -107,7 +107,7 @@ def speed_tasks(lab: Lab) -> Iterator[Task]:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A speed that was measured: of target-only, or of a pair with so many drafted tokens a round."""
+    """A measured speed: target-only, or a pair with ``drafted`` tokens per round."""
 
     part: str
     what: str
@@ -122,13 +122,13 @@ class _Point:
 def predictions(
     parts: Iterable[Part[Any]], speed: MachineProfile, card: str, header: Callable[[str], Any]
 ) -> list[SpeedFound]:
-    """What the planner's model of speed says of every placement that was run.
+    """Predict the speed of every placement that was run, with the planner's model.
 
     Args:
         parts: the documents of the other parts.
         speed: this machine, calibrated.
         card: the device's name.
-        header: of a file by its name; None where it is not there any more.
+        header: returns the header of a file by its name; None if it no longer exists.
     """
     found = []
     for point in (point for part in parts for point in _points(part)):
@@ -169,7 +169,7 @@ def _points(part: Part[Any]) -> Iterator[_Point]:
 
 
 def _points_of_ways(part: str, found: WaysFound) -> Iterator[_Point]:
-    """Target-only runs, and those that drafted a fixed number; the others change it as they go."""
+    """Yield target-only runs, and runs of fixed draft length; the others change it as they go."""
     context = (found.ctx_size, "f16", "f16")
     for name, result in found.results.items():
         if not result.drafted and name.startswith(TARGET_ONLY):

@@ -1,4 +1,4 @@
-"""Evidence, parts d, e and f: ways of running, pairs against target-only and against llama.cpp's own program."""
+"""Evidence, parts d, e and f: variants of running, pairs against target-only and against llama.cpp's own program."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ ADAPTIVE = "speculative, adaptive"
 _WARM_UP_TOKENS = 4
 
 
-# ---- parts d, e and f: ways of running -------------------------------------------------------------------------------
+# ---- parts d, e and f: variants ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way of running with models that are loaded: ``alone`` as in a :class:`session.Request`."""
+    """One variant with loaded models: ``alone`` as in a :class:`session.Request`."""
 
     name: str
     alone: str = ""
@@ -44,12 +44,12 @@ class Run:
 
 
 def fixed(length: int) -> Run:
-    """The draft model, always so many tokens."""
+    """Return the variant with the draft model and a fixed draft length."""
     return Run(f"speculative, {length} drafted", "", "draft", "fixed", length)
 
 
 def notebook_tasks(lab: Lab) -> Iterator[Task]:
-    """Part d: the notebook's own target-only run, the best one, and the pair, in turn."""
+    """Yield part d: the notebook's own target-only run, the best one, and the pair, in turn."""
     scale, pair = lab.scale, lab.scale.notebook
     count = round(scale.notebook_layers * (SHAPES[pair.target.model.shape].layers + 1))
     share = scale.notebook_layers
@@ -97,7 +97,7 @@ def notebook_tasks(lab: Lab) -> Iterator[Task]:
 
 
 def offloaded_tasks(lab: Lab) -> Iterator[Task]:
-    """Part e: ours and llama.cpp's own program, in turn."""
+    """Yield part e: ours and llama.cpp's own program, in turn."""
     scale = lab.scale
     runs = (Run(TARGET_ONLY, "target"), *(fixed(length) for length in scale.peer_lengths), Run(ADAPTIVE))
     for repetition in range(scale.repetitions):
@@ -108,7 +108,7 @@ def offloaded_tasks(lab: Lab) -> Iterator[Task]:
 
 
 def hopeless_tasks(lab: Lab) -> Iterator[Task]:
-    """Part f: a draft that is never right, with what we do by default and with what a fixed length does."""
+    """Yield part f: a draft that is never right, by default and with a fixed draft length."""
     scale = lab.scale
     own = scale.offloaded[-1]
     pair = replace(own, name=f"{own.name}, hopeless", draft=File(own.draft.model, HOPELESS))
@@ -181,23 +181,23 @@ def _peers_of(lab: Lab, pair: Pair, repetition: int, rank: int) -> Task:
 
 
 def _turned(things: Sequence[Any], by: int) -> tuple[Any, ...]:
-    """With another one first in each repetition."""
+    """Rotate, so that each repetition starts with another one."""
     first = by % len(things)
     return (*things[first:], *things[:first])
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Ways of running to be timed with the same models loaded, in a process of their own.
+    """Variants to time with the same models loaded, in a separate process.
 
     Args:
-        pair: whose target it is.
-        tokens: of an answer.
+        pair: pair with the target.
+        tokens: tokens of an answer.
         repetition: from 0.
-        options: placements and all.
-        runs: in this order.
+        options: placements and all others.
+        runs: variants in this order.
         draft: the draft; None: target-only.
-        ceiling: of the device; None: its own.
+        ceiling: memory limit of the device; None: its own.
         predicted: the planner's tokens/s.
     """
 
@@ -273,10 +273,10 @@ class _Sample:
 
 
 def ways(rows: Iterable[Row[WaysFound]]) -> tuple[Way, ...]:
-    """Every way of running over its repetitions, and against target-only and llama.cpp's program. Pure.
+    """Summarise every variant over its repetitions, and compare it with target-only and llama.cpp's program. Pure.
 
-    A ratio is of the same repetition, in which both were measured within a short time. The rival is target-only at its
-    own best placement where that was run, and the program at the length that is its best over all repetitions.
+    Ratios are within a repetition, in which both were measured within a short time. The rival is target-only at its own
+    best placement if that was run, and the program at its best draft length over all repetitions.
     """
     groups: dict[tuple[str, str, int, int | None], dict[int, _Sample]] = {}
     for row in rows:
@@ -315,7 +315,7 @@ _Groups = dict[tuple[str, str, int, int | None], _Samples]
 
 
 def _rival(groups: _Groups, pair: str, names: Sequence[str], own: str) -> _Samples | None:
-    """The first of the names that was run, of the placement with most repetitions; None for the rival itself."""
+    """Return the first named variant that was run, at its placement with most repetitions; None for itself."""
     for name in names:
         found = [samples for key, samples in groups.items() if key[:2] == (pair, name)]
         if found:

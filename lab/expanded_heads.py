@@ -1,10 +1,10 @@
 """Heads of a small target for its function-preserving expansion: the same drafts at the cost of the larger shape.
 
-The expansion (ggufspec/models/expansion.py) puts zeros behind the numbers of every row of the residual stream and new
-blocks behind the source's own, which write nothing. So the rows that a head reads are the small target's and zeros, and
-the input of a layer is the same at the same number. A head is expanded as one block of the target is: zeros around its
-matrices, its norms and epsilon scaled for the larger mean. What reads several rows side by side (``fc``, ``eh_proj``,
-attention over token and row) finds each at a multiple of the new width.
+The expansion (ggufspec/models/expansion.py) appends zeros to every row of the residual stream, and blocks that write
+nothing after the source's own. So the rows that a head reads are the small target's plus zeros, and the input of a
+layer is the same under the same number. A head is expanded as one block of the target is: zeros around its matrices,
+its norms and epsilon scaled for the larger mean. Parts that read several rows side by side (``fc``, ``eh_proj``,
+attention over token and row) find each at a multiple of the new width.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WRITTEN_ANEW = ("GGUF.", "general.architecture", "general.file_type", "general.
 
 
 def expanded_tensors(tensors: Mapping[str, Array], target: Path, big: Shape) -> dict[str, Array]:
-    """A head's tensors for the shape that its target is expanded to.
+    """Return a head's tensors for the shape that its target is expanded to.
 
     Args:
         tensors: rows first, rotated pairs adjacent; names as in a GGUF file, with or without ``blk.N.``.
@@ -35,7 +35,7 @@ def expanded_tensors(tensors: Mapping[str, Array], target: Path, big: Shape) -> 
         big: nowhere smaller; tokens and head size are the target's.
 
     Raises:
-        UsageError: the shape is another in what must stay, or does not hold the target.
+        UsageError: the shape changes what must stay, or does not hold the target.
     """
     small = read(target)
     source, layout = small.shape, fit(small, big, "F16")
@@ -82,9 +82,9 @@ def expand_eagle3(head: Path, target: Path, big: Shape, path: Path) -> Path:
     """Write an EAGLE-3 head for the expanded target, in F16.
 
     Args:
-        head: of the small target, in any type; it reads raw rows (no ``norm_before_fc``).
+        head: head of the small target, in any type; it reads raw rows (no ``norm_before_fc``).
         target: the small target.
-        big: the shape of the expanded one.
+        big: shape of the expanded one.
         path: the file to write.
     """
     reader = gguf.GGUFReader(head)
@@ -120,7 +120,7 @@ def expand_mimo2(small: Path, target: Path, expanded: Path, path: Path) -> Path:
     """Write the expanded target as ``mimo2`` with the MTP blocks of the small one, in F16.
 
     Args:
-        small: MTP blocks of the small target, alone or in it, in any type (:func:`lab.mimo2.write_mimo2`).
+        small: MTP blocks of the small target, separate or in it, in any type (:func:`lab.mimo2.write_mimo2`).
         target: the small target as llama.
         expanded: the expanded one as llama, in F16.
         path: the file to write.

@@ -1,15 +1,15 @@
-"""Expanded models of any shape and type, for evidence: what the package's own expansion (ggufspec/models/) leaves out.
+"""Expanded models of any shape and type, for evidence: beyond the package's own expansion (ggufspec/models/).
 
 The bundled pair, expanded to the shapes of Llama-3-70B and Llama-3-8B, is a pair of 35 GB that is written in seconds.
 The model is never in memory, nor written in F16: llama.cpp's dry run gives the type of each tensor, ggml's quantiser
 writes the rows with trained numbers, and the rest is holes, or blocks of random numbers without effect.
 
-Besides what :mod:`ggufspec.models.expansion` does, with small letters for the source and capitals for the result:
+In addition to :mod:`ggufspec.models.expansion`, with small letters for the source and capitals for the result:
 
-- head size s -> S: zeros. The llama architecture wants RoPE over the whole head (src/models/llama.cpp asserts it), so
-  the base becomes base^(S/s): the first s/2 pairs of the big head then turn exactly as the small head's did. Queries
-  get sqrt(S/s), since attention divides by sqrt(S); that is exact in F16 where S/s is a power of four.
-- experts: each has the whole feed-forward, and the weights of those that a router chooses are one together; routers are
+- head size s -> S: zeros. The llama architecture requires RoPE over the whole head (src/models/llama.cpp asserts it),
+  so the base becomes base^(S/s): the first s/2 pairs of the big head then turn exactly as the small head's did. Queries
+  get sqrt(S/s), because attention divides by sqrt(S); that is exact in F16 if S/s is a power of four.
+- experts: each has the whole feed-forward, and the weights of those that a router chooses sum to one; routers are
   random, so that tokens go to different experts.
 """
 
@@ -39,23 +39,23 @@ from ggufspec.models.locate import LocalFile
 from ggufspec.models.sparse import Piece
 
 Fill = Literal["holes", "blocks"]
-_BESIDE_BYTES = 8192  # of disk for the partial pages at both ends of a run of rows
-_WRITE = ("attn_output", "ffn_down", "ffn_down_exps")  # to the residual stream
+_BESIDE_BYTES = 8192  # disk for the partial pages at both ends of a run of rows
+_WRITE = ("attn_output", "ffn_down", "ffn_down_exps")  # they write to the residual stream
 
 
 @dataclass(frozen=True, slots=True)
 class Shape(expansion.Shape):
-    """The shape of one llama model; ``ffn`` is the width of the gated feed-forward, or of one expert."""
+    """Shape of one llama model; ``ffn`` is the width of the gated feed-forward, or of one expert."""
 
     experts: int = 0
     experts_used: int = 0
 
     def parameters(self) -> int:
-        """Weights in all, tied embeddings counted once."""
+        """Return the number of weights, tied embeddings counted once."""
         return sum(map(math.prod, self.tensors().values()))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor but ``rope_freqs`` in the order of the file, in ggml's order: the row's length first."""
+        """Return the shapes of all tensors except ``rope_freqs``, in file order; ggml's order: row length first."""
         dense = expansion.Shape.tensors(self)
         if not self.experts:
             return dense
@@ -70,7 +70,7 @@ class Shape(expansion.Shape):
         return tensors
 
 
-# The numbers of the published models. The architecture is llama's: Qwen's biases, some kilobytes, are left out.
+# Numbers of the published models. The architecture is llama's: Qwen's biases, some kilobytes, are left out.
 SHAPES = {
     "llama3-70b": Shape(8192, 80, 64, 8, 28672, 128256, 128, tied=False),
     "llama3-8b": Shape(4096, 32, 32, 8, 14336, 128256, 128, tied=False),
@@ -99,10 +99,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What an expanded model takes.
+    """Size of an expanded model.
 
     Args:
-        size_bytes: apparent size; also the RAM that it takes when it runs there, since holes take memory.
+        size_bytes: apparent size; also its RAM when it runs on the CPU, because holes take memory.
         disk_bytes: disk space, rounded up.
         types: the type of each tensor, as ggml spells it.
     """
@@ -120,7 +120,7 @@ class Spec:
         small: the source model, such as one of :func:`ggufspec.models.profile.demo_pair`.
         shape: one of ``SHAPES``, or another that is nowhere smaller than the source.
         type: one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`.
-        path: the file to write or replace; without it only what it would take is computed.
+        path: the file to write or replace; without it only the size is computed.
         fill: ``holes`` take no disk space and decode at the same cost as ``blocks`` of random numbers.
         hopeless: give each token another's output row: a confident draft that is never right.
     """
@@ -135,7 +135,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What it takes, the file, its true disk space, and the peak memory of writing it."""
+    """The predicted size, the file, its true disk space, and the peak memory of writing it."""
 
     needed: Needed
     path: Path | None
@@ -154,7 +154,7 @@ def expand(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = Fa
     Raises:
         UsageError: the model does not fit into the shape, there is no such type, or ``path`` is the small model.
         ModelError: it cannot be read, or is no plain llama model.
-        GgufspecError: the disk has no room, or cannot be written.
+        GgufspecError: the disk has no space, or cannot be written.
         Interrupted: Ctrl-C.
     """
     return child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
@@ -164,13 +164,13 @@ def expand(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = Fa
 
 
 def shape_of(small: Small) -> Shape:
-    """The source's own shape."""
+    """Return the source's own shape."""
     own = small.shape
     return Shape(own.width, own.layers, own.heads, own.kv_heads, own.ffn, own.vocab, own.head_size, own.tied)
 
 
 def fit(small: Small, big: expansion.Shape, file_type: str) -> Layout:
-    """:func:`ggufspec.models.expansion.fit`, for larger heads, experts and rows of any length, too.
+    """Run :func:`ggufspec.models.expansion.fit`, also for larger heads, experts and rows of any length.
 
     Raises:
         UsageError: it does not fit.
@@ -202,7 +202,7 @@ def fit(small: Small, big: expansion.Shape, file_type: str) -> Layout:
 
 
 def rope_base(small: Small, big: expansion.Shape) -> float:
-    """The base at which pair i of a big head rotates like pair i of a small one."""
+    """Return the base at which pair i of a big head rotates like pair i of a small one."""
     value = small.parsed.metadata.get("llama.rope.freq_base")
     base = float(value) if isinstance(value, int | float) else 10_000.0
     exponent = big.head_size / small.shape.head_size
@@ -213,14 +213,14 @@ def rope_base(small: Small, big: expansion.Shape) -> float:
 
 
 def metadata(small: Small, big: Shape) -> dict[str, str | int | float]:
-    """The keys of the header in which the big model differs."""
+    """Return the header keys in which the big model differs."""
     keys = expansion.metadata(small, big) | {"llama.rope.freq_base": rope_base(small, big)}
     experts = {"llama.expert_count": big.experts, "llama.expert_used_count": big.experts_used} if big.experts else {}
     return keys | experts
 
 
 def content(small: Small, big: Shape, layout: Layout, name: str, *, hopeless: bool = False) -> list[Rows]:
-    """What a tensor of the big model has besides zeros."""
+    """Return the nonzero content of a tensor of the big model."""
     if ".ffn_gate_inp." in name:
         return [(np.arange(big.experts), _router(small, big, zlib.crc32(name.encode())))]
     found = expansion.content(small, big, layout, name.replace("_exps", ""))
@@ -241,7 +241,7 @@ def content(small: Small, big: Shape, layout: Layout, name: str, *, hopeless: bo
 
 
 def _router(small: Small, big: Shape, seed: int) -> expansion.Floats:
-    """Random weights that give the experts' logits about a standard normal distribution."""
+    """Return random weights that make the experts' logits about standard normal."""
     rows = np.zeros((big.experts, big.width), np.float32)
     rows[:, : small.shape.width] = np.random.default_rng(seed).standard_normal(
         (big.experts, small.shape.width), np.float32
@@ -297,7 +297,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def _is_free(name: str, small: Small) -> bool:
-    """Whether a tensor may contain anything, because its output is never read."""
+    """Return True if a tensor may contain anything, because its output is never read."""
     _, number, kind, *_ = [*name.split("."), ""]
     return (
         number.isdigit()

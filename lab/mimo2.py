@@ -1,7 +1,7 @@
-"""A llama model as ``mimo2``: the architecture of llama.cpp that serves MTP heads and hands out every layer's input.
+"""A llama model as ``mimo2``: the llama.cpp architecture that supports MTP heads and hands out every layer's input.
 
-The blocks are the same but for the order of rotated numbers (adjacent pairs there, halves here), so the text stays the
-same up to rounding. Source: src/models/mimo2.cpp, src/models/llama.cpp of llama.cpp.
+The blocks are the same except for the order of rotated numbers (adjacent pairs there, halves here), so the text stays
+the same up to rounding. Source: src/models/mimo2.cpp, src/models/llama.cpp of llama.cpp.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _SKIPPED = ("general.architecture", "general.name", "llama.")
 
 
 def halves(rows: Array, head_size: int) -> Array:
-    """Rows of a query or key matrix whose rotated pairs are adjacent, with the pairs' halves apart (NORM to NEOX)."""
+    """Reorder rows of a query or key matrix from adjacent rotated pairs to separate halves (NORM to NEOX)."""
     heads = rows.reshape(-1, head_size // 2, 2, rows.shape[-1])
     return heads.transpose(0, 2, 1, 3).reshape(rows.shape)
 
 
 def adjacent(rows: Array, head_size: int) -> Array:
-    """The inverse of :func:`halves`."""
+    """Invert :func:`halves`."""
     heads = rows.reshape(-1, 2, head_size // 2, rows.shape[-1])
     return heads.transpose(0, 2, 1, 3).reshape(rows.shape)
 
 
 def read_blocks(path: Path) -> list[dict[str, Array]]:
-    """The MTP blocks of a file that :func:`write_mimo2` wrote, of any type, as it takes them."""
+    """Read the MTP blocks, of any type, from a file of :func:`write_mimo2`, in its input format."""
     reader = gguf.GGUFReader(path)
     fields = {field.name: field.contents() for field in reader.fields.values() if field.name.startswith("mimo2.")}
     size, count = fields["mimo2.rope.dimension_count"], fields["mimo2.nextn_predict_layers"]
@@ -57,8 +57,8 @@ def write_mimo2(source: Path, path: Path, blocks: Sequence[Mapping[str, Array]] 
     Args:
         source: a llama GGUF in F16 or F32.
         path: the file to write.
-        blocks: of each MTP block its tensors, without ``blk.N.``: rows first, rotated pairs adjacent, ``attn_q``,
-            ``attn_k`` and ``attn_v`` apart.
+        blocks: tensors of each MTP block, without ``blk.N.``: rows first, rotated pairs adjacent, ``attn_q``,
+            ``attn_k`` and ``attn_v`` separate.
         part: ``whole``; ``trunk`` leaves the MTP blocks out though the metadata names them; ``head`` has them, the
             embeddings and the output, and no other block.
     """

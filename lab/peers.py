@@ -11,7 +11,7 @@ from pathlib import Path
 from ggufspec.errors import ChildError, GgufspecError
 
 PROGRAM = "llama-speculative-simple"
-_TRIES = 5  # its log, written by a thread, is lost at times when it exits
+_TRIES = 5  # its log, written by a thread, is sometimes lost when it exits
 _ENCODED, _DECODED = (re.compile(rf"{word}coded\s+(\d+) tokens in\s+([\d.]+) seconds") for word in ("en", "de"))
 
 
@@ -21,7 +21,7 @@ class NotThereError(GgufspecError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer as the program reports it, without loading; ``seconds`` is without the prompt, too."""
+    """One answer as the program reports it, without loading; ``seconds`` excludes the prompt, too."""
 
     tokens: int
     seconds: float
@@ -31,10 +31,10 @@ class Answer:
 
 
 def find(folder: Path | None) -> Path:
-    """The program in ``folder``.
+    """Find the program in ``folder``.
 
     Raises:
-        NotThereError: it is not there.
+        NotThereError: it is missing.
     """
     path = folder / PROGRAM if folder else None
     if path is None or not path.is_file():
@@ -57,23 +57,23 @@ def answer(
     rpc: Sequence[str] = (),
     spec_type: str = "draft-simple",
 ) -> Answer:
-    """Let it answer greedily.
+    """Run the program for one greedy answer.
 
     Args:
-        program: of :func:`find`.
+        program: from :func:`find`.
         target: the target's file.
         draft: the draft's file.
         prompt: the text to continue.
-        tokens: of the answer.
-        draft_max: drafted tokens a round.
+        tokens: tokens of the answer.
+        draft_max: drafted tokens per round.
         threads: CPU threads.
         ctx_size: tokens of context.
-        offload: whether all layers of both go to the device.
+        offload: True to put all layers of both on the device.
         rpc: workers whose devices are used.
         spec_type: how it drafts; with ``draft-mtp`` the draft may be the target itself.
 
     Raises:
-        ChildError: it failed, or did not say what it took.
+        ChildError: it failed, or did not report its timings.
     """
     command = [str(program), "-m", str(target), *(("-md", str(draft)) if draft != target else ())]
     command += ["--spec-type", spec_type, "-p", prompt]

@@ -1,8 +1,8 @@
-"""Whether drafting can win where taking tokens back has a price. Pure: seconds in, a ratio out.
+"""Whether drafting can win if rollback has a price. Pure: seconds in, a ratio out.
 
-With a checkpoint (:mod:`ggufspec.llamacpp.rewind`) what is accepted before a rejection is decoded again in front of
-the next batch, so a round's price depends on how the rounds before it went: a small Markov chain over the tokens to
-be decoded again, whose stationary mean is exact for tokens that are accepted independently of each other.
+With a checkpoint (:mod:`ggufspec.llamacpp.rewind`) tokens accepted before a rejection are decoded again in front of the
+next batch, so a round's price depends on how the previous rounds went: a small Markov chain over the tokens to decode
+again, whose stationary mean is exact if tokens are accepted independently of each other.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Costs:
     """Measured seconds.
 
     Args:
-        batch_s: of a target batch of so many tokens.
-        draft_s: of one drafted token.
-        again: whether what is accepted before a rejection is decoded again (``rewind_kind == "checkpoint"``).
-        checkpoint_s: of taking a checkpoint.
-        restore_s: of going back to it.
+        batch_s: returns the seconds of a target batch of so many tokens.
+        draft_s: seconds of one drafted token.
+        again: True if tokens accepted before a rejection are decoded again (``rewind_kind == "checkpoint"``).
+        checkpoint_s: seconds of taking a checkpoint.
+        restore_s: seconds of restoring it.
     """
 
     batch_s: Callable[[int], float]
@@ -37,19 +37,19 @@ class Costs:
 
 
 def speedup(costs: Costs, draft_length: int, acceptance: float) -> float:
-    """Tokens per second with so many drafted tokens a round, as a multiple of target-only.
+    """Return the tokens per second at a draft length, as a multiple of target-only.
 
     Args:
         costs: measured on the machine.
-        draft_length: drafted tokens a round, at least 1.
-        acceptance: chance of each to be accepted if those before it are.
+        draft_length: drafted tokens per round, at least 1.
+        acceptance: probability of each to be accepted if the previous ones are.
     """
     count = draft_length
-    states = AGAIN_MAX + count + 2 if costs.again else 1  # tokens to be decoded again when a round begins
+    states = AGAIN_MAX + count + 2 if costs.again else 1  # tokens to decode again when a round begins
     moves = np.zeros((states, states))
     seconds = np.zeros(states)
     kept = acceptance ** np.arange(count + 1)
-    ends = kept - np.append(kept[1:], 0)  # chance that 0, 1, … are accepted
+    ends = kept - np.append(kept[1:], 0)  # probability that exactly 0, 1, … are accepted
     for state in range(states):
         apart = state > AGAIN_MAX
         carried = 0 if apart else state
@@ -65,14 +65,14 @@ def speedup(costs: Costs, draft_length: int, acceptance: float) -> float:
 
 
 def best(costs: Costs, draft_max: int, acceptance: float = 1.0) -> tuple[int, float]:
-    """(draft length, speedup) of the fastest draft length from 1 to ``draft_max``."""
+    """Return (draft length, speedup) of the fastest draft length from 1 to ``draft_max``."""
     return max(
         ((count, speedup(costs, count, acceptance)) for count in range(1, draft_max + 1)), key=lambda one: one[1]
     )
 
 
 def break_even(costs: Costs, draft_max: int) -> float | None:
-    """The least acceptance at which some draft length beats target-only; None if none does even at 1."""
+    """Return the least acceptance at which some draft length beats target-only; None if none does even at 1."""
     if best(costs, draft_max)[1] <= 1:
         return None
     low, high = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Which batch widths of a model agree to the bit where it is placed, and which of them strict mode takes. A job."""
+"""A job that finds which batch sizes of a placed model agree to the bit, and which of them strict mode uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A model, where it is, and the widest batch to compare."""
+    """A model, its placement, and the largest batch size to compare."""
 
     target: Path
     placement: Placement
@@ -29,7 +29,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The classes, the one of the widest first, and strict mode's widths; none where it is refused."""
+    """The classes, that of the largest size first, and strict mode's sizes; none if it is refused."""
 
     classes: tuple[Widths, ...]
     strict: Widths
@@ -37,7 +37,7 @@ class Result:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Compare in this process; nothing tells how far it is but the event ``comparing``."""
+    """Compare in this process; the only progress is the event ``comparing``."""
     devices.add_rpc_workers(spec.rpc)
     with Model(spec.target, spec.placement) as model, closing(Context(model, spec.context)) as context:
         emit({"event": "comparing", "limit": spec.limit})

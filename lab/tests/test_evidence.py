@@ -1,4 +1,4 @@
-"""A folder of evidence: what is measured when, what becomes of it, and what a second sitting makes of the first."""
+"""A folder of evidence: what is measured when, what is saved, and what a second sitting adds to the first."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_budget_learns_how_wrong_guesses_are() -> None:
     assert budget.fits(20.0)
     for _ in range(6):
         budget.learn(1.0, 1000.0)
-    assert budget.factor == 4.0  # one that hung says little of the others
+    assert budget.factor == 4.0  # one that hung says little about the others
 
 
 def test_the_most_telling_comes_first_and_what_failed_last() -> None:

@@ -1,4 +1,4 @@
-"""Evidence for people: a folder's summary, and the index, which is what the files say."""
+"""Evidence for people: a folder's summary, and the index, match the files."""
 
 from __future__ import annotations
 

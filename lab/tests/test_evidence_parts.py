@@ -1,4 +1,4 @@
-"""What evidence makes of its measurements: the largest that fits, ways over repetitions, speeds predicted, scales."""
+"""Summaries of evidence: the largest placement that fits, variants over repetitions, predicted speeds, scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables and figures of the pages are those of docs/evidence: scripts/tables.py would change nothing."""
+"""Tables and figures of the pages match docs/evidence: scripts/tables.py would change nothing."""
 
 from __future__ import annotations
 
