@@ -17,7 +17,7 @@ from lab.evidence_models import SCALES, File, Pair
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 _KV = ("f16", "q8_0")
 _QUICK_S = 1.0  # after which a batch size is timed only the minimum number of times
-_FULL_SHARE = 0.9  # of a GPU: a placement that fails below it does not fail for lack of memory
+_FULL_SHARE = 0.9  # share of a GPU's memory: a placement that fails below it does not fail for lack of memory
 
 
 @dataclass(frozen=True, slots=True)

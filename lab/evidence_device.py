@@ -25,7 +25,7 @@ from lab.evidence_documents import Card
 RPC = "rpc"
 _LOOK_S, _METER_S = 0.1, 0.25  # a meter runs while something is timed
 _OTHERS_BYTES = 2 << 30  # others' memory that makes a GPU busy; a driver and a desktop take less
-_OTHERS_SHARE = 0.1  # of a GPU's time
+_OTHERS_SHARE = 0.1  # share of a GPU's time
 _OWN_BYTES = 96 << 20  # an RPC worker's own memory for its libraries and messages
 _START_S = 60.0
 _SETTLE_S = 3.0

@@ -89,7 +89,7 @@ class Task:
 
 @dataclass
 class Lab:
-    """Where measurements are made.
+    """The lab that makes measurements.
 
     Args:
         site: the device.

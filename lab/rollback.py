@@ -1,4 +1,4 @@
-"""Whether drafting can win if rollback has a price. Pure: seconds in, a ratio out.
+"""Speedup of drafting if rollback has a price. Pure: seconds in, a ratio out.
 
 With a checkpoint (:mod:`ggufspec.llamacpp.rewind`) tokens accepted before a rejection are decoded again in front of the
 next batch, so a round's price depends on how the previous rounds went: a small Markov chain over the tokens to decode

@@ -1,4 +1,4 @@
-"""What a job in a child process may use: events, and limits that its parent enforces."""
+"""Events and limits for a job in a child process; its parent enforces the limits."""
 
 from __future__ import annotations
 

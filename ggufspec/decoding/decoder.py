@@ -217,7 +217,7 @@ class SpeculativeDecoder:
 
     @property
     def target_runs_alone(self) -> bool:
-        """True if ``alone="target"`` is as fast as a decoder without drafters: nothing is reserved for drafts."""
+        """True if target-only answers are as fast as in a decoder without drafters: nothing is reserved for drafts."""
         return self._pair.head is None and self._pair.target.rewind_kind == "exact"
 
     @property

@@ -31,7 +31,7 @@ class AnswerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """How a pair is placed and decoded, in llama.cpp's terms.
+    """Placement and decoding options of a pair, in llama.cpp's terms.
 
     Args:
         target: placement of the target's layers.

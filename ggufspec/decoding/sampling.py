@@ -31,7 +31,7 @@ _CERTAIN.flags.writeable = False
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen from logits; the defaults of truncations and penalties are llama.cpp's.
+    """Choice of a token from logits; the defaults of truncations and penalties are llama.cpp's.
 
     Args:
         temperature: 0 takes the most likely token.

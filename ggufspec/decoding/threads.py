@@ -1,4 +1,4 @@
-"""How many CPU threads llama.cpp gets while other programs run.
+"""Number of CPU threads for llama.cpp while other programs run.
 
 llama.cpp's threads wait for each other after every operation. If another program occupies one of the CPUs, each wait
 lasts until the scheduler gives that CPU back, and the speed falls to a fifth or less; one thread fewer, on the free

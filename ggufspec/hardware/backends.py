@@ -10,10 +10,10 @@ class Backend:
     """A backend, whose devices ggml names ``name`` plus a number."""
 
     name: str
-    overhead_bytes: int = 240 * 2**20  # of VRAM, besides what llama.cpp counts: context, cuBLAS, graphs and pools
+    overhead_bytes: int = 240 * 2**20  # VRAM besides what llama.cpp counts: context, cuBLAS, graphs and pools
     large_bytes: int = 640 * 2**20  # overhead on a GPU with _LARGE_CARD or more, which has more multiprocessors
     driver_hint: str = "update the card's driver"  # variables from ggml/src
-    architectures: tuple[str, ...] = ()  # of GPUs usually run with it; all others use CUDA
+    architectures: tuple[str, ...] = ()  # GPU architectures usually run with it; all others use CUDA
 
 
 # Overheads are guesses until they are measured. CUDA's was 113 to 301 MiB (docs/predictions.md), 609 to 626 on an H100;

@@ -1,4 +1,4 @@
-"""What disturbs a measurement: other programs on the CPUs or GPUs, reduced clocks, weights read from the disk.
+"""Disturbances of a measurement: other programs on the CPUs or GPUs, reduced clocks, weights read from the disk.
 
 Read the system's counters before and after (:meth:`Counters.now`); :meth:`Counters.since` returns what happened in
 between. A counter that the system lacks, or hides from a container, counts as zero.

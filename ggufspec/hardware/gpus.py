@@ -22,7 +22,7 @@ _LIBRARY_NOT_FOUND = 12
 # nvmlClocksEventReason… of nvml.h: reasons why a GPU is slower than a minute ago. Reaching the power limit under load
 # is not one of them: it happens from the first second on.
 _THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake"}
-_OTHERS_SHARE = 0.1  # of a GPU's time; less is a desktop being drawn
+_OTHERS_SHARE = 0.1  # share of a GPU's time; less is a desktop being drawn
 _RECENT_S = 1.0
 # Vulkan drivers that run on the CPU: Mesa's, Google's, Microsoft's
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "basic render driver")

@@ -22,13 +22,12 @@ _VECTOR_SETS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sve")  # 
 
 _NO_LIMIT = 2**62  # cgroup version 1 writes its highest number of whole pages for no limit
 BUSY_CPUS = 0.25
-"""So much more of a CPU in others' hands than at the quietest time disturbs a measurement; idle machines vary by 0.15.
-"""
+"""CPUs in others' hands, above the quietest time, that disturb a measurement; idle machines vary by 0.15."""
 
-_FAST = 0.8  # of the fastest core's speed: slower ones are efficiency cores, others merely boost less
+_FAST = 0.8  # share of the fastest core's speed: slower ones are efficiency cores, others merely boost less
 
 TOLERATED_CPUS = 0.5
-"""With so much of a CPU in others' hands one thread more and one fewer are equally fast (docs/decisions/024)."""
+"""CPUs in others' hands at which one thread more and one fewer are equally fast (docs/decisions/024)."""
 
 
 def physical_cores() -> int:

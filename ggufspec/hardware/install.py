@@ -1,4 +1,4 @@
-"""How to install llama.cpp here: which prebuilt llama-cpp-python suits this machine, and what to type to repair it.
+"""Install llama.cpp here: which prebuilt llama-cpp-python suits this machine, and what to type to repair it.
 
 This is the only place that knows: a checkout is repaired by ``scripts/bootstrap``, which builds llama.cpp; everything
 else by pip, or uv if an environment has no pip, and a prebuilt llama-cpp-python.

@@ -66,7 +66,7 @@ class Applied:
     thinking: tuple[str, tuple[str, ...]] = ("", ())  # start of a reasoning, and its possible ends
     preserved: tuple[str, ...] = ()  # control tokens that are part of the answer's text
     stops: tuple[str, ...] = ()
-    reading: Mapping[str, Any] = field(default_factory=dict)  # for :class:`Reader`
+    reading: Mapping[str, Any] = field(default_factory=dict)  # arguments of :class:`Reader`
 
 
 def library_path() -> Path:
@@ -153,7 +153,7 @@ class Templates:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a piece of an answer adds to its message."""
+    """Addition of a piece of an answer to its message."""
 
     content: str = ""
     reasoning: str = ""

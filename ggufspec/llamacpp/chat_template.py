@@ -34,7 +34,7 @@ _HINT = "/chat off goes on without the template; another GGUF of the model may h
 _BEFORE_CALLS = re.compile(r"(?<= )until-\d+\?? (?=(?:space )?[\w-]*tool-calls?(?:-root)?\b)")
 _PLACE = re.compile(r"at (line \d+, column \d+) in source:.*\nError: (.*)", re.DOTALL)
 _MAX_SECONDS = 5.0  # to compile, and to render once
-_MAX_CHARACTERS = 1_000_000  # of the text, in addition to four times those of the messages
+_MAX_CHARACTERS = 1_000_000  # most characters of the text, in addition to four times those of the messages
 _MAX_BYTES = 1 << 28  # in addition to the process's memory, if the platform can limit it
 
 

@@ -1,4 +1,4 @@
-"""What llama.cpp itself would allocate, without weights: its own loader and graph builder with ``no_alloc``.
+"""Dry runs: what llama.cpp itself would allocate, by its own loader and graph builder with ``no_alloc``.
 
 Runs in a child process (:mod:`ggufspec.child`). **Simulated devices** stand in for GPUs that are not installed: an RPC
 worker on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory

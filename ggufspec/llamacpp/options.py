@@ -55,7 +55,7 @@ def offloaded(gpu_layers: int, layers: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the layers of one model are.
+    """Placement of one model's layers.
 
     Block i is offloaded iff i ≥ max(blocks + 1 − gpu_layers, 0); the output is index ``blocks``, so that it goes first.
     The offloaded layers are divided over the devices in order, by ``split``. Source: src/llama-model.cpp.
@@ -103,7 +103,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """How a model is decoded.
+    """Options of decoding with one model.
 
     Args:
         ctx_size: tokens of context; llama.cpp pads its cells to a multiple of 256.

@@ -102,7 +102,7 @@ def _remove_after(stopping: threading.Event, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What llama.cpp would write: the type of each tensor as ggml spells it, their bytes, and the whole file's.
+    """Prediction of a quantisation: the type of each tensor as ggml spells it, their bytes, and the whole file's.
 
     ``unfit`` tensors have rows that are no multiple of the type's block, and so another type than the mixture's.
     """
@@ -179,7 +179,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What would be written in each type."""
+    """Predictions by file type; empty if a file was written."""
 
     chosen: dict[str, Chosen]
 

@@ -147,7 +147,7 @@ class Windowed(Exact):
         self._window = window
 
     def floor(self) -> int:
-        first = self._lib.llama_memory_seq_pos_min(self._memory, self._text)  # of the windowed layers
+        first = self._lib.llama_memory_seq_pos_min(self._memory, self._text)  # in the windowed layers
         return first + self._window - 1 if first > 0 else 0
 
     def cut(self, length: int) -> bool:

@@ -22,7 +22,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to serve and where; ``address`` is IPv4, port 0 picks a free one, no names mean the best devices."""
+    """Devices to serve, and address; ``address`` is IPv4, port 0 picks a free one, no names mean the best devices."""
 
     address: str
     port: int

@@ -1,4 +1,4 @@
-"""What llama.cpp knows about an architecture that its GGUF headers do not say.
+"""Facts of llama.cpp about architectures that GGUF headers do not have.
 
 Source: src/models/*.cpp (``load_arch_hparams``), src/llama-arch.cpp, ``llama_model::create_memory`` in
 src/llama-model.cpp.
@@ -16,7 +16,7 @@ def kind_of_state(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which blocks have a sliding window (``set_swa_pattern`` in src/llama-hparams.cpp)."""
+    """Pattern of the blocks with a sliding window (``set_swa_pattern`` in src/llama-hparams.cpp)."""
 
     pattern: int  # one of so many blocks attends to everything; 0: the header lists the blocks
     dense_first: bool = False  # that block is the first of its group, not the last

@@ -193,7 +193,7 @@ def _check_padding(small: Small, big: Shape, file_type: str) -> None:
             f"a larger vocabulary needs a spare dimension, and width {big.width} has none beyond the source's {width}",
             f"choose a width of at least {-(-width // block) * block + block}",
         )
-    if 0.75 * width * small.eps < 2.0**-28:  # of the constant's square: F16 ends there
+    if 0.75 * width * small.eps < 2.0**-28:  # limit of the constant's square: F16 ends there
         raise UsageError(
             f"the source's RMSNorm epsilon {small.eps:g} is too small to make room for a larger vocabulary",
             "keep the source's vocabulary",

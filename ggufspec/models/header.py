@@ -18,7 +18,7 @@ from ggufspec.models import architecture
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _SPECIAL = re.compile(r"tokenizer\.ggml\.(\w+)_token_id")
 _MOST_BLOCKS, _MOST_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS: src/llama-hparams.h
-_MOST = 1 << 24  # of any size: products of three, over all blocks, stay within 64 bits
+_MOST = 1 << 24  # largest size: products of three, over all blocks, stay within 64 bits
 _LONGEST_WINDOW = 2**31 - 1
 _MOST_BYTES = 2**63
 _AGAIN = "the file is damaged or no language model: download it again"

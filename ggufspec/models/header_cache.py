@@ -23,7 +23,7 @@ from ggufspec.models.header import ModelHeader
 from ggufspec.models.locate import ModelFiles, digest, part_names
 from ggufspec.schema import codec
 
-_MOST_BYTES = 16 << 20  # of JSON; a model of a thousand tensors has 0.2 MB
+_MOST_BYTES = 16 << 20  # most bytes of JSON; a model of a thousand tensors has 0.2 MB
 _SCHEMA = f"ggufspec/header@2 {__version__}"
 
 

@@ -31,7 +31,7 @@ MOST_HEADER_BYTES = 64 << 20
 
 _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
 _LARGE = 16 << 20  # a header of this size that is still refused may not need more bytes
-MAX_MEMORY = 4 << 30  # of address space, in addition to the child with llama.cpp loaded
+MAX_MEMORY = 4 << 30  # most address space, in addition to the child with llama.cpp loaded
 _AT_ONCE = 4  # headers that are read in part at the same time
 _LARGEST_PADDING = 4096  # after the last tensor of a part
 _AGAIN = "download it again"

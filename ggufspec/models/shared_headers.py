@@ -16,7 +16,7 @@ from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import LocalFile
 
 FIRST_BYTES = 64 << 10  # the part before a vocabulary has 2 kB
-_SLACK_BYTES = 64 << 10  # by which the part after it may be longer than the known file's
+_SLACK_BYTES = 64 << 10  # bytes by which the part after it may be longer than the known file's
 _SEAM_BYTES = 4 << 10  # compared at either end
 _LEAST_BYTES = 64 << 10  # smallest value worth leaving out
 _TOKENS = "tokenizer.ggml.tokens"

@@ -1,4 +1,4 @@
-"""What all JSON documents have in common. Keys are a contract: they are added to, never renamed.
+"""Parts that all JSON documents share. Keys are a contract: they are added to, never renamed.
 
 Bytes are bytes, times are seconds, speeds are tokens per second.
 """
@@ -33,12 +33,12 @@ class Spread:
 class Run:
     """Measurements of one variant, over all its trials."""
 
-    gpu_layers: Count  # of the target
+    gpu_layers: Count  # the target's
     layers: Count
     tokens: Count  # answers to one trial's prompts together
     tokens_per_s: Spread  # answers only, without prompts and the first tokens, which the prompts' batches give
     prompt_tokens_per_s: Amount  # including the draft model's reading
-    peak_rss_bytes: Count  # of the child, with everything that it had loaded
+    peak_rss_bytes: Count  # the child's, with everything that it had loaded
     vram_bytes: Count  # rise of the use of all GPUs
     load_s: Amount
     prompt_tokens: Count = field(default=0, kw_only=True)  # decoded before one trial's answers, without cached ones
@@ -72,17 +72,17 @@ class Portion:
     """Effect of drafts on one kind of prompt, or on a model's thinking: a part of two paired runs."""
 
     name: str
-    tokens: Count  # of one speculative trial
+    tokens: Count  # tokens of one speculative trial
     target_only_tokens_per_s: Spread
     tokens_per_s: Spread
     speedup: Spread
-    drafted: Count  # of all speculative trials
+    drafted: Count  # drafted tokens of all speculative trials
     accepted: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why something was not measured, and what to do about it."""
+    """Failure of a measurement: the reason, and what to do about it."""
 
     error: str
     hint: str = ""

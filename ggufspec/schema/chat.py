@@ -49,7 +49,7 @@ class ChatTurn:
 
     user: str
     answer: str | None = None
-    stopped: bool = False  # by the user
+    stopped: bool = False  # cut short by the user
     dropped: Count = 0  # oldest turns that did not fit into the context with this one
     stop_reason: str = ""
     figures: ChatFigures | None = None

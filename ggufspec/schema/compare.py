@@ -10,7 +10,7 @@ from ggufspec.schema.base import Amount, Count, Failure, Portion, Run, Share, Sp
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How close a quantised target is to the reference, the largest one given, on the bundled text.
+    """Similarity of a quantised target to the reference, the largest one given, on the bundled text.
 
     Each estimate has its standard error over the tokens of the text. ``mean_kl`` is KL(reference ‖ this), in nats a
     token; ``top1_agreement`` is the share of positions where both have the same likeliest token. The reference itself

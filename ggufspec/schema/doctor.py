@@ -44,7 +44,7 @@ class LlamaCpp:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How ``scripts/bootstrap`` built llama.cpp: its ``--cpu`` and why; ``cmake_args`` are all options."""
+    """Build of llama.cpp by ``scripts/bootstrap``: its ``--cpu`` and why; ``cmake_args`` are all options."""
 
     cpu: str
     why: str
@@ -89,9 +89,9 @@ class Machine:
     """The host."""
 
     cpu: str
-    cores: int  # that this process may use
+    cores: int  # cores that this process may use
     total_memory_bytes: int
-    free_memory_bytes: int  # that this process may use
+    free_memory_bytes: int  # RAM that this process may use
     model_folder: str  # the cache
     free_disk_bytes: int
     hub_is_offline: bool = False

@@ -20,7 +20,7 @@ class RankedModel:
     repo: str
     file: str
     name: str  # argument of ``-hf``
-    bytes: Count  # of the file, or of all its parts
+    bytes: Count  # size of the file, or of all its parts
     quant: str
     bits_per_weight: Amount | None = None  # over all tensors
     divergence: Amount | None = None  # published for its quantisation: ggufspec.planning.ranking.DIVERGENCE_SOURCE

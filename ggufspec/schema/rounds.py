@@ -88,7 +88,7 @@ class Typical:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Why a drafted token was accepted or not. ``own`` and ``uniform`` are absent if the grammar permits nothing."""
+    """Verdict on a drafted token, with reasons. ``own`` and ``uniform`` are absent if the grammar permits nothing."""
 
     target: Seen  # target's row, and the drafted token in it
     p: float  # target's probability of the token under the sampling settings, and the grammar if it ``masked``
@@ -174,5 +174,5 @@ class TracedRound:
     verify_s: float
     total_s: float
     penalised: bool = False  # there are penalties; all rows are recorded after them
-    readings: tuple[Reading, ...] = ()  # of drafters that caught up
+    readings: tuple[Reading, ...] = ()  # catch-up of drafters
     schema: str = field(default=ROUND)

@@ -28,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How often tokens had some rank in the target's own distribution, and how often they should have."""
+    """Observed and expected counts of tokens at some rank in the target's own distribution."""
 
     name: str
     tokens: Count
@@ -53,7 +53,7 @@ class Check:
     accepted: Count = 0
     differences: tuple[Difference, ...] = ()  # a passed check of the default mode may have some, all explained
     places: tuple[Place, ...] = ()  # observed and expected counts of a distribution
-    p_value: Share | None = None  # of the least likely count, times the number of counts
+    p_value: Share | None = None  # p-value of the least likely count, times the number of counts
     threshold: Share | None = None  # p-value from which on the check passes
     reason: str = ""  # why it was not possible
 

@@ -24,7 +24,7 @@ class Writer:
     """Writes one answer."""
 
     model: str  # its name in the answer
-    chat: bool  # of a chat, otherwise of a completion
+    chat: bool  # True for a chat, False for a completion
     id: str = ""
     created: int = 0
     _text: list[str] = field(default_factory=list)

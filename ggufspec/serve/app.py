@@ -83,7 +83,7 @@ def _cut() -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Who may send requests."""
+    """Access rules for requests."""
 
     keys: tuple[str, ...] = ()  # API keys, one of which is required; empty: none
     origins: tuple[str, ...] = ()  # origins of other pages that may send requests (CORS)

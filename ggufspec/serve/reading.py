@@ -51,7 +51,7 @@ class Reading:
         self._gave = False  # anything was returned
         self._next_s = 0.0
         self._ids: dict[int, str] = {}
-        self._names: dict[int, str] = {}  # of calls not returned yet: a name may still grow
+        self._names: dict[int, str] = {}  # names of calls not returned yet, which may still grow
 
     def push(self, text: str) -> list[Delta]:
         """Return what a piece of the answer makes certain."""

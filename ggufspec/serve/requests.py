@@ -120,7 +120,7 @@ class Tool(_Read):
 
 
 class Choice(_Read):
-    """Whether a tool is called, and which; OpenAI's two APIs have the name in different places."""
+    """Choice of a tool, or of none; OpenAI's two APIs have the name in different places."""
 
     type: Literal["function", "auto", "none", "required", "any"]
     function: Function | None = None

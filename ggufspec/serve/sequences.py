@@ -13,7 +13,7 @@ _WORTH_COPYING = 64  # tokens; fewer are decoded as fast
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a prompt is answered."""
+    """Conversation that answers a prompt."""
 
     sequence: int
     copy: int | None = None  # conversation whose beginning is copied there first

@@ -23,7 +23,7 @@ from ggufspec.serve.session import ANOTHER_TEMPLATE
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to load."""
+    """The files to load."""
 
     target: Path
     chat_template: str = ""  # Jinja to replace the target's own; empty: none

@@ -38,7 +38,7 @@ Events = Mapping[str, Sequence[tuple[float, bool]]]  # by name: probability and 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How far to draft: a draft policy's name and its ``draft_max``."""
+    """Draft policy: its name and its ``draft_max``."""
 
     name: str
     draft_max: int
@@ -54,7 +54,7 @@ TWO_POLICIES = (ADAPTIVE, Policy("fixed", 4))
 
 @dataclass(frozen=True, slots=True)
 class Spec(WithOptions):
-    """What to certify: ``drafters`` under lossless ``rules``, in strict mode with ``policies``.
+    """The job of a certificate: ``drafters`` under lossless ``rules``, in strict mode with ``policies``.
 
     Drafter, policy, rule and mode in ``options`` are varied. ``sampling`` is for the answers that are not greedy; its
     seed is the first, and ``seeds`` is the number of answers per prompt, each with its own seed, in every variant.

@@ -46,7 +46,7 @@ FLASH = ("on", "off")
 SHAPE = Shape(width=512, layers=8, heads=8, kv_heads=2, ffn=1024, vocab=4096, head_size=64)
 KERNEL_ERROR = 0.06  # llama.cpp against NumPy
 WEIGHT_ERROR = 0.4  # the quantised file against the F16 model
-LIMIT_S = 120.0  # for one file type, after which a child counts as hanging
+LIMIT_S = 120.0  # seconds for one file type, after which a child counts as hanging
 
 # "tokens": all decoded ones; "ids": every 63rd vocabulary entry, so that no lane of any kernel is left out; "logits":
 # (positions, ids) after the last of the tokens

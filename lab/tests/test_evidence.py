@@ -27,7 +27,7 @@ FOUND = ClassesFound(PlacedModel("m.gguf", 9, 9), "F16", 1, 16, (Agreeing((1, 2)
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Clock that advances only when told to."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -37,7 +37,7 @@ class Clock:
 
 
 class Memory:
-    """A card whose memory in use is what the test says."""
+    """GPU whose memory in use is set by the test."""
 
     card = CARD
     slack_bytes = 0
@@ -178,7 +178,7 @@ def test_what_fails_is_a_row_and_sinks_nothing(tmp_path: Path, lab: Lab) -> None
 
 
 def test_a_mistake_of_our_own_is_a_row_that_says_where(tmp_path: Path, lab: Lab) -> None:
-    """Time on a rented card is dear."""
+    """A bug in one measurement must not waste time on a rented GPU."""
 
     def broken(lab: Lab) -> ClassesFound:
         raise KeyError("sizes")

@@ -129,7 +129,7 @@ def test_ways_are_held_against_the_best_rivals_of_their_own_repetition() -> None
     assert pair.over_target_only is not None
     assert pair.over_peer is not None
     assert pair.over_target_only.samples == (2.0, 2.0, 2.0)
-    assert pair.over_peer.median == 1.25  # of the peer's best length
+    assert pair.over_peer.median == 1.25  # at the peer's best draft length
     assert (pair.acceptance_rate, pair.tokens_per_round) == (0.5, 2.0)
     assert (pair.gpu_layers, pair.gpu_layers_draft, pair.layers) == (5, 4, 9)
     assert alone.over_target_only is not None

@@ -44,7 +44,7 @@ def pairs(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest
 
 
 def read_pairs(target: Path, file: Path) -> list[np.ndarray]:
-    """What a head makes of a text: its logits on the target's rows, and then on a row of its own."""
+    """Return a head's logits for a text, on the target's rows and then on a row of its own."""
     with ExitStack() as stack:
         model = stack.enter_context(Model(target, Placement(mtp=file == target)))
         own = model if file == target else stack.enter_context(Model(file, Placement()))

@@ -1,4 +1,4 @@
-"""Which shapes a small model fits into, where its heads go, and which files are none."""
+"""Shapes that a small model fits into, places of its heads, and files that cannot be expanded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts on small cards, and tensors that are elsewhere: what a user meets."""
+"""Mixtures of experts on small GPUs, and tensors placed elsewhere, as a user meets them."""
 
 from __future__ import annotations
 

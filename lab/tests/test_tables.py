@@ -50,7 +50,7 @@ def test_every_record_that_a_page_names_is_what_it_is_made_of(tables: Any) -> No
 
 
 def test_no_table_beside_a_record_is_made_by_hand(tables: Any) -> None:
-    """Of a section that names a record or the script that makes it."""
+    """A section that names a record or its script has no table outside the generated ones."""
     seen = 0
     for page in PAGES:
         for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):

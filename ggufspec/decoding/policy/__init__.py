@@ -1,4 +1,4 @@
-"""How far to draft.
+"""Policies that decide how far to draft.
 
 ``base`` defines what the loop asks of a policy and reports to it, and the fixed policy; ``adaptive`` is the other one.
 It consists of ``latency`` (seconds of a batch by its size), ``estimator`` (the probability that a drafted token is

@@ -42,7 +42,7 @@ class Constants:
     checks: float = 1 / 64  # and their share of all rounds in the long run
 
     # ---- back-off
-    back_off_share: float = 0.01  # for deciding without a gain: 011, 0.005 misses where the text begins to repeat
+    back_off_share: float = 0.01  # share of time for deciding without a gain: 011, 0.005 misses where text repeats
     least_patience: float = 0.25  # shortest cooldown, the first one, as a factor,
     most_patience: float = 2.0  # and the longest
     fruitless_answers: int = 2  # answers without a gain, after which an answer's first cooldown has full length
@@ -54,14 +54,14 @@ class Constants:
 
     # ---- level of a drafter, in nats of log-odds: how much better or worse it is now than its confidence says
     level_spread: float = 1.2  # standard deviation before any observation
-    level_drift: float = 0.05  # from one observation to the next
+    level_drift: float = 0.05  # standard deviation of its change from one observation to the next
     level_carried: float = 0.3  # share of the level that carries over to the next answer
 
     # ---- acceptance estimator: 011, "Confidence is calibrated online"
     prior: float = 6.0  # observations that a forecast, or the pooled bin, counts as
     bin_decay: float = 0.98  # some fifty observations of a bin count: 011, 0.95 or 0.9 cost as much as they gain
-    carried: float = 0.2  # share of a bin's counts kept for the next answer: 011 and replay, prose after an edited file
-    carried_means: float = 6.0  # observations of the mean and of runs kept for the next answer: same evidence
+    carried: float = 0.2  # share of a bin's counts for the next answer: 011 and replay, prose after an edited file
+    carried_means: float = 6.0  # observations of the mean and of runs for the next answer: same evidence
     loss_decay: float = 0.98  # both forecasts: 011, with the mean as the second one 2 % below the best, not 10 %
     mean_decay: float = 0.97
     usual_decay: float = 0.95  # how often each confidence occurs,

@@ -143,7 +143,7 @@ class LatencyModel:
             gain = common / variance
             state[part] += gain * believed
             row[:] = [known - gain * other for known, other in zip(row, with_all, strict=True)]
-        single = self._index.get(self._best[1], index)  # what drafts must beat, and cannot be timed while they run
+        single = self._index.get(self._best[1], index)  # drafts must beat it, and keep it from being timed
         if single != index:
             covariance[single][single] += (_RESHAPED * believed * with_all[0] / variance) ** 2
 

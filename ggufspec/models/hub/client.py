@@ -491,6 +491,6 @@ def _offline(shown: str) -> OfflineError:
 def _unreachable(shown: str, error: Exception) -> UnreachableError:
     import httpx2
 
-    broke = isinstance(error, httpx2.ReadError | httpx2.RemoteProtocolError)  # a connection that was kept too long, say
+    broke = isinstance(error, httpx2.ReadError | httpx2.RemoteProtocolError)  # e.g. a connection kept too long
     message = f"{shown} cannot be reached: {str(error) or type(error).__name__}"
     return (BrokenConnectionError if broke else UnreachableError)(message, "check the network and try again")

@@ -42,10 +42,10 @@ class DamagedError(ModelError):
 class Item:
     """One file, before and after its download."""
 
-    source: HubFile  # which file
+    source: HubFile
     commit: str  # commit of ``revision``
     etag: str  # hub's identifier of the contents: the SHA-256 of a large file
-    size_bytes: int  # of the complete file
+    size_bytes: int  # size of the complete file
     url: str = ""  # empty if the hub was not asked
     present_bytes: int = 0  # on this machine before the download
     path: Path | None = None  # set if the file is complete

@@ -21,8 +21,8 @@ from ggufspec.models.locate import ModelFiles, digest, downloaded, locator, part
 from ggufspec.schema import codec
 
 MOST_MODELS = 40  # in a repository; the usual ones have twenty
-_MOST_TRIES = 8  # for whole headers
-_MOST_BYTES = 64 << 20  # of JSON; twenty models of 300 tensors have 1 MB
+_MOST_TRIES = 8  # whole headers to try
+_MOST_BYTES = 64 << 20  # most bytes of JSON; twenty models of 300 tensors have 1 MB
 _SCHEMA = "ggufspec/repository@1"
 
 
