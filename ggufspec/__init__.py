@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ggufspec.errors import GgufspecError, ModelError, UsageError
     from ggufspec.llamacpp.options import Placement
     from ggufspec.models.profile import Pair, Profile, demo_pair, load_profile
+    from ggufspec.prompting.prompt import chat_prompt
     from ggufspec.schema.bench import BenchDocument
     from ggufspec.schema.plan import PlanDocument
     from ggufspec.settings.table import Settings
@@ -28,6 +29,7 @@ _NAMES = {
     "ggufspec.errors": ("GgufspecError", "ModelError", "UsageError"),
     "ggufspec.llamacpp.options": ("Placement",),
     "ggufspec.models.profile": ("Pair", "Profile", "demo_pair", "load_profile"),
+    "ggufspec.prompting.prompt": ("chat_prompt",),
     "ggufspec.schema.bench": ("BenchDocument",),
     "ggufspec.schema.plan": ("PlanDocument",),
     "ggufspec.settings.table": ("Settings",),
@@ -51,6 +53,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "bench_pair",
+    "chat_prompt",
     "demo_pair",
     "load_pair",
     "load_profile",

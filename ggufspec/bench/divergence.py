@@ -57,7 +57,6 @@ class Spec(WithOptions):
     cases: tuple[Case, ...]
     rpc: tuple[str, ...] = ()
     depth: int = 0  # tokens before each prompt
-    templated: bool = False  # whether <|…|> in prompts are tokens
 
 
 Result = tuple[Divergence, ...]
@@ -74,7 +73,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
             for case in spec.cases:
                 if stopping.is_set():
                     break
-                prompt = at_depth(model.tokenize, case.prompt, spec.depth, special=spec.templated)
+                prompt = at_depth(model.tokenize, case.prompt, spec.depth)
                 measured.append((case, *_measure(context, case, prompt)))
                 emit({"event": "divergence", "index": case.index})
             noise = max((noise for _, _, noise in measured), default=0.0)

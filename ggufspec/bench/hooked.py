@@ -152,6 +152,6 @@ def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Itera
             trial.loaded(draft.model) if draft else None,
             draft.drafters if draft else (),
             draft.notes if draft else [],
-            lambda prompt: target.tokenize(prompt, special=spec.templated),
+            lambda prompt: target.tokenize(prompt, special=True),
             answer,
         )

@@ -19,11 +19,11 @@ from ggufspec.files import untrusted
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.llamacpp.model import Model
 from ggufspec.models.headers import read_headers
+from ggufspec.prompting.prompt import WITHOUT_TEMPLATE
 
 MOST_PROMPTS = 32  # of a file; of a longer one they are taken at equal distances
 MOST_FILE_BYTES = 64 << 20  # a log of some ten thousand requests
 MOST_LINE_BYTES = 1 << 20  # some hundred thousand tokens
-_RAW = "--raw sends prompts as plain text, without the template"
 _FORMS = 'a line is a text, or JSON: {"prompt": "…"}, or {"messages": […], "tools": […]} as in a request'
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
@@ -47,7 +47,7 @@ class Spec:
 class Result:
     """The texts of a trial, in their order; their ``kinds`` and lengths in ``tokens``.
 
-    ``templated`` says that they are the chat template's, so that ``<|…|>`` in them are tokens.
+    ``templated`` says that the chat template made them.
     """
 
     texts: tuple[str, ...]
@@ -90,7 +90,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # n
         prompts = spec.prompts or _bundled(REQUESTS if source else PROMPTS, spec)
         notes: list[str] = []
         texts = list(_templated(model, prompts, notes) if source else map(_plain, prompts))
-        tokens = [len(model.tokenize(text, special=bool(source))) for text in texts]
+        tokens = [len(model.tokenize(text, special=True)) for text in texts]
     kinds = tuple(one.kind for one in prompts)
     return Result(tuple(texts), kinds, tuple(tokens), bool(source), tuple(dict.fromkeys(notes)))
 
@@ -112,18 +112,20 @@ def _bundled(prompts: Sequence[Prompt], spec: Spec) -> tuple[Prompt, ...]:
 def _templated(model: Model, prompts: Sequence[Prompt], notes: list[str]) -> Iterator[str]:
     """The text of each prompt by the template, without the token that begins every text of the model."""
     bos, _ = model.token_texts
-    template = ChatTemplate.of(model, hint=_RAW)
+    template = ChatTemplate.of(model, hint=WITHOUT_TEMPLATE)
     for prompt in prompts:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
         try:
             text = template.render(messages, tools=prompt.tools)
             ignored = bool(prompt.tools) and text == template.render(messages)
         except ModelError as error:
-            raise ModelError(f"{prompt.origin}: {error.message}" if prompt.origin else error.message, _RAW) from None
+            raise ModelError(
+                f"{prompt.origin}: {error.message}" if prompt.origin else error.message, WITHOUT_TEMPLATE
+            ) from None
         if ignored and prompt.origin:
             raise UsageError(
                 f"{prompt.origin} offers tools, and the chat template of {model.path.name} does not know them",
-                f'leave "tools" out of the line; {_RAW}',
+                f'leave "tools" out of the line; {WITHOUT_TEMPLATE}',
             )
         if ignored:
             notes.append(f"the chat template does not know tools: the prompt of kind {prompt.kind} has none")

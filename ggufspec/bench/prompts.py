@@ -443,19 +443,18 @@ for up to a month.
 )
 
 
-def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int = 0, *, special: bool = False) -> list[int]:
+def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int = 0) -> list[int]:
     """Token ids of a prompt after ``depth`` tokens of the bundled passages, over and over.
 
     Args:
         tokenize: :meth:`ggufspec.llamacpp.model.Model.tokenize`.
-        prompt: a text.
+        prompt: a text; control tokens such as ``<|im_start|>`` in it are tokens, as in llama.cpp's completion.
         depth: tokens before it.
-        special: whether ``<|…|>`` in the prompt are tokens.
     """
     if not depth:
-        return tokenize(prompt, special=special)
+        return tokenize(prompt, special=True)
     before = tokenize("".join(PASSAGES))
     again = tokenize("".join(PASSAGES), start=False) if depth > len(before) else []
     while len(before) < depth:
         before += again
-    return before[:depth] + tokenize(prompt, special=special, start=False)
+    return before[:depth] + tokenize(prompt, special=True, start=False)

@@ -28,6 +28,7 @@ from ggufspec.hardware.disturbance import Counters
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import system_info
 from ggufspec.llamacpp.model import Model
+from ggufspec.prompting.prompt import chat_prompt
 from ggufspec.schema.base import Failure
 from ggufspec.schema.text import counted
 
@@ -40,7 +41,8 @@ class Spec(WithOptions):
     """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts.
 
     ``prompts`` are texts, as :mod:`ggufspec.bench.prompting` makes them, with the ``kinds`` that reports tell apart;
-    ``templated`` ones are a chat template's, so that ``<|…|>`` in them are tokens.
+    ``templated`` ones are a chat template's. With ``chat`` they are users' messages, which the child makes prompts of
+    by the target's template, with the ``system`` prompt if there is one.
     ``depth`` tokens of text are in the cache before a prompt; reading them is not measured.
     With ``stream`` there is an event ``token`` for each token, with ``trace`` an event ``round`` before its tokens'.
     """
@@ -59,6 +61,8 @@ class Spec(WithOptions):
     depth: int = 0
     kinds: tuple[str, ...] = ()
     templated: bool = False
+    chat: bool = False
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +291,16 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
             ours, theirs = (_half(decoder.target, text, half) for half in halves)
             return (ours, theirs) if ours and theirs else None
 
+        def read(prompt: str) -> list[int]:
+            if spec.chat:
+                return chat_prompt(decoder.target, prompt, system=spec.system, notes=decoder.notes)
+            return at_depth(decoder.target.tokenize, prompt, spec.depth)
+
         yield Engine(
             *loaded_models(decoder),
             decoder.drafters,
             decoder.notes,
-            lambda prompt: at_depth(decoder.target.tokenize, prompt, spec.depth, special=spec.templated),
+            read,
             answer,
             decoder.target_runs_alone,
             alternate if decoder.can_alternate else None,

@@ -264,7 +264,7 @@ class Bench:
                 "as rounding can make them at near ties; the budget left no time to look for the reason"
             )
         return divergence.explain(
-            divergence.Spec(spec.target, spec.options, tuple(explained), spec.rpc, spec.depth, spec.templated),
+            divergence.Spec(spec.target, spec.options, tuple(explained), spec.rpc, spec.depth),
             verbose=self.experiment.verbose,
         )
 

@@ -60,7 +60,7 @@ def bench(
     given: Annotated[
         Settings,
         takes(
-            *("profile", "files", "hub", "prompt", "prompts", "predict", "repetitions", "placement", "devices"),
+            *("profile", "files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "placement", "devices"),
             *("drafting", "context", "sampling", "results", "exports", "no_calibrate"),
             pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
             predict={"shown": f"the profile's, or {TOKENS}"},

@@ -64,7 +64,7 @@ def compare(
     given: Annotated[
         Settings,
         takes(
-            *("files", "hub", "prompt", "prompts", "predict", "repetitions", "devices", "drafting", "context"),
+            *("files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "devices", "drafting", "context"),
             *("sampling", "results", "exports"),
             model={"metavar": "FILE,FILE", "help": "Targets."},
             model_draft={

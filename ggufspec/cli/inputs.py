@@ -155,6 +155,22 @@ def prompt(given: Settings) -> str:
     return text
 
 
+def system_prompt(given: Settings) -> str:
+    """The system prompt that ``--system`` and ``--system-file`` mean; empty without them.
+
+    Raises:
+        UsageError: both are given; or --raw is given too, with which there is no place for one.
+    """
+    if given.system is not None and given.system_file is not None:
+        raise UsageError("both --system and --system-file are given", "give one of them")
+    if given.raw and (given.system is not None or given.system_file is not None):
+        raise UsageError(
+            "--raw sends the prompt as it is, which leaves no place for a system prompt",
+            "leave --raw out, or put the text at the beginning of the prompt",
+        )
+    return read_prompt(given.system, given.system_file) or ""
+
+
 def read_prompt(text: str | None, file: Path | None) -> str | None:
     """What ``-p`` and ``-f`` mean; None if neither is given."""
     if text is not None and file is not None:

@@ -17,7 +17,9 @@ from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, takes
 from ggufspec.errors import StopError, UsageError
+from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import Pair
+from ggufspec.prompting.conversation import Conversation, plain_text
 from ggufspec.reports.words import prompt_figures
 from ggufspec.schema.base import SpeculativeRun
 from ggufspec.schema.run import RunDocument
@@ -42,12 +44,18 @@ GROUPS = (
 
 
 @command(
-    'ggufspec run demo -p "def main("',
-    "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
+    'ggufspec run -m TARGET.gguf -md DRAFT.gguf -p "Write a haiku about VRAM." --temp 0.8',
+    'ggufspec run -m TARGET.gguf -p "Who are you?" --system "You are a pirate."',
+    'ggufspec run demo --raw -p "def main("',
     confirms=True,
 )
-def run(*, given: Annotated[Settings, takes(*GROUPS, "prompt", "answer", predict={"default": 128})]) -> int:
-    """Stream one answer; the statistics follow on standard error."""
+def run(
+    *, given: Annotated[Settings, takes(*GROUPS, "prompt", "raw", "system", "answer", predict={"default": 128})]
+) -> int:
+    """Stream one answer; the statistics follow on standard error.
+
+    The prompt is a message to the model, by its chat template; --raw continues it as text, as does a model without one.
+    """
     pair, spec, resolved = prepare(given)
     streams = not ui.flags().json
     spec = replace(spec, stream=streams)
@@ -105,19 +113,25 @@ def end(interrupted: bool) -> int:
 
 def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
     """The pair, its files here, the trial that gives one answer, and how its layers were placed."""
-    text = inputs.prompt(given)
+    text, system = inputs.prompt(given), inputs.system_prompt(given)
     pair, resolved = prepare_pair(given)
+    is_chat = not given.raw and read_headers([pair.target])[0].header.has_chat_template
+    if not (is_chat or given.raw or ui.flags().json):
+        ui.note(f"{pair.target.name} has no chat template: it continues the prompt as plain text")
     spec = Spec(
         target=pair.target,
         draft=pair.draft,
         options=resolved.pair,
         sampling=sampling(inputs.with_seed(given)),
-        prompts=(text,),
+        prompts=(text if is_chat else plain_text(Conversation(system).ask(text).messages()),),
         max_tokens=given.value("predict"),
         stop=given.stop or (),
         grammar=inputs.grammar(given),
         stream=True,
         rpc=given.rpc or (),
+        templated=is_chat,
+        chat=is_chat,
+        system=system if is_chat else "",
     )
     return pair, spec, resolved
 
@@ -138,8 +152,8 @@ def _print(text: str) -> None:
 
 def show_statistics(document: RunDocument | TraceDocument) -> None:
     figures = document.statistics
-    if prompt := prompt_figures(figures):
-        ui.note(f"prompt: {prompt}")
+    prompt = (prompt_figures(figures), document.settings["prompt_format"])
+    ui.note(f"prompt: {', '.join(filter(None, prompt))}")
     parts = [counted(figures.tokens, "token")]
     if figures.tokens_per_s.median:
         parts.append(f"{figures.tokens_per_s.median:.1f} tokens/s")

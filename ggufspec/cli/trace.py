@@ -43,12 +43,12 @@ def trace(
     *,
     rounds: Annotated[str | None, option("--rounds N|N-M|N-", "Print these rounds only.  [all]", parser=_range)] = None,
     likeliest: Annotated[
-        int, option("--likeliest N", "Of a row, list the N likeliest tokens.", min=0, max=_LIKELIEST)
-    ] = _LIKELIEST,
+        int, option("--likeliest N", "Show the N most likely candidates per token.  [3]", min=0, max=_LIKELIEST)
+    ] = 3,
     given: Annotated[
         Settings,
         takes(
-            *(*GROUPS, "prompt", "answer", "html"),
+            *(*GROUPS, "prompt", "raw", "system", "answer", "html"),
             predict={"default": 32},
             html={"help": "Write a page: the text by who wrote it, and all rounds, for any browser."},
         ),

@@ -47,7 +47,7 @@ def tune(
     given: Annotated[
         Settings,
         takes(
-            *("profile", "files", "hub", "prompt", "prompts", "predict", "repetitions", "allow_kv", "placement"),
+            *("profile", "files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "allow_kv", "placement"),
             *("devices", "drafting", "context", "sampling", "results", "exports", "no_calibrate"),
             predict={"default": 64},
             repetitions={"default": 3, "help": "Trials of each finalist, interleaved."},

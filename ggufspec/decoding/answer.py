@@ -238,7 +238,7 @@ class Answer:
 
     def _checked_prompt(self) -> list[int]:
         prompt, ctx_size = self._request.prompt, self._pair.options.ctx_size
-        tokens = self._pair.model.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self._pair.model.tokenize(prompt, special=True) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise UsageError("the prompt is empty", 'give one with -p "…", -f FILE, or - for standard input')
         if len(tokens) > ctx_size:

@@ -245,7 +245,8 @@ class SpeculativeDecoder:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
         Args:
-            prompt: text, or token ids.
+            prompt: text to continue, or token ids. Control tokens such as ``<|im_start|>`` in a text are tokens, as in
+                llama.cpp's completion; :func:`ggufspec.chat_prompt` makes a prompt by the model's chat template.
             max_tokens: tokens to emit at most.
             sampling: temperature, truncation, seed and penalties; greedy by default.
             stop: strings that end the answer and are not part of it.

@@ -196,8 +196,7 @@ def _warnings(target: ModelHeader, draft: ModelHeader) -> Iterator[str]:
     add_eos = [header.metadata.get("tokenizer.ggml.add_eos_token") is True for header in (target, draft)]
     if add_eos[0] != add_eos[1]:
         yield "only one of them puts an EOS token after a prompt: llama.cpp's own programs refuse the pair"
-    templates = [bool(header.metadata.get("tokenizer.chat_template")) for header in (target, draft)]
-    if templates[0] != templates[1]:
+    if target.has_chat_template != draft.has_chat_template:
         yield "only one of them has a chat template: expect fewer accepted tokens in a chat"
     for header, role in ((target, "target"), (draft, "draft")):
         if way := _way_back(header, role):

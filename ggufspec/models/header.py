@@ -87,6 +87,10 @@ class ModelHeader:
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
+    def has_chat_template(self) -> bool:
+        return bool(str(self.metadata.get("tokenizer.chat_template", "")).strip())
+
+    @property
     def layers(self) -> int:
         """Layers as ``-ngl`` counts them: the blocks and the output."""
         return self.blocks + 1

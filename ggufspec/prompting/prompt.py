@@ -22,6 +22,8 @@ from ggufspec.prompting.mends import Message
 if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Model
 
+WITHOUT_TEMPLATE = "--raw sends prompts as plain text, without the template"  # a hint
+
 
 class Prompter:
     """Makes prompts from conversations.
@@ -29,13 +31,22 @@ class Prompter:
     Args:
         model: the model whose tokens they use.
         template: its chat template; None if it has none.
+        without_template, without_system: hints: how a user goes on without the template, and without a system prompt.
 
     Attributes:
         notes: what a user should know about how the prompts are made.
     """
 
-    def __init__(self, model: Model, template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        template: ChatTemplate | None,
+        *,
+        without_template: str = "/chat off",
+        without_system: str = "/system off",
+    ) -> None:
         self._model, self._template = model, template
+        self._without_template, self._without_system = without_template, without_system
         special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
         starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most positions match none
         pattern = f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))." if special else "(?!)"
@@ -103,7 +114,7 @@ class Prompter:
             try:
                 applied = template.apply([message.plain() for message in messages], wishes)
                 if _lost(messages, applied.prompt):
-                    raise ModelError("the model's chat template leaves the system prompt out", "/system off")
+                    raise ModelError("the model's chat template leaves the system prompt out", self._without_system)
             except ModelError as error:
                 failure = failure or error
                 continue
@@ -130,7 +141,7 @@ class Prompter:
         if trap:
             raise UsageError(
                 f"the chat template rewrites messages, so that {trap} in one of them would be a token",
-                "leave it out, or /chat off",
+                f"leave it out, or {self._without_template}",
             )
         return self._ids(prompt, none_known, marks)
 
@@ -164,6 +175,29 @@ class Prompter:
             return tokenize(text[1:], special=True, start=False)
         ids = tokenize(text, special=True, start=False)
         return ids[1:] if ids and piece(ids[0]) == b" " else ids
+
+
+def chat_prompt(model: Model, text: str, *, system: str = "", notes: list[str] | None = None) -> list[int]:
+    """Return the prompt, as token ids, for the answer to a user's message, by the model's chat template.
+
+    Args:
+        model: the model that answers: ``decoder.target``.
+        text: the message; ``<|…|>`` in it stays text.
+        system: the system prompt.
+        notes: gets what a user should know of how the prompt was made.
+
+    Raises:
+        UsageError: a text is not valid, or the template changes one so that its ``<|…|>`` would mean a token.
+        ModelError: there is no template; it fails, or refuses the messages.
+    """
+    if not model.chat_template.strip():
+        raise ModelError(f"{model.path.name} has no chat template", WITHOUT_TEMPLATE)
+    template = ChatTemplate.of(model, hint=WITHOUT_TEMPLATE)
+    prompter = Prompter(model, template, without_template="--raw", without_system="leave --system out")
+    tokens = prompter.tokens(Conversation(system).ask(text))
+    if notes is not None:
+        notes += prompter.notes
+    return tokens
 
 
 def _check(messages: Sequence[Message]) -> None:

@@ -196,7 +196,9 @@ class Settings:
         "Prompts of your own, one a line: text, or JSON such as a log of requests to a chat API.",
         "prompts",
     )
-    raw: bool | None = option("--raw", "Send prompts as plain text, without the target's chat template.", "prompts")
+    raw: bool | None = option("--raw", "Continue prompts as plain text, without the model's chat template.", "raw")
+    system: str | None = option("-sys --system", "The system prompt.", "system", metavar="TEXT")
+    system_file: Path | None = option("--system-file", "Read the system prompt from a file.", "system")
     predict: int | None = option(
         "-n --predict", "Tokens to generate at most.", "length", least=1, most=MAX_COUNT, usual="-n 128", where="chat"
     )
