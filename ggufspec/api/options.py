@@ -1,4 +1,4 @@
-"""From settings to the decoder's options, and to the machine that a plan is for. Given goes over the profile's."""
+"""From settings to the decoder's options, and to the machine to plan for. Given options override the profile's."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LOOK_BYTES = 2**16
 
 
 def decoder_options(wanted: Settings) -> DecoderOptions:
-    """Settings as the decoder takes them, checked before a model is loaded. Everything on the CPU: the plan places it.
+    """Make the decoder's options, checked before a model is loaded. All layers are on the CPU: the plan places them.
 
     Raises:
         UsageError: options contradict each other, or the corpus cannot be read.
     """
     if wanted.lookup_corpus is not None:
-        _check_text(wanted.lookup_corpus)  # a typo is not to cost the time to load the models
+        _check_text(wanted.lookup_corpus)  # a typo shall not cost the time to load the models
     options = wanted.given(name for name in DecoderOptions.__dataclass_fields__ if name in OPTIONS)
     if wanted.drafter is not None:
         options["drafters"] = parse_drafters(wanted.drafter)
@@ -42,7 +42,7 @@ def decoder_options(wanted: Settings) -> DecoderOptions:
 
 
 def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions:
-    """The options with ``-c max`` as the target's number.
+    """Replace ``-c max`` by the target's training context.
 
     Raises:
         UsageError: its header has none.
@@ -53,7 +53,7 @@ def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions
 
 
 def sampling(given: Settings) -> Sampling:
-    """How a token is chosen, as the decoder takes it: each row of the group is a field. No profile has one.
+    """Make the sampling options: each row of the group is a field. Profiles have none.
 
     Raises:
         UsageError: a value is out of range.
@@ -63,12 +63,12 @@ def sampling(given: Settings) -> Sampling:
 
 
 def layers_of(value: int | str | None) -> int | None:
-    """A number of layers as the plan takes it: -1 is all, None leaves it to the plan."""
+    """Convert a number of layers for the plan: -1 is all, None leaves it to the plan."""
     return max(value, -1) if isinstance(value, int) else None
 
 
 def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
-    """The target's placement as it is given, and of :data:`ggufspec.planning.plan.FREE` what the plan may choose."""
+    """Return the target's given placement, and which of :data:`ggufspec.planning.plan.FREE` the plan may choose."""
     given = {name: getattr(wanted, name) for name in Placement.__dataclass_fields__ if name in OPTIONS}
     given |= {"gpu_layers": layers_of(wanted.gpu_layers), "split": wanted.tensor_split}
     given = {name: value for name, value in given.items() if value is not None}
@@ -76,26 +76,26 @@ def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
 
 
 def placement_of_draft(wanted: Settings) -> tuple[Placement, frozenset[str]]:
-    """The same of the draft."""
+    """Run :func:`placement_of` for the draft."""
     return placement_of(replace(unplaced(wanted), gpu_layers=wanted.gpu_layers_draft))
 
 
 def unplaced(wanted: Settings) -> Settings:
-    """The settings with all layers left to the plan."""
+    """Return the settings with all layers left to the plan."""
     return replace(wanted, **dict.fromkeys(names(group="placement")))
 
 
 def machine(wanted: Settings, threads: int) -> Machine:
-    """The machine to plan for: the cards named, or those that are here.
+    """Return the machine to plan for: the named GPUs, or those of this machine.
 
     Raises:
-        UsageError: a size is not one, a card is not known, or cards that are here are mixed with others.
+        UsageError: a size is invalid, a GPU is not known, or local GPUs are mixed with others.
     """
     headroom = machines.DEFAULT_HEADROOM_BYTES
     if wanted.headroom is not None:
         headroom = machines.parse_size(wanted.headroom, "--headroom")
     folder = cache_folder()
-    if wanted.cpu:  # what was measured of the cards here was with this machine's own cores
+    if wanted.cpu:  # measured speeds of local GPUs include this machine's own cores
         threads = wanted.threads or physical_cores()
     if wanted.gpu or wanted.vram:
         if wanted.rpc:
@@ -127,13 +127,13 @@ def machine(wanted: Settings, threads: int) -> Machine:
 
 
 def _cores(named: str) -> catalogue.Cores:
-    """Those of ``--cpu``, 8xavx2 say."""
+    """Parse ``--cpu``, e.g. 8xavx2."""
     count, _, vectors = named.partition("x")
     return catalogue.Cores(int(count), vectors)
 
 
 def _check_text(file: Path) -> None:
-    """Refuse a text that something else will read and that is not there, or does not begin as UTF-8."""
+    """Refuse a text file for later use that does not exist, or does not begin as UTF-8."""
     beginning = untrusted.read_bytes(file, _LOOK_BYTES, failure=UsageError, cut=True)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(beginning)

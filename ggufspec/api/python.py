@@ -1,4 +1,4 @@
-r"""For people who write Python: three lines from an installed package to tokens that name their source.
+r"""Functions for Python: three lines from an installed package to tokens that name their source.
 
 >>> from ggufspec import load_pair
 >>> with load_pair("demo", threads=1) as decoder:
@@ -6,8 +6,8 @@ r"""For people who write Python: three lines from an installed package to tokens
 >>> {emitted.source for emitted in answer} <= {"draft", "lookup", "target", "bonus"}
 True
 
-Keywords are the rows of :data:`ggufspec.settings.table.OPTIONS` that Python has. What is given goes over the profile,
-the profile over the plan, the plan over the defaults. Nothing is printed.
+Keywords are the rows of :data:`ggufspec.settings.table.OPTIONS` marked ``python``. Given values override the profile,
+the profile overrides the plan, the plan overrides the defaults. Nothing is printed.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def plan_pair(
     verbose: bool = False,
     **options: Any,
 ) -> PlanDocument:
-    """What fits, where each layer goes, how fast it will be, and whether the draft is worth its memory.
+    """Plan a pair: what fits, where each layer goes, how fast it will be, and whether the draft is worth its memory.
 
-    Needs no download: headers are read from the hub by range, a few MB a model, and kept. Needs no card: ``gpu`` or
-    ``vram`` names one; without them this machine's are planned for.
+    Needs no download: headers are read from the hub by range, a few MB per model, and cached. Needs no GPU: ``gpu`` or
+    ``vram`` names one; without them the plan is for this machine's.
 
     >>> from ggufspec import plan_pair
     >>> plan = plan_pair("demo", vram="24GiB", ctx_size=512)
@@ -63,23 +63,23 @@ def plan_pair(
 
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
-        settings: options that go over the profile's, checked by type checkers, too.
-        gpu: names of cards that are not here: ``RTX 4090``.
-        vram: memory of cards that are not here: bytes, or ``24GiB``.
-        ram: free memory next to the cards; next to those that are not here there is enough without it.
-        ram_bandwidth: of that memory by its data sheet, in GB/s.
-        cpu: its cores and their vector instructions: ``8xavx2``, or ``8xavx512`` with VNNI.
-        link: to the cards: ``pcie4x16``.
-        acceptance: the acceptance rate to expect, 0 to 1; otherwise what was measured before, or the profile's.
-        allow_kv: types of the target's cache that the plan may choose besides the ones given.
-        sweep: predict tokens/s over the target's layers too.
-        on_event: gets progress: ``{"event": "reading", "file": …, "bytes": …}``.
-        verbose: let llama.cpp's log of the dry runs through to standard error.
-        options: the same by keyword, which go over ``settings``: ``ctx_size``, ``gpu_layers``, …
+        settings: options that override the profile's, visible to type checkers.
+        gpu: names of GPUs that are not installed: ``RTX 4090``.
+        vram: memory of GPUs that are not installed: bytes, or ``24GiB``.
+        ram: free RAM to plan for; default: this machine's, unlimited for GPUs that are not installed.
+        ram_bandwidth: data sheet bandwidth of that RAM, in GB/s.
+        cpu: cores and vector instructions of the CPU: ``8xavx2``, or ``8xavx512`` with VNNI.
+        link: link to the GPUs: ``pcie4x16``.
+        acceptance: expected acceptance rate, 0 to 1; default: measured before, or the profile's.
+        allow_kv: further types of the target's cache that the plan may choose.
+        sweep: predict tokens/s over the target's layers, too.
+        on_event: called with progress: ``{"event": "reading", "file": …, "bytes": …}``.
+        verbose: send llama.cpp's log of the dry runs to standard error.
+        options: options by keyword, which override ``settings``: ``ctx_size``, ``gpu_layers``, …
 
     Returns:
-        The document of ``ggufspec plan --json``: bytes by device, tokens/s of both ways, the choice and why;
-        :func:`ggufspec.schema.base.to_json` makes JSON of it.
+        The document of ``ggufspec plan --json``: bytes by device, tokens/s with and without the draft, the choice and
+        why; :func:`ggufspec.schema.base.to_json` makes JSON of it.
 
     Raises:
         UsageError: a name, an option or a size is not valid.
@@ -108,7 +108,7 @@ def load_pair(
     on_event: OnEvent | None = None,
     **options: Any,
 ) -> SpeculativeDecoder:
-    r"""A decoder of a pair, loaded where the plan for this machine puts its layers.
+    r"""Load a decoder for a pair, with its layers where the plan for this machine puts them.
 
     >>> from ggufspec import Sampling, load_pair
     >>> with load_pair("demo", threads=1, ctx_size=512) as decoder:
@@ -121,19 +121,19 @@ def load_pair(
 
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
-        settings: options that go over the profile's, checked by type checkers, too.
-        download: fetch what is on the hub and not here, which may be many GB; without it such a pair is an error.
-        on_event: gets progress: ``{"event": "fetching", "file": …, "bytes": …, "total": …}`` from threads, one at a
-            time, and ``{"event": "reading", "file": …, "bytes": …}``.
-        options: the same by keyword, which go over ``settings``: ``drafter``, ``ctx_size``, …
+        settings: options that override the profile's, visible to type checkers.
+        download: download missing files from the hub, which may be many GB; otherwise such a pair is an error.
+        on_event: called with progress: ``{"event": "fetching", "file": …, "bytes": …, "total": …}`` from threads, one
+            at a time, and ``{"event": "reading", "file": …, "bytes": …}``.
+        options: options by keyword, which override ``settings``: ``drafter``, ``ctx_size``, …
 
     Raises:
         UsageError: a name or an option is not valid, or a drafter needs a draft and there is none.
-        ModelError: a file is not here or damaged, or the draft's vocabulary is another.
+        ModelError: a file is missing or damaged, or the draft's vocabulary differs.
         GgufspecError: nothing fits, or the hub cannot be reached.
     """
     given = of_keywords(options, settings)
-    if given.op_offload_min_batch is None:  # of this process, in which llama.cpp reads headers before it is told
+    if given.op_offload_min_batch is None:  # set in this process before llama.cpp reads headers
         given = replace(given, op_offload_min_batch=streams_from() or STREAM_WIDTH)
     files = files_of(pair, download=download, on_event=on_event)
     check_drafter(files, given)

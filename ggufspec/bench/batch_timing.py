@@ -1,4 +1,4 @@
-"""Times models at given placements, loaded together: seconds of a batch by width. A job for a child process.
+"""Times models at given placements, loaded together: seconds of a batch by its size. A job for a child process.
 
 The values of the weights do not matter: dummy weights (:mod:`ggufspec.models.dummy_weights`) decode at the real ones'
 speed.
@@ -26,7 +26,7 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.dummy_weights import TOKENS
 
-_BURST_S = 0.25  # a shorter batch is timed three times in a row, after one that brings its graph back: the median
+_BURST_S = 0.25  # a shorter batch is timed three times in a row, after one that restores its graph; the median counts
 _BURST = 3
 _FEWEST_ROUNDS = 3
 _LOOK_S = 0.2  # between two looks at the system's counters, which count in steps of 10 ms
@@ -34,7 +34,7 @@ _LOOK_S = 0.2  # between two looks at the system's counters, which count in step
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One model; ``widths`` are tokens of its batches. A head is on the part before it, in whose file it may be."""
+    """One model; ``widths`` are its batch sizes. A head is on the part before it, in whose file it may be."""
 
     path: Path
     placement: Placement
@@ -45,9 +45,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Models that are loaded at once and timed in turn, with ``depth`` tokens in each cache.
+    """Models that are loaded together and timed in turn, with ``depth`` tokens in each cache.
 
-    Each width of each model is timed ``rounds`` times; fewer, but three, once ``seconds`` have passed.
+    Each batch size of each model is timed ``rounds`` times; fewer, but at least three, once ``seconds`` have passed.
     """
 
     parts: tuple[Part, ...]
@@ -65,8 +65,8 @@ class Spec:
 class Timed:
     """One model as it ran.
 
-    ``seconds`` are samples by width, one a round; ``bytes`` llama.cpp's own count by device. ``depth``, tokens in the
-    cache, is less than requested if the context is shorter.
+    ``seconds`` are samples by batch size, one per round; ``bytes`` llama.cpp's own count by device. ``depth``, tokens
+    in the cache, is less than requested if the context is shorter.
     """
 
     layers: int
@@ -80,9 +80,9 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All models; ``ram_bytes`` is the process's memory at the end, ``vram_bytes`` what all cards' use rose by.
+    """All models; ``ram_bytes`` is the process's memory at the end, ``vram_bytes`` the rise of all GPUs' use.
 
-    ``disturbed`` samples were left out, as other programs used up to ``others_cpus`` CPUs.
+    ``disturbed`` samples were left out, because other programs used up to ``others_cpus`` CPUs.
     """
 
     parts: tuple[Timed, ...]
@@ -94,7 +94,7 @@ class Result:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` tell how far it is."""
+    """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` report progress."""
     devices.add_rpc_workers(spec.rpc)
     vram_before = devices.used_bytes()
     with ExitStack() as stack:
@@ -138,9 +138,9 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def undisturbed(seconds: list[float], loads: Sequence[float], least: float) -> int:
-    """Leave out the samples during which others used clearly more than the ``least`` CPUs, but for the least disturbed.
+    """Drop samples during which others used clearly more than the ``least`` CPUs, but keep the least disturbed ones.
 
-    Returns how many that are; ``loads`` are the CPUs that others used during each.
+    Returns the number of dropped samples; ``loads`` are the CPUs that others used during each.
     """
     order = sorted(range(len(seconds)), key=loads.__getitem__)
     kept = max(sum(others < least + BUSY_CPUS for others in loads), min(_FEWEST_ROUNDS, len(seconds)))
@@ -157,18 +157,18 @@ def _load(
     made = Head(model, on, part.context) if isinstance(on, Context) else Context(model, part.context)
     context: Context | Head = stack.enter_context(closing(made))
     load_s = time.perf_counter() - began
-    if isinstance(made, Head) and isinstance(on, Context) and made.shares_cache:  # llama.cpp emptied what it shares
+    if isinstance(made, Head) and isinstance(on, Context) and made.shares_cache:  # llama.cpp emptied the shared cache
         count = on.length
         on.rewind(0)
         on.decode(_tokens(on, count), 0)
     emit({"event": "reading", "file": part.path.name})
     depth = max(1, min(depth, context.capacity - max(part.widths)))
-    context.decode(_tokens(context, 1), 0)  # pages in
+    context.decode(_tokens(context, 1), 0)  # loads pages from the disk
     context.rewind(0)
     began = time.perf_counter()
-    context.decode(_tokens(context, depth), 0 if isinstance(context, Head) else 1)  # of which all have logits or none
+    context.decode(_tokens(context, depth), 0 if isinstance(context, Head) else 1)  # either all have logits or none
     prompt_s = time.perf_counter() - began
-    for width in part.widths:  # every graph once
+    for width in part.widths:  # build every graph once
         _batch(context, depth, width)
     return context, Timed(
         layers=model.layers,
@@ -182,7 +182,7 @@ def _load(
 
 
 def _tokens(context: Context | Head, count: int) -> list[int]:
-    """Different tokens, so that a mixture of experts chooses as different ones as it can."""
+    """Return different tokens, so that a mixture of experts chooses as many different experts as possible."""
     different = min(TOKENS, context.vocab_size)
     return [7 * place % different for place in range(1, count + 1)]
 
@@ -193,7 +193,7 @@ def _burst(context: Context | Head, depth: int, width: int) -> float:
 
 
 def _batch(context: Context | Head, depth: int, width: int) -> float:
-    """Seconds of one batch with all its logits, as a verification has."""
+    """Time one batch with all its logits, as a verification has."""
     if isinstance(context, Head) or context.can_rewind:
         context.rewind(depth)
         context.mark()

@@ -1,8 +1,8 @@
-"""Where the text with a draft leaves the text without, and whether rounding explains it.
+"""Explains where the text with a draft diverges from the text without, and whether rounding is the cause.
 
-Both texts are the same up to some token. The shared part is read one token at a time, as target-only does, and in
-batches of several widths, beginning at every place of the batch: a row's rounding depends on the width and on where
-in the batch it stands. The noise is the largest change that this makes, anywhere along the texts that diverge, to the
+Both texts are the same up to some token. The shared part is decoded one token at a time, as target-only does, and in
+batches of several sizes, starting at every position of the batch: a row's rounding depends on the batch size and on its
+position in the batch. The noise is the largest change that this makes, anywhere along the texts that diverge, to the
 difference between any two of a row's leading tokens. A divergence is explained when its margin is below the noise.
 """
 
@@ -24,13 +24,13 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Logits, Model
 from ggufspec.schema.bench import Divergence
 
-LEADING = 8  # tokens of a row that may come into question
-_WIDTHS = (2, 4, 8)  # that kernels tell apart, besides the widest
+LEADING = 8  # likeliest tokens of a row that are compared
+_WIDTHS = (2, 4, 8)  # batch sizes that kernels distinguish, besides the largest
 _FARTHEST, _HALVINGS = 64.0, 30  # logits; the search for a margin
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Index of the first token that differs; the shorter one's length if one begins with the other."""
+    """Return the index of the first token that differs; the shorter one's length if it is a prefix of the other."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -63,10 +63,10 @@ Result = tuple[Divergence, ...]
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """In the child process."""
+    """Measure all cases, in the child process."""
     devices.add_rpc_workers(spec.rpc)
     with Model(spec.target, spec.options.target) as model:
-        options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # goes back over many batches
+        options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # rewinds over many batches
         context = Context(model, options)
         try:
             measured = []
@@ -88,7 +88,7 @@ def _divergence(case: Case, margin: float, noise: float) -> Divergence:
 
 
 def _measure(context: Context, case: Case, prompt: Sequence[int]) -> tuple[float, float]:
-    """(margin between the two tokens in target-only's reading, noise along the text)."""
+    """Return (margin between the two tokens when decoded as target-only does, noise along the text)."""
     at = case.position
     text = [*prompt, *case.target_only[:at]]
     context.rewind(0)
@@ -107,12 +107,12 @@ def _measure(context: Context, case: Case, prompt: Sequence[int]) -> tuple[float
 
 
 def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Sequence[int]) -> float:
-    """How far logits have to shift for the exact rule to choose the second token where it chose the first, or back.
+    """Return how far logits must shift for the exact rule to choose the second token instead of the first, or back.
 
-    At temperature 0 that is the difference of both. Above, a token is passed over because its sum of score and noise
-    is lower, or because a truncation leaves it out; hence three shifts, each by so much: the wanted token against all
-    others, it against those more likely, and those more likely than the other token against that one and the rest.
-    Penalties come after the shift, as they come after rounding.
+    At temperature 0 that is the difference of both. Above, a token is passed over because its sum of score and noise is
+    lower, or because a truncation drops it; hence three shifts by the same amount: the wanted token against all others,
+    it against likelier ones, and those likelier than the other token against that one and the rest. Penalties are
+    applied after the shift, as they are after rounding.
 
     Args:
         row: (vocab,) the target's logits.
@@ -146,10 +146,10 @@ def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Seque
 
 
 def _read(context: Context, text: Sequence[int], start: int, first: int, step: int) -> Logits:
-    """(n, vocab) logits after each token from ``start`` on, read ``first`` tokens and then ``step`` at a time."""
+    """Return (n, vocab) logits after each token from ``start`` on, decoded ``first`` and then ``step`` at a time."""
     if start >= min(context.floor, context.length):
         context.rewind(start)
-    else:  # of a sliding window
+    else:  # a sliding window
         context.rewind(0)
         context.decode(text[:start], 0)
     context.mark()

@@ -1,6 +1,6 @@
-"""What later plans use of measured runs: a target's speed, and what a card's driver takes.
+"""Results of measured runs for later plans: a target's speed, and a driver's overhead on a GPU.
 
-What became of drafted tokens the decoder itself writes down.
+The decoder itself saves the acceptance of drafted tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ggufspec.planning import history, rehearsed
 from ggufspec.schema.plan import PlannedOption
 from ggufspec.schema.text import of_memory
 
-_ENOUGH_TOKENS = 32  # of all trials, for a speed
-_SPILLED, _SPILLED_BYTES = 0.05, 256 * 2**20  # of the planned bytes: a smaller part may be another program's that ended
-_FAR_SLOWER = 2.0  # times what was planned: no catalogue is so wrong, and the link is ten times as slow as the memory
+_ENOUGH_TOKENS = 32  # minimum for a speed, over all trials
+_SPILLED, _SPILLED_BYTES = 0.05, 256 * 2**20  # share of the planned bytes: less may be of a program that ended
+_FAR_SLOWER = 2.0  # times the planned seconds: no catalogue is so wrong, and the link is ten times slower than VRAM
 _ROOM = 1.1
 _SHORT_CONTEXT = 2048
 
@@ -33,7 +33,7 @@ _SHORT_CONTEXT = 2048
 def learn(
     resolved: Resolved, spec: Spec, results: Mapping[str, Sequence[Result]], *, is_quiet: bool
 ) -> tuple[str, ...]:
-    """Save what a bench has measured, by mode, for later plans; returns notes for its user.
+    """Save a bench's measurements, by mode, for later plans; return notes for its user.
 
     Speeds are saved only if they were measured on a quiet machine.
     """
@@ -44,7 +44,7 @@ def learn(
 
 
 def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
-    """Write what the driver of the only card took beyond the plan's bytes; nothing if the driver counts nothing."""
+    """Save the driver's bytes beyond the plan's on the only GPU; nothing if the driver counts nothing."""
     option = resolved.plan.options["speculative"] if resolved.plan else None
     if option is None or option.draft is None or not results or len(resolved.cards) != 1 or len(survey().cards) > 1:
         return
@@ -57,13 +57,13 @@ def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
 
 
 def spilled(resolved: Resolved, name: str, results: Sequence[Result]) -> tuple[str, ...]:
-    """What to say if a driver seems to keep on the host a part of what llama.cpp has on the cards, as Windows and AMD's
-    drivers do with a full one: the cards' use rose by far less than was planned, and tokens take twice as long or more.
+    """Return a note if a driver seems to keep part of the VRAM allocations in host memory, as Windows' and AMD's
+    drivers do when VRAM is full: the GPUs' use rose by far less than planned, and tokens take at least twice as long.
 
     Args:
         resolved: what ran, and its plan.
-        name: which of the plan's options it is.
-        results: how it ran, long prompts included.
+        name: name of the plan's option.
+        results: its results, long prompts included.
     """
     plan = resolved.plan
     option = plan.options[name] if plan else None
@@ -83,7 +83,7 @@ def spilled(resolved: Resolved, name: str, results: Sequence[Result]) -> tuple[s
 
 
 def _planned_bytes(option: PlannedOption, cards: Sequence[str]) -> dict[str, int]:
-    """What llama.cpp has on the cards, by what it is for."""
+    """Return llama.cpp's planned bytes on the GPUs, by purpose."""
     models = [model.bytes.get(card, {}) for model in (option.target, option.draft) if model for card in cards]
     return {kind: sum(one.get(kind, 0) for one in models) for kind in ("weights", "kv", "compute", "overhead")}
 
@@ -96,7 +96,7 @@ def _ran_as_planned(option: PlannedOption, result: Result) -> bool:
 def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> None:
     """Save the target-only speed at its placement; a short run is not saved.
 
-    A plan knows the cards by their descriptions: if layers were given and nothing was planned, nothing is written.
+    A plan knows the GPUs by their descriptions: if layers were given and nothing was planned, nothing is saved.
     """
     results = [one for one in results if speed(one)]  # a disturbed pass may have no segment that counts
     answers = [answer.statistics for result in results for answer in result.answers if answer.statistics.tokens]

@@ -1,6 +1,6 @@
-"""From what is asked to the texts that a trial's models continue: files of prompts, and the target's chat template.
+"""Makes the texts that a trial's models continue, from files of prompts and the target's chat template.
 
-A template is foreign code and its tokens are in the model's file: both are for a child process, once for a command.
+A template is untrusted code and its tokens are in the model's file: both belong in a child process, once per command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ggufspec.llamacpp.model import Model
 from ggufspec.models.headers import read_headers
 from ggufspec.prompting.prompt import WITHOUT_TEMPLATE
 
-MOST_PROMPTS = 32  # of a file; of a longer one they are taken at equal distances
+MOST_PROMPTS = 32  # maximum from a file; longer files are sampled at equal distances
 MOST_FILE_BYTES = 64 << 20  # a log of some ten thousand requests
 MOST_LINE_BYTES = 1 << 20  # some hundred thousand tokens
 _FORMS = 'a line is a text, or JSON: {"prompt": "…"}, or {"messages": […], "tools": […]} as in a request'
@@ -30,10 +30,10 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to ask a model; ``raw``: without its chat template.
+    """Prompts for a model; ``raw``: without its chat template.
 
-    Without ``prompts`` it is the bundled ones: requests if the model has a chat template, else texts to continue; of
-    these ``kinds``, or of all, and ``every`` second, for example.
+    Without ``prompts`` the bundled ones are used: requests if the model has a chat template, else texts to continue;
+    only those of these ``kinds``, if any are given, and every ``every``-th.
     """
 
     target: Path
@@ -45,7 +45,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The texts of a trial, in their order; their ``kinds`` and lengths in ``tokens``.
+    """The texts of a trial in order, with their ``kinds`` and their lengths in ``tokens``.
 
     ``templated`` says that the chat template made them.
     """
@@ -58,7 +58,7 @@ class Result:
 
     @property
     def trial(self) -> dict[str, Any]:
-        """What a trial's spec has of it."""
+        """Fields for a trial's spec."""
         return {"prompts": self.texts, "kinds": self.kinds, "templated": self.templated}
 
 
@@ -66,7 +66,7 @@ def prepare(spec: Spec, *, verbose: bool = False) -> Result:
     """Make the texts, in a child process.
 
     Raises:
-        UsageError: no bundled prompt is of these kinds; the chat template does not know a prompt's tools.
+        UsageError: no bundled prompt is of these kinds; the chat template does not support a prompt's tools.
         ModelError: the file is damaged, or its chat template fails.
     """
     count = len(spec.prompts)
@@ -78,7 +78,7 @@ def prepare(spec: Spec, *, verbose: bool = False) -> Result:
     try:
         found = child.call(__name__, spec, Result, verbose=verbose)
     except (ModelError, ChildError):
-        read_headers([spec.target])  # which tells of a damaged file what is wrong with it
+        read_headers([spec.target])  # its error says what is wrong with a damaged file
         raise
     return replace(found, notes=(*notes, *found.notes))
 
@@ -110,7 +110,7 @@ def _bundled(prompts: Sequence[Prompt], spec: Spec) -> tuple[Prompt, ...]:
 
 
 def _templated(model: Model, prompts: Sequence[Prompt], notes: list[str]) -> Iterator[str]:
-    """The text of each prompt by the template, without the token that begins every text of the model."""
+    """Yield the text of each prompt by the template, without the token that begins every text of the model."""
     bos, _ = model.token_texts
     template = ChatTemplate.of(model, hint=WITHOUT_TEMPLATE)
     for prompt in prompts:
@@ -141,13 +141,13 @@ def _plain(prompt: Prompt) -> str:
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """The prompts of a file: one a line, of plain text or, where the file's name or first line says so, JSON.
+    """Read the prompts of a file: one per line, plain text or, if the file's name or first line says so, JSON.
 
     A JSON line is a text, ``{"prompt": "…"}`` or a request of OpenAI's chat API, whose ``messages`` and ``tools`` are
-    taken; ``kind`` may be next to them. Empty lines are left out.
+    used; ``kind`` may be next to them. Empty lines are skipped.
 
     Raises:
-        UsageError: the file cannot be read or has no prompt, or a line is not a prompt; the line is named.
+        UsageError: the file cannot be read or has no prompt, or a line is not a prompt; names the line.
     """
     lines = untrusted.read_bytes(path, MOST_FILE_BYTES, failure=UsageError).removeprefix(b"\xef\xbb\xbf").split(b"\n")
     written = [(f"line {number} of {path.name}", line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -191,7 +191,7 @@ def _of_line(text: str, origin: str, *, is_json: bool) -> Prompt:
         raise UsageError(f"{origin} has half a character (a lone surrogate)", "leave the line out") from None
     except UsageError:
         raise
-    except GgufspecError as error:  # no JSON
+    except GgufspecError as error:  # not JSON
         raise UsageError(error.message.partition(" (line")[0], _FORMS) from None
     return prompt
 
@@ -204,7 +204,7 @@ def _records(value: Any, origin: str) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """A message whose content is one text."""
+    """Return a message whose content is one text."""
     content = message.get("content") or ""
     if isinstance(content, list):
         for part in content:

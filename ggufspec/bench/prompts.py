@@ -1,6 +1,6 @@
 """The bundled texts, written for this project: requests for chat models, prompts that any model can continue, passages.
 
-:mod:`ggufspec.bench.prompting` makes the texts of a trial of them.
+:mod:`ggufspec.bench.prompting` makes the texts of a trial from them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked.
+    """One prompt for a model.
 
     Args:
-        kind: of text, for reports: ``edit``, ``tests``; empty if it is not known.
-        text: what a user says; without a chat template the text to continue.
-        messages: a conversation in place of it, as a chat template takes it: role, content, tool_calls, …
-        tools: what the model may call, as OpenAI's requests have it.
-        origin: where it is from, for messages: ``line 3 of prompts.jsonl``; empty: it is bundled.
+        kind: kind of text, for reports: ``edit``, ``tests``; empty if it is not known.
+        text: the user's message; without a chat template the text to continue.
+        messages: a conversation instead, as a chat template takes it: role, content, tool_calls, …
+        tools: tools that the model may call, as in OpenAI's requests.
+        origin: source, for messages: ``line 3 of prompts.jsonl``; empty if bundled.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class Prompt:
     origin: str = field(default="", kw_only=True)
 
 
-# What people send to a chat model, one of each kind. Every other one is a mix, too: tune has half of them.
+# Typical requests to a chat model, one of each kind. Every second one is a mix, too: tune uses half of them.
 REQUESTS = (
     Prompt(
         "edit",
@@ -197,7 +197,7 @@ when the load test is done. The next call is a day later than usual because of t
     ),
 )
 
-# What any language model can continue, chat template or not.
+# Texts that any language model can continue, with or without a chat template.
 PROMPTS = (
     Prompt(
         "code",
@@ -444,7 +444,7 @@ for up to a month.
 
 
 def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int = 0) -> list[int]:
-    """Token ids of a prompt after ``depth`` tokens of the bundled passages, over and over.
+    """Return the token ids of a prompt after ``depth`` tokens of the bundled passages, repeated as needed.
 
     Args:
         tokenize: :meth:`ggufspec.llamacpp.model.Model.tokenize`.

@@ -1,7 +1,7 @@
-"""Measurements that are written as they come, so that a search or a comparison that is killed resumes.
+"""Measurements that are written as they come, so that an interrupted search or comparison resumes.
 
-A run log is a file of JSON lines. The first names its schema; every other is one measurement under a key of what was
-measured. A line that a crash cut short is dropped.
+A run log is a file of JSON lines. The first names its schema; every other is one measurement under a key of its
+settings. A line that a crash cut short is dropped.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _Value = TypeVar("_Value")
 
 
 def key_of(*facts: Any) -> str:
-    """A key for a measurement: the same facts, JSON values, give the same key in any process."""
+    """Return a key for a measurement: the same facts, JSON values, give the same key in any process."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def set_aside(path: Path) -> Path:
-    """Rename results to NAME.old, or NAME.old.2 and so on if that exists; returns the new path.
+    """Rename results to NAME.old, or NAME.old.2 and so on if that exists; return the new path.
 
     Raises:
         GgufspecError: they cannot be renamed.
@@ -53,9 +53,9 @@ class RunLog:
 
     Args:
         path: the file; its folder is made.
-        schema: of its values. A file of another schema, or a damaged one, is renamed (:func:`set_aside`), and
+        schema: schema of its values. A file of another schema, or a damaged one, is renamed (:func:`set_aside`), and
             :attr:`notes` has a note.
-        fresh: rename what is there and start over.
+        fresh: rename an existing file and start over.
 
     Raises:
         GgufspecError: the file cannot be written, or another process has it open.
@@ -93,7 +93,7 @@ class RunLog:
             self._write({"schema": schema})
 
     def _read(self, schema: str) -> bool:
-        """Take what the file has; False if it is of another schema. A torn last line is cut off."""
+        """Load the file's values; return False if it has another schema. A torn last line is cut off."""
         try:
             content = untrusted.read_bytes(self.path, _MOST_BYTES)
         except GgufspecError:
@@ -115,17 +115,17 @@ class RunLog:
         return True
 
     def get(self, key: str, kind: type[_Value]) -> _Value | None:
-        """The measurement under a key; None if there is none, or one of another shape."""
+        """Return the measurement under a key; None if there is none, or one of another shape."""
         try:
             return codec.load(kind, self._values[key]) if key in self._values else None
         except ValidationError:
             return None
 
     def put(self, key: str, value: object) -> None:
-        """Keep a measurement; it is on the disk when this returns.
+        """Save a measurement; it is on the disk when this returns.
 
         Raises:
-            GgufspecError: the disk is full, say.
+            GgufspecError: e.g. the disk is full.
         """
         self._values[key] = codec.dump(value)
         try:

@@ -1,4 +1,4 @@
-"""One option at several values: interleaved trials, every value a row."""
+"""One option at several values: interleaved trials, one row per value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAYERS = ("gpu_layers", "gpu_layers_draft")
 class Value:
     """One value of the option, ``shown`` as it was typed, and its runs.
 
-    ``failure`` says why it has no placement, and no runs; nor is there a ``pair`` where nothing is drafted.
+    ``failure`` says why it has no placement, and no runs; without drafting there is no ``pair``.
     """
 
     shown: str
@@ -35,9 +35,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to measure: values of an ``option`` (``draft_max``, say), in the order in which they are shown.
+    """The job of a sweep: values of an ``option`` (e.g. ``draft_max``), in the order in which they are shown.
 
-    ``pair`` is what :meth:`ggufspec.models.profile.Pair.describe` says of it.
+    ``pair`` is its description by :meth:`ggufspec.models.profile.Pair.describe`.
     """
 
     pair: dict[str, Any]
@@ -49,15 +49,15 @@ class Experiment:
 
     @property
     def key(self) -> str:
-        """The same for the same settings on the same machine; each trial has the identity of its files."""
+        """Key that is the same for the same settings on the same machine; each trial has the identity of its files."""
         return key_of(self.option, [(one.shown, repr(one.pair), repr(one.alone)) for one in self.values], machine())[:8]
 
 
 def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
-    """One value and its target-only run.
+    """Make one value with its target-only run.
 
-    Options that only a drafter reads are reset in the target-only run, so that values that differ in nothing else
-    share it. ``rival`` are the options of target-only.
+    Options that only a drafter reads are reset in the target-only run, so that values that differ in nothing else share
+    it. ``rival`` are the options of target-only.
     """
     target_only = alone(replace(spec, options=rival))
     options = replace(target_only.options, draft=Placement())
@@ -69,7 +69,7 @@ def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
 
 
 class Sweep:
-    """An experiment and what has been measured of it. :meth:`run` may be interrupted, and resumes from the log."""
+    """An experiment and its measurements so far. :meth:`run` may be interrupted, and resumes from the log."""
 
     def __init__(
         self, experiment: Experiment, log: RunLog, attempt: Callable[..., trial.Attempt] | None = None
@@ -93,7 +93,7 @@ class Sweep:
         progress(done, done, "done")
 
     def document(self, *, interrupted: bool = False) -> SweepDocument:
-        """Everything that has been measured so far."""
+        """Return everything that has been measured so far."""
         experiment = self.experiment
         spec = next((spec for one in experiment.values for spec in (one.pair, one.alone) if spec), None)
         return SweepDocument(
@@ -108,7 +108,7 @@ class Sweep:
         )
 
     def _no_gpu(self) -> tuple[str, ...]:
-        """Whether layers were requested that no device took."""
+        """Return a note if layers were requested that no device took."""
         requested = any(spec.options.target.gpu_layers or spec.options.draft.gpu_layers for spec in self._runs)
         placed = [result.target.gpu_layers for spec in self._runs for result in self.trials.results[spec].values()]
         if self.experiment.option not in _LAYERS or not requested or not placed or any(placed):

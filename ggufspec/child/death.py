@@ -23,7 +23,7 @@ _HINTS = (
         re.compile(r"\bsrc/(llama-(arch|hparams|model|vocab)|unicode)|\bgguf\.(cpp|h)|error loading model"),
         "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python",
     ),
-    (re.compile(r"^(SIGSEGV|SIGILL|SIGBUS|SIGFPE|an )"), CHECK_HINT),  # crashes of code; lack of memory ends otherwise
+    (re.compile(r"^(SIGSEGV|SIGILL|SIGBUS|SIGFPE|an )"), CHECK_HINT),  # a crash; lack of memory ends otherwise
     (re.compile(r"^\S"), f"{CHECK_HINT}; -v shows llama.cpp's log"),
     (re.compile(""), "-v shows llama.cpp's log"),
 )

@@ -196,7 +196,7 @@ class SpeculativeDecoder:
                 raise
 
     def _save(self) -> None:
-        """Save measured speeds and acceptance, unless the number of threads changed."""
+        """Save acceptance, unless it was lossy, and measured speeds, unless the number of threads changed."""
         if not is_lossy(self.options.accept):  # lossy acceptance says nothing about exact drafts
             self._experience.save()
         if not self._pair.threads.changed:

@@ -61,7 +61,7 @@ _LAYER_INPUTS = (
     "bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan_vl lfm2 lfm2moe llama mimo2 minimax-01 minimax-m2 muse-glimmer "
     "nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen4exp"
 )
-# Those with a graph for MTP blocks (``graph_mtp`` there): one block, or several, one for each drafted token.
+# Architectures with a graph for MTP blocks (``graph_mtp`` there): one block, or one for each drafted token.
 _ONE_MTP_BLOCK = (
     "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe nemotron_h_moe qwen35 qwen35moe qwen3next"
 )
@@ -69,7 +69,7 @@ _MTP_BLOCKS = "hy_v3 mimo2 step35"
 LAYER_INPUTS = frozenset(_LAYER_INPUTS.split())
 CHAINED_MTP = frozenset(_MTP_BLOCKS.split())
 MTP = CHAINED_MTP | frozenset(_ONE_MTP_BLOCK.split())
-# Those whose graph names the rows after the last block (``t_h_nextn``) and have heads: Gemma 4's is a file.
+# Architectures that name the rows after the last block (``t_h_nextn``) and have heads: Gemma 4's is a file.
 LAST_ROWS = MTP | {"gemma4"}
 
 

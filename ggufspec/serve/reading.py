@@ -97,7 +97,7 @@ class Reading:
         while step and end < len(self._unread):
             try:
                 more = self._reader.read(self._unread[read : end + step])
-            except ChatError:  # a call that was found is found no more
+            except ChatError:  # a call found before would be lost
                 step //= 2
                 continue
             end += step

@@ -48,7 +48,7 @@ class Constants:
     fruitless_answers: int = 2  # answers without a gain, after which an answer's first cooldown has full length
     longest_cooldown: int = 64  # rounds, times patience, whatever deciding takes: 011, repeating text waits for its end
     trial_rounds: int = 16  # rounds in which drafts may show a gain; a quarter after an answer that ended without one
-    overhead_step: float = 1 / 8  # weight of a new mean of the seconds outside the target while backing off
+    overhead_step: float = 1 / 8  # weight of one round in the mean seconds outside the target while backing off
     joint_batches: int = 4  # batches without a draft that are observed as one: 011, "Small numbers are lists",
     changed: float = 1.5  # unless one takes so many times longer or shorter than expected: the machine may have changed
 

@@ -144,7 +144,7 @@ def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) 
     label, labels = _normal(wanted), {stem: quant_of(parts[0]) for stem, parts in left.items()}
     word = re.compile(rf"(?:^|[-._/]){re.escape(label)}(?=$|[-./])")
     found = [parts for stem, parts in left.items() if not wanted or labels[stem] == label]
-    if not found and quant_of(label) == label:  # the rest of a row's own, or of any name
+    if not found and quant_of(label) == label:  # part of a label: Q4_K_XL of UD-Q4_K_XL
         found = [parts for stem, parts in left.items() if label in labels[stem].split("-")]
     elif not found:
         found = [parts for stem, parts in left.items() if word.search(_normal(stem))]
