@@ -133,7 +133,9 @@ def real_result(read: Read) -> Lines:
 @shown("first-result-with-settings")
 def first_result_with_settings(read: Read) -> Lines:
     document = benches(read, "demo")
-    fence, *lines = printed(*said_first(document), "…", words.conditions(document.settings), document.verdict.why)
+    fence, *lines = printed(
+        *said_first(document), "…", words.conditions(document.settings, extent=False), document.verdict.why
+    )
     return [fence, *lines]
 
 
@@ -143,7 +145,7 @@ def real_result_whole(read: Read) -> Lines:
     document = benches(read, "real")
     portions = bench.portions(document.by_kind, document.by_part)
     assert portions is not None
-    more = [words.conditions(document.settings), document.verdict.why, table.terminal(portions)]
+    more = [words.conditions(document.settings, extent=False), document.verdict.why, table.terminal(portions)]
     return printed(*said_first(document), *more, *bench.remarks(document))
 
 

@@ -16,7 +16,10 @@ from ggufspec.hardware import host
 from ggufspec.schema.text import counted, duration
 
 _RESERVE = 0.15  # of a budget, for what comes after the measuring
-_FEWEST_TOKENS = 32  # of an answer; rather than less, prompts are left out
+# Smallest share of the budget for an answer, in tokens, while more than so many prompts are asked: prompts scatter more
+# than parts of an answer, but the first segment of an answer says nothing of its rate.
+_FEWEST_TOKENS = ((4, 64), (1, 32))
+_WARM_UP_TOKENS = 32  # of the pair's, in which the policy times its drafts and sees what they are worth
 _LEAST_TOKENS = 8  # of an answer to the only prompt
 _ASIDE_PROMPTS, _ASIDE_TOKENS = 3, 32  # of a way that only informs
 
@@ -123,7 +126,8 @@ class Answers:
     shared its load go on in loads of their own.
 
     With a budget the first pass over the prompts is made to fit: each answer gets its share of the time that is left,
-    as the speed of those before has it. If that would be too few tokens, the last prompts are left out.
+    as the speed of those before has it. If that would be too few tokens, the last prompts are left out. The policy
+    drafts in a shorter answer as in one of the spec's length.
 
     Args:
         ways: by name, the pair's first load under ``first``.
@@ -209,9 +213,10 @@ class Answers:
             UsageError: it is too short for one.
         """
         most = self._spec.max_tokens
-        wanted, least = (min(_FEWEST_TOKENS, most), min(_LEAST_TOKENS, most)) if self._cut else (most, most)
-        while self.prompts > 1 and self._share(self.prompts) < wanted:
-            self.prompts -= 1
+        least = min(_LEAST_TOKENS, most) if self._cut else most
+        for fewest, wanted in _FEWEST_TOKENS if self._cut else ((1, most),):
+            while self.prompts > fewest and self._share(self.prompts) < min(wanted, most):
+                self.prompts -= 1
         if self._share(self.prompts) < least:
             needed = sum(self.cost_s(name, 0, least) for name in self._compared) + self._aside_s(1)
             needed = math.ceil((self.budget.spent_s + needed) / (1 - _RESERVE) + 1)
@@ -246,7 +251,11 @@ class Answers:
 
     def _request(self, name: str, prompt: int = 0, length: int = 0, *, warm_up: bool = False) -> trial.Request:
         alone = "" if name in self._apart else self._ways[name].shared or ""
-        return trial.Request((prompt,), length, alone, warm_up)
+        if warm_up and name == self._first:
+            prompt, length = self._prompt_tokens.index(min(self._prompt_tokens)), _WARM_UP_TOKENS
+        if name != self._first or length >= self._spec.max_tokens:
+            return trial.Request((prompt,), length, alone, warm_up)
+        return trial.Request((prompt,), self._spec.max_tokens, alone, warm_up, most=length)
 
     def _load(self, name: str) -> trial.Load | None:
         """The load of a way, warmed up; None if it crashed."""
@@ -317,7 +326,7 @@ class Answers:
             GgufspecError: a load failed in a way that the user can mend.
             KeyboardInterrupt: Ctrl-C.
         """
-        progress(0, 1, "loading")
+        progress(0, 0, "loading and warming up")
         try:
             self._load(self._first)
             self._groups()

@@ -152,6 +152,7 @@ def _only(result: Result, turn: int, keys: set[tuple[int, int, int]]) -> Result:
 
     def cut(prompt: int, answer: Answer) -> Answer:
         chosen = [one.statistics for i, one in enumerate(answer.segments) if (turn, prompt, i) in keys]
-        return replace(answer, statistics=answer.statistics.only(chosen))
+        start = answer.start if (turn, prompt, 0) in keys else None
+        return replace(answer, statistics=answer.statistics.only(chosen), start=start)
 
     return replace(result, answers=tuple(cut(i, one) for i, one in enumerate(result.answers)))

@@ -16,6 +16,7 @@ from typing import Any
 from ggufspec import child
 from ggufspec.bench import trial
 from ggufspec.bench.trial import Answer, Ready, Reply, Request, Spec
+from ggufspec.decoding.alternate import SEGMENT_TOKENS
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -145,7 +146,9 @@ def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Itera
             more = plain or int(unreported > 0)
             found = replace(found, rounds=found.rounds + more, plain_rounds=found.plain_rounds + plain)
             text = b"".join(map(target.piece, tokens)).decode("utf-8", "replace")
-            return Answer(text, tuple(tokens), found)
+            first = min(len(tokens), SEGMENT_TOKENS)
+            start = replace(found, prompt_tokens=0, prompt_s=0.0, tokens=first, decode_s=times[first] - times[1])
+            return Answer(text, tuple(tokens), found, start=start)
 
         yield trial.Engine(
             trial.loaded(target),

@@ -11,6 +11,7 @@ from ggufspec.api.pairs import OnEvent, check_drafter, files_of, open_pair
 from ggufspec.api.resolve import Resolved, resolve
 from ggufspec.bench import hooked, prompting, trial, versus
 from ggufspec.bench.history import learn
+from ggufspec.bench.lengths import DEFAULT_TOKENS
 from ggufspec.bench.prompts import Prompt
 from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
@@ -28,7 +29,7 @@ def bench_pair(
     *,
     prompts: Sequence[str | Prompt] | None = None,
     raw: bool = False,
-    max_tokens: int = 128,
+    max_tokens: int | None = None,
     repetitions: int | None = None,
     budget_s: float | None = None,
     sampling: Sampling | None = None,
@@ -60,7 +61,8 @@ def bench_pair(
         prompts: what is answered; eight short bundled ones by default. The target's chat template makes requests of
             them, if it has one; :func:`ggufspec.bench.prompting.read_prompts` reads a file of them.
         raw: send them as plain text, without the template.
-        max_tokens: of each answer, at most; a budget shortens them.
+        max_tokens: length of the answers that the verdict is for, 256 by default or, with ``prompts``, that of most
+            answers to them. A budget measures their beginnings, and the time of the rest is computed.
         repetitions: answers to each prompt, exactly so many; as many as the verdict needs by default.
         budget_s: seconds of answering, loading not counted; three minutes where no repetitions are given.
         sampling: temperature, truncation, seed and penalties; greedy by default.
@@ -85,7 +87,11 @@ def bench_pair(
     own = tuple(Prompt("", one) if isinstance(one, str) else one for one in prompts or ())
     if prompts is not None and not all([own, *(one.text or one.messages for one in own)]):
         raise UsageError("there is no prompt, or an empty one", "leave prompts out for the bundled ones")
-    if max_tokens < 1 or (repetitions is not None and repetitions < 1) or (budget_s is not None and budget_s <= 0):
+    if (
+        (max_tokens or 1) < 1
+        or (repetitions is not None and repetitions < 1)
+        or (budget_s is not None and budget_s <= 0)
+    ):
         raise UsageError(
             "a bench takes at least one answer of at least one token, and time for it",
             "repetitions=5, max_tokens=128, budget_s=180",
@@ -110,13 +116,21 @@ def bench_pair(
         options=places.pair,
         sampling=sampling,
         **asked.trial,
-        max_tokens=max_tokens,
+        max_tokens=DEFAULT_TOKENS if max_tokens is None else max_tokens,
         rpc=given.rpc or (),
         depth=depth,
     )
     trial.check_room(spec, max(asked.tokens))
     experiment = versus.Experiment(
-        files, spec, repetitions, verbose, places.alone, places.plan, engine=engine, budget_s=budget_s
+        files,
+        spec,
+        repetitions,
+        verbose,
+        places.alone,
+        places.plan,
+        engine=engine,
+        budget_s=budget_s,
+        own_lengths=bool(own) and max_tokens is None,
     )
     return _measure(experiment, places, on_event or (lambda _: None))
 

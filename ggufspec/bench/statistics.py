@@ -37,6 +37,12 @@ def paired_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> S
     return spread([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
+def weights_of(kinds: Sequence[str]) -> list[float]:
+    """Return a weight for each prompt, 1 on average, so that each kind of prompt counts alike."""
+    weights = [1 / kinds.count(kind) for kind in kinds]
+    return [weight * len(kinds) / sum(weights) for weight in weights]
+
+
 def mean_ratio(
     numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]], kinds: Sequence[str] = ()
 ) -> Spread:
@@ -54,9 +60,7 @@ def mean_ratio(
     Source: Cochran 1977, Sampling Techniques, section 6.3 (the variance of a ratio).
     """
     count = len(numerators)
-    kinds = kinds or [str(i) for i in range(count)]
-    weights = [1 / kinds.count(kind) for kind in kinds]
-    weights = [weight * count / sum(weights) for weight in weights]
+    weights = weights_of(kinds or [str(i) for i in range(count)])
     above, below = ([median(values) for values in rows] for rows in (numerators, denominators))
     mean = fmean(w * b for w, b in zip(weights, below, strict=True))
     ratio = fmean(w * a for w, a in zip(weights, above, strict=True)) / mean

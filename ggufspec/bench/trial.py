@@ -5,6 +5,7 @@ A trial is one load, a warm-up, and an answer to every prompt.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from ggufspec import child
 from ggufspec.bench.prompts import at_depth
-from ggufspec.decoding.alternate import Half, Segment
+from ggufspec.decoding.alternate import SEGMENT_TOKENS, Half, Segment
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions, WithOptions
@@ -34,6 +35,7 @@ from ggufspec.schema.text import counted
 
 _THINK = "<think>"
 WARM_UP_PROMPT, _WARM_UP_AGAIN = 512, 64  # tokens of the first prompt, the first time in a load and later
+_WARM_UP_S = 5.0  # after the prompt, of a warm-up that a request asks for so many tokens of
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Answer:
     """The answer to one prompt; ``parts`` are its thinking and what comes after, if the model thinks.
 
     ``segments`` have what other programs used meanwhile: one if the answer was decoded as a whole, with its prompt.
+    ``start`` is the first part of it, some ``SEGMENT_TOKENS``, in which drafters read the prompt and the policy learns
+    what they are worth; None if it is not known, or does not count.
     """
 
     text: str
@@ -77,6 +81,7 @@ class Answer:
     statistics: Statistics
     parts: tuple[Statistics, ...] = ()
     segments: tuple[Segment, ...] = ()
+    start: Statistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +165,10 @@ class Request:
     """Answers to the prompts of these indices, all of them by default, in one way.
 
     ``alone`` is as of :meth:`SpeculativeDecoder.generate`; ``max_tokens`` the spec's if it is 0. With ``warm_up``
-    it is a short answer to the beginning of the first prompt, of which there are no events. ``alternate`` asks for two
+    it is a short answer to the beginning of the first of them, of which there are no events. ``alternate`` asks for two
     answers in turn, with the drafters and of the target alone, and names the one that begins: ``pair`` or ``target``.
+    ``most`` ends an answer after so many tokens, with their round, while the policy drafts as for ``max_tokens``; a
+    warm-up is then as long, for some seconds, and to the whole prompt.
     """
 
     prompts: tuple[int, ...] | None = None
@@ -169,6 +176,7 @@ class Request:
     alone: str = ""
     warm_up: bool = False
     alternate: str = ""
+    most: int = 0
 
 
 Reply = Result
@@ -208,6 +216,22 @@ def check_room(spec: Spec, longest: int) -> None:
         )
 
 
+def _start(all_rounds: Sequence[Round], whole: Statistics) -> Statistics:
+    """Return the statistics of an answer's first rounds, as far as an answer that alternates has its first segment."""
+    given, rounds = 0, list[Round]()
+    for one in all_rounds:
+        if given >= SEGMENT_TOKENS:
+            break
+        rounds.append(one)
+        given += len(one.emitted)
+    return _of_rounds(rounds, whole)
+
+
+def _of_rounds(rounds: Sequence[Round], whole: Statistics) -> Statistics:
+    more = {"prompt_tokens": 0, "prompt_s": 0.0, "tokens": sum(len(one.emitted) for one in rounds)}
+    return Statistics.of(rounds, len(whole.drafted_by_position), **more, stop_reason=whole.stop_reason)
+
+
 def _parts(target: Model, prompt: str, all_rounds: Sequence[Round], whole: Statistics) -> tuple[Statistics, ...]:
     """Return the statistics of an answer's thinking and of the rest; empty if the model did not think."""
     texts = (
@@ -217,17 +241,7 @@ def _parts(target: Model, prompt: str, all_rounds: Sequence[Round], whole: Stati
     count = thinking_rounds(prompt, texts)
     if not count:
         return ()
-    return tuple(
-        Statistics.of(
-            rounds,
-            len(whole.drafted_by_position),
-            prompt_tokens=0,
-            prompt_s=0.0,
-            tokens=sum(len(one.emitted) for one in rounds),
-            stop_reason=whole.stop_reason,
-        )
-        for rounds in (all_rounds[:count], all_rounds[count:])
-    )
+    return tuple(_of_rounds(rounds, whole) for rounds in (all_rounds[:count], all_rounds[count:]))
 
 
 def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
@@ -253,6 +267,7 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
 
         def answer(text: str, prompt: list[int], request: Request) -> Answer | None:
             texts, tokens = [], []
+            ends_at, ends_s = request.most or math.inf, math.inf
             for emitted in decoder.generate(
                 prompt,
                 alone=request.alone,
@@ -269,13 +284,17 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
                     tokens.append(emitted.token)
                 if spec.stream and not request.warm_up:
                     emit({"event": "token", "token": emitted.token, "text": emitted.text, "source": emitted.source})
-                if stopping():
+                if request.warm_up and ends_s == math.inf:
+                    ends_s = time.perf_counter() + _WARM_UP_S
+                late = len(tokens) >= ends_at or time.perf_counter() > ends_s
+                if stopping() or (late and not emitted.drafted):  # at the end of a round
                     break
             assert decoder.statistics is not None
             if stopping() and not decoder.statistics.tokens:
                 return None
             parts = _parts(decoder.target, text, decoder.rounds, decoder.statistics)
-            return Answer("".join(texts), tuple(tokens), decoder.statistics, parts)
+            start = _start(decoder.rounds, decoder.statistics)
+            return Answer("".join(texts), tuple(tokens), decoder.statistics, parts, start=start)
 
         def alternate(text: str, prompt: list[int], request: Request) -> tuple[Answer, Answer] | None:
             halves = decoder.alternate(
@@ -287,6 +306,7 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
                 grammar=spec.grammar,
                 cache_prompt=bool(spec.depth),
                 stopping=stopping,
+                most=request.most or math.inf,
             )
             ours, theirs = (_half(decoder.target, text, half) for half in halves)
             return (ours, theirs) if ours and theirs else None
@@ -318,6 +338,7 @@ def _half(target: Model, prompt: str, half: Half) -> Answer | None:
         whole,
         _parts(target, prompt, half.answer.rounds, whole),
         tuple(half.segments),
+        half.segments[0].statistics,
     )
 
 
@@ -364,9 +385,9 @@ class Serving:
         asked = range(len(self.prompts)) if request.prompts is None else request.prompts
         prompts = [(self._spec.prompts[i], self.prompts[i]) for i in asked]
         if request.warm_up:
-            most = self._spec.depth + (_WARM_UP_AGAIN if self._warm else WARM_UP_PROMPT)
+            most = self._spec.depth + (_WARM_UP_AGAIN if self._warm and not request.most else WARM_UP_PROMPT)
             prompts, self._warm = [(prompts[0][0], prompts[0][1][:most])], True
-            request = replace(request, max_tokens=self._warm_up_tokens)
+            request = replace(request, max_tokens=request.max_tokens if request.most else self._warm_up_tokens)
         answers, target_only = list[Answer](), list[Answer]()
         energy_before, began = gpus.energy_j(), Counters.now()
         for prompt in prompts:

@@ -6,19 +6,21 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
 
-from ggufspec.bench import disturbed, divergence, hooked, trial
+from ggufspec.bench import disturbed, divergence, hooked, lengths, trial
 from ggufspec.bench.answers import Answers, Budget, Way, asked
-from ggufspec.bench.statistics import mean_ratio, paired_ratios
+from ggufspec.bench.run_log import key_of
+from ggufspec.bench.statistics import mean_ratio, paired_ratios, spread, weights_of
 from ggufspec.bench.summary import (
     alone,
     by_kind,
     by_part,
+    machine,
     machine_and_build,
     notes_of,
     plan_of,
     settings_of,
-    speed_of,
     summarise,
 )
 from ggufspec.bench.trials import Progress
@@ -27,8 +29,8 @@ from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.models.profile import Pair
-from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
-from ggufspec.schema.bench import BenchDocument, Disturbance, Divergence, HookComparison, Verdict
+from ggufspec.schema.base import Failure, Portion, Run, SpeculativeRun, Spread
+from ggufspec.schema.bench import BenchDocument, Disturbance, Divergence, HookComparison, LengthSpeedup, Verdict
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.text import counted
 from ggufspec.settings.registry import is_lossy
@@ -47,11 +49,16 @@ _FEWEST_PROMPTS = 3  # that stand for others like them; fewer stand for themselv
 _FEWEST_PASSES = 6  # over fewer prompts, before an interval may end the measurement
 _POSSIBLE = 0.9  # target-only tokens in the time of a round: at least one, but for noise
 _PRECISE = 0.02  # of the speedup: half an interval that needs no more trials
+_FARTHEST = 10  # times the measured length: longer answers are not extrapolated to
+_ENDS = ("end", "stop", "grammar")  # why an answer ends by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """What to compare: ``spec`` is the speculative run, draft and all.
+
+    The verdict is for answers of the spec's ``max_tokens``; with ``own_lengths`` for answers as long as those to the
+    prompts are, if most of them end earlier.
 
     ``repetitions`` are passes over the prompts, exactly so many; None for as many as the verdict needs within
     ``budget_s``, seconds of answering. With ``cut`` a budget may shorten the answers, not only leave prompts out.
@@ -72,6 +79,7 @@ class Experiment:
     engine: str = "own"
     budget_s: float | None = None
     cut: bool = True
+    own_lengths: bool = False
 
     @property
     def rival(self) -> DecoderOptions:
@@ -98,6 +106,12 @@ class Experiment:
         if self.engine == "hook":
             found |= {LLAMA_ALONE: Way(rival, hooked.__name__), LLAMA_HOOK: Way(spec, hooked.__name__)}
         return found
+
+    @property
+    def key(self) -> str:
+        """The same for the same settings on the same machine."""
+        facts = repr(self.spec), repr(self.rival), self.repetitions, self.engine, self.budget_s, self.own_lengths
+        return key_of(*facts, machine())[:8]
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -175,6 +189,27 @@ class Bench:
         pairs = [("speculative", "target_only")]
         pairs += [(LLAMA_HOOK, LLAMA_ALONE)] if self.experiment.engine == "hook" else []
         return all(self._counted(*pair).is_enough and self._is_clear(self._speedup(*pair)) for pair in pairs)
+
+    @property
+    def answer_tokens(self) -> int:
+        """Length of the answers that the verdict is for."""
+        most = self.experiment.spec.max_tokens
+        if not self.experiment.own_lengths:
+            return most
+        found = [max(one.tokens for one in both) if _has_ended(both) else most for both in self._lengths()]
+        return round(median(found)) if found else most
+
+    @property
+    def measured_tokens(self) -> int:
+        """Mean length of the answers that are compared."""
+        found = [min(one.tokens for one in both) for both in self._lengths()]
+        return round(fmean(found)) if found else 0
+
+    def _lengths(self) -> list[tuple[Statistics, ...]]:
+        """Both answers to each prompt, of the first pass."""
+        first = [self.results[mode][:1] for mode in ("target_only", "speculative")]
+        answers = [[one.statistics for result in results for one in result.answers] for results in first]
+        return list(zip(*answers, strict=False))
 
     def _counted(self, mode: str, rival: str) -> disturbed.Counted:
         """Both runs' results, as far as they count."""
@@ -287,7 +322,12 @@ class Bench:
         runs = {
             mode: self._summary(mode, results) if results else None for mode, results in self._chosen(counted).items()
         }
+        tokens, measured = self.answer_tokens, self.measured_tokens
         speedup = self._speedup("speculative", "target_only")
+        reported = sorted({tokens, *(one for one in lengths.SHOWN if one <= _FARTHEST * measured)})
+        compared = {"target_only": counted.theirs, "speculative": counted.ours}
+        means = {mode: lengths.mean_time(lengths.times(one), self._weights) for mode, one in compared.items()}
+        times = {mode: one for mode, one in means.items() if one is not None}
         return BenchDocument(
             pair=self.experiment.pair.describe(),
             machine=machine_and_build(next((r.system_info for rs in self.results.values() for r in rs), ""))
@@ -303,17 +343,31 @@ class Bench:
                 speedup,
                 runs["target_only"],
                 runs["speculative"],
+                tokens=tokens,
                 crashed=bool(self.crashes),
                 streams=spec.options.op_offload_min_batch < STREAM_WIDTH,
             ),
             notes=tuple(filter(None, (*notes_of(self.results["speculative"]), *self._cut_off, counted.note))),
             interrupted=interrupted,
             hook=self._hook() if self.experiment.engine == "hook" else None,
-            by_kind=by_kind(spec.kinds, counted.theirs, counted.ours),
+            by_kind=tuple(map(self._of_kind, by_kind(spec.kinds, counted.theirs, counted.ours))),
             by_part=by_part(self.results["target_only"], self.results["speculative"]),
             failures={mode: Failure.of(error) for mode, error in self.crashes.items()},
             disturbance=Disturbance(
                 counted.busy_share, counted.others_cpus, counted.pairs, counted.counting, counted.part
+            ),
+            answer_tokens=tokens,
+            measured_tokens=measured,
+            answer_times=times,
+            by_length=tuple(
+                LengthSpeedup(
+                    one,
+                    lengths.seconds(times["target_only"], one),
+                    lengths.seconds(times["speculative"], one),
+                    found,
+                )
+                for one in reported
+                if (found := self._speedup("speculative", "target_only", one))
             ),
         )
 
@@ -346,29 +400,53 @@ class Bench:
         tokens_per_round = self._mean([[(s.rounds / s.decoded, 1.0) for s in found] for found in rows]).median
         return replace(row, tokens_per_round=tokens_per_round)
 
-    def _speedup(self, mode: str, rival: str) -> Spread | None:
-        """Of one way over another, answer by answer; of one prompt or two pass by pass."""
-        counted = self._counted(mode, rival)
-        ours, theirs = counted.ours, counted.theirs
-        both = [tuple(zip(a.answers, b.answers, strict=False)) for a, b in zip(ours, theirs, strict=False)]
-        rows = [
-            [
-                (_token_s(pairs[i][0].statistics), _token_s(pairs[i][1].statistics))
-                for pairs in both
-                if i < len(pairs) and all(one.statistics.decoded for one in pairs[i])
-            ]
-            for i in range(min(asked(ours), asked(theirs)))
-        ]
+    def _speedup(self, mode: str, rival: str, tokens: int = 0) -> Spread | None:
+        """Of one way over another for answers of so many tokens, the verdict's by default; over prompts, each kind
+        counting alike, or of one prompt or two pass by pass.
+        """
+        tokens = tokens or self.answer_tokens
+        rows = self._answer_pairs(mode, rival, tokens)
         if sum(map(bool, rows)) >= _FEWEST_PROMPTS:
-            return self._mean(rows)
-        whole = [tuple(zip(*pairs, strict=True)) for pairs in both if len(pairs) == len(rows)]
-        speeds = [(a, b) for a, b in ((speed_of(a), speed_of(b)) for a, b in whole) if a and b]
-        return paired_ratios(*zip(*speeds, strict=True)) if speeds else None
+            found = self._mean([list(row.values()) for row in rows])
+        else:
+            whole = set.intersection(*map(set, rows)) if rows else set()
+            sums = [[sum(one) for one in zip(*(row[turn] for row in rows), strict=True)] for turn in sorted(whole)]
+            if not sums:
+                return None
+            found = paired_ratios([theirs for _, theirs in sums], [ours for ours, _ in sums])
+        return lengths.widened(found, tokens, self.measured_tokens)
+
+    def _answer_pairs(self, mode: str, rival: str, tokens: int) -> list[dict[int, tuple[float, float]]]:
+        """For each prompt, by pass: seconds of an answer of so many tokens in both ways, as far as it counts."""
+        counted = self._counted(mode, rival)
+        passes = list(zip(lengths.times(counted.ours), lengths.times(counted.theirs), strict=False))
+        rows: list[dict[int, tuple[float, float]]] = [
+            {} for _ in range(min(asked(counted.ours), asked(counted.theirs)))
+        ]
+        for turn, both in enumerate(passes):
+            for row, (ours, theirs) in zip(rows, zip(*both, strict=False), strict=False):
+                if ours and theirs:
+                    row[turn] = lengths.seconds(ours, tokens), lengths.seconds(theirs, tokens)
+        return rows
+
+    def _of_kind(self, portion: Portion) -> Portion:
+        """The portion with the speedup of answers to its kind of prompts, as long as the verdict's."""
+        rows = zip(self._answer_pairs("speculative", "target_only", self.answer_tokens), self._kinds, strict=False)
+        found = [theirs / ours for row, kind in rows if kind == portion.name for ours, theirs in row.values()]
+        return replace(portion, speedup=spread(found)) if found else portion
+
+    @property
+    def _kinds(self) -> list[str]:
+        spec = self.experiment.spec
+        return list(spec.kinds) or [str(i) for i in range(len(spec.prompts))]
+
+    @property
+    def _weights(self) -> list[float]:
+        return weights_of(self._kinds[: self.answers.prompts])
 
     def _mean(self, rows: list[list[tuple[float, float]]]) -> Spread:
         """How many times as fast ours is, of pairs (our seconds, theirs) for each prompt, each kind counting alike."""
-        kinds = self.experiment.spec.kinds or [str(i) for i in range(len(rows))]
-        found = [(row, kind) for row, kind in zip(rows, kinds, strict=False) if row]
+        found = [(row, kind) for row, kind in zip(rows, self._kinds, strict=False) if row]
         return mean_ratio(
             [[theirs for _, theirs in row] for row, _ in found],
             [[ours for ours, _ in row] for row, _ in found],
@@ -390,9 +468,9 @@ class Bench:
 
 
 def _by_kind(spec: trial.Spec) -> trial.Spec:
-    """The prompts so that the first ones are of as many kinds as they can be."""
-    ranks = [(spec.kinds[:i].count(kind), i) for i, kind in enumerate(spec.kinds)]
-    order = [i for _, i in sorted(ranks)]
+    """The prompts so that the first ones are of as many kinds as they can be, and from all of the list."""
+    ranks = [(spec.kinds[:i].count(kind), i % 2, i) for i, kind in enumerate(spec.kinds)]
+    order = [i for *_, i in sorted(ranks)]
     if not order:
         return spec
     return replace(spec, prompts=tuple(spec.prompts[i] for i in order), kinds=tuple(spec.kinds[i] for i in order))
@@ -402,24 +480,35 @@ def _token_s(statistics: Statistics) -> float:
     return max(statistics.decode_s, 1e-9) / statistics.decoded
 
 
+def _has_ended(both: tuple[Statistics, ...]) -> bool:
+    return any(one.stop_reason in _ENDS for one in both)
+
+
 def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:
     if over_alone is None or over_own is None:
         return "Llama with the hook: interrupted before every run had one trial."
 
     def ratio(spread: Spread) -> str:
-        interval = f" (95 % interval {spread.ci95[0]:.2f} to {spread.ci95[1]:.2f})"
+        interval = f" (95% interval {spread.ci95[0]:.2f} to {spread.ci95[1]:.2f})"
         return f"{spread.median:.2f}×{interval if len(spread.samples) >= _FEWEST_TRIALS else ''}"
 
     return f"Llama with the hook: {ratio(over_alone)} Llama alone, {ratio(over_own)} our own loop with the same draft."
 
 
 def judge(
-    speedup: Spread | None, alone: Run | None, pair: Run | None, *, crashed: bool = False, streams: bool = False
+    speedup: Spread | None,
+    alone: Run | None,
+    pair: Run | None,
+    *,
+    tokens: int,
+    crashed: bool = False,
+    streams: bool = False,
 ) -> Verdict:
-    """Worth it or not in one sentence, and why in the next.
+    """Judge whether the draft is worth it for answers of so many ``tokens``, in one sentence, and why in the next.
 
-    A round decodes at least one token, so that a gain above the tokens per round was not the draft's. It may be where
-    target-only is placed otherwise, or where a GPU ``streams`` the CPU's weights for wider batches alone.
+    A round decodes at least one token, so that decoding which is faster than the tokens per round was not the draft's
+    doing. It may be where target-only is placed otherwise, or where a GPU ``streams`` the CPU's weights for wider
+    batches alone.
     """
     if speedup is None or alone is None or pair is None:
         why = (
@@ -432,41 +521,49 @@ def judge(
         return Verdict(False, "Not worth it: no draft could pay for this target, so speculation was off.")
     low, high = speedup.ci95
     gained, comparable = pair.tokens_per_round, not streams and alone.gpu_layers == pair.gpu_layers
-    least = low * min(1.0, gained / speedup.median) if comparable else low  # if the gain were what a round gave
-    if comparable and gained < _POSSIBLE * speedup.median:
+    faster = pair.tokens_per_s.median / max(alone.tokens_per_s.median, 1e-9)
+    least = low * min(1.0, gained / faster) if comparable else low  # if decoding gained no more than what a round gave
+    if comparable and gained < _POSSIBLE * faster:
         why = (
-            f"A gain of {speedup.median:.2f}× (95 % interval {low:.2f} to {high:.2f}) is more than the {gained:.2f} "
-            "tokens that a round gave. Measure again while other programs are idle, or longer: --budget 6m."
+            f"The draft seemed to decode {faster:.2f} times as fast, which is more than the {gained:.2f} tokens that a "
+            "round yields. Measure again while other programs are idle, or longer: --budget 6m."
         )
         return Verdict(False, "No verdict: the machine's speed changed during the measurement.", why)
-    ratio, interval = f"{speedup.median:.2f}× as fast as without a draft", f"95 % interval {low:.2f} to {high:.2f}"
+    ratio, interval = f"{speedup.median:.2f}×", f"95% interval {low:.2f} to {high:.2f}"
+    length = f"for answers of {counted(tokens, 'token')}"
+    as_fast = f"{ratio} as fast as without a draft {length}"
     enough = len(speedup.samples) >= _FEWEST_TRIALS
     if not enough:
-        text = f"No verdict from so few trials: {ratio}, without an interval."
+        text = f"No verdict from so few trials: {as_fast}, without an interval."
     elif least > 1:
-        text = f"Worth it: {ratio} ({interval})."
+        text = f"Worth it: {as_fast} ({interval})."
     elif high < 1:
-        text = f"Not worth it: {ratio} ({interval})."
+        text = f"Not worth it: {as_fast} ({interval})."
     elif low > 1:
-        text = f"Not shown to be worth it: {ratio} ({interval}), but a round gave {gained:.2f} tokens."
+        text = f"Inconclusive: {as_fast} ({interval}), but a round yields only {gained:.2f} tokens."
+    elif high - low <= 2 * _PRECISE * speedup.median:
+        text = f"Not worth it: no faster than without a draft {length}, {ratio} ({interval})."
     else:
-        text = f"Not shown to be worth it: {ratio}, within the noise ({interval})."
+        text = (
+            f"Inconclusive: {ratio} with the draft {length}, but the 95% interval ({low:.2f} to {high:.2f}) includes "
+            "1. A larger --budget may settle it."
+        )
     if pair.lossy:
         text += " The rule is lossy: the text is not the target's own."
-    why = _why(speedup.median, alone, pair)
+    why = _why(faster, alone, pair)
     if least <= 1 and 2 * pair.plain_rounds > pair.rounds:
         why += f" In {pair.plain_rounds / pair.rounds:.0%} of the rounds no draft would have paid, and none was made."
     return Verdict(enough and least > 1, text, why)
 
 
-def _why(ratio: float, alone: Run, pair: SpeculativeRun) -> str:
-    """What a round gives and what it costs, in tokens without a draft; and whether the rival had more layers."""
-    cost = pair.tokens_per_round / ratio
+def _why(faster: float, alone: Run, pair: SpeculativeRun) -> str:
+    """Return what a round yields and costs, in tokens without a draft; and whether the rival had more layers."""
+    cost = pair.tokens_per_round / faster
     cost = 1.0 if _POSSIBLE <= cost < 1 else cost
     round_s = pair.tokens_per_round / pair.tokens_per_s.median
     text = (
-        f"A round gives {pair.tokens_per_round:.2f} tokens in the time of {cost:.2f} without a draft: "
-        f"{cost * pair.verify_s / round_s:.2f} to verify, {cost * pair.draft_s / round_s:.2f} to draft."
+        f"A round yields {pair.tokens_per_round:.2f} tokens and costs as much as {cost:.2f} plain ones "
+        f"({cost * pair.verify_s / round_s:.2f} verifying, {cost * pair.draft_s / round_s:.2f} drafting)."
     )
     if alone.gpu_layers != pair.gpu_layers:
         text += (

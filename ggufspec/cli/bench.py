@@ -12,14 +12,16 @@ from rich.text import Text
 from ggufspec.api.options import decoder_options, sampling
 from ggufspec.bench import hooked, prompting
 from ggufspec.bench.history import learn
+from ggufspec.bench.lengths import DEFAULT_TOKENS
 from ggufspec.bench.trial import Spec, check_room
 from ggufspec.bench.versus import ENGINES, Bench, Experiment
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
 from ggufspec.cli.parameters import Swept, command, one_of, option, seconds, takes
-from ggufspec.cli.results import check_exports, finish, measured, show_models
+from ggufspec.cli.results import check_exports, finish, folder, measured, same_pair, show_models
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files.write import file_name
 from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as report
 from ggufspec.reports import table, words
@@ -28,7 +30,7 @@ from ggufspec.schema.text import duration
 from ggufspec.settings.registry import DRAFTERS, parse_drafters
 from ggufspec.settings.table import Settings
 
-TOKENS, SWEPT_TRIALS = 128, 5
+SWEPT_TOKENS, SWEPT_TRIALS = 128, 5
 _HOOK = "hook: llama-cpp-python's Llama with our draft, too."
 _UNTIL_CLEAR = f"as many as the verdict needs; {SWEPT_TRIALS} with --sweep"
 BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
@@ -63,7 +65,10 @@ def bench(
             *("profile", "files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "placement", "devices"),
             *("drafting", "context", "sampling", "results", "exports", "no_calibrate"),
             pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
-            predict={"shown": f"the profile's, or {TOKENS}"},
+            predict={
+                "help": "Length of the answers that the verdict is for, in tokens.",
+                "shown": f"the profile's, that of answers to your prompts, or {DEFAULT_TOKENS}",
+            },
             repetitions={"help": "Answers to each prompt, exactly so many.", "shown": _UNTIL_CLEAR},
         ),
     ],
@@ -71,10 +76,11 @@ def bench(
 ) -> int:
     """Measure target-only, draft-only and speculative decoding. Say whether it was worth it.
 
-    Answers are interleaved. It ends when the verdict is clear, and at the latest after --budget: then answers are
-    shorter, or prompts fewer, and the result says so. Without -p, -f or --prompts, eight short bundled prompts are
-    used: requests by the target's chat template, or plain text if it has none. Without a pair, demo-360m: the demo
-    pair at the cost of a real one, in less than a minute.
+    Answers are interleaved. It ends when the verdict is clear, and at the latest after --budget. The verdict is for
+    whole answers, prompt included, of -n tokens. Without -n, only as much of them is measured as fits the budget, and
+    the rest is extrapolated. Without -p, -f or --prompts, eight short bundled prompts are used: requests by the
+    target's chat template, or plain text if it has none. Without a pair, demo-360m: the demo pair at the cost of a
+    real one, in less than a minute. `ggufspec report` shows results again.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command measures what is missing, --fresh everything again.
@@ -85,8 +91,8 @@ def bench(
     table with our own loop.
     """
     sweeping.check(swept, sweep=sweep)
-    if swept is None and (given.fresh or given.results is not None):
-        raise UsageError("--results and --fresh need --sweep: other benches are not kept", "--export-json keeps one")
+    if swept is None and given.fresh:
+        raise UsageError("--fresh needs --sweep: other benches measure everything anyway", "leave --fresh out")
     if depth and engine == "hook":
         raise UsageError("--depth measures our own loop", "leave --depth or --engine hook away")
     if swept and engine == "hook":
@@ -113,13 +119,14 @@ def bench(
         options=DecoderOptions(),
         sampling=sampling(inputs.with_seed(given)),
         **asked.trial,
-        max_tokens=given.predict or pair.bench.max_tokens or TOKENS,
+        max_tokens=given.predict or pair.bench.max_tokens or (SWEPT_TOKENS if swept else DEFAULT_TOKENS),
         rpc=given.rpc or (),
         depth=depth,
     )
     if swept:
         return sweeping.measure(sweeping.prepare(pair, spec, swept, given, repetitions or SWEPT_TRIALS), given)
-    return _measure(pair, spec, given, asked, engine, repetitions, budget)
+    own_lengths = bool(own_prompts) and not (given.predict or pair.bench.max_tokens)
+    return _measure(pair, spec, given, asked, engine, repetitions, budget, own_lengths=own_lengths)
 
 
 def _measure(
@@ -130,6 +137,8 @@ def _measure(
     engine: str,
     repetitions: int | None,
     budget: float | None,
+    *,
+    own_lengths: bool,
 ) -> int:
     """Place the pair, measure it, and show and write the results."""
     if given.drafter is None and pair.settings.drafter == "none":
@@ -145,14 +154,15 @@ def _measure(
     check_room(spec, max(asked.tokens))
     limit = budget or (None if repetitions else pair.bench.budget_s)
     placed = (ui.flags().verbose, resolved.alone, resolved.plan)
-    run = Bench(Experiment(pair, spec, repetitions, *placed, engine, budget_s=limit, cut=given.predict is None))
-    said = (lambda _: None) if ui.flags().json else ui.note
+    run = Bench(Experiment(pair, spec, repetitions, *placed, engine, limit, given.predict is None, own_lengths))
+    kept = folder(given) / f"bench-{file_name(pair.name)}-{run.experiment.key}.json"
+    noted = (lambda _: None) if ui.flags().json else ui.note
     modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
     limit = run.experiment.limit_s
-    said(f"measuring {pair.name}: {modes}" + (f"; at most {duration(limit)} after loading" if limit else ""))
-    interrupted = measured(lambda progress: run.run(progress, said), lambda: any(run.results.values()))
+    noted(f"measuring {pair.name}: {modes}" + (f"; at most {duration(limit)} after loading" if limit else ""))
+    interrupted = measured(lambda progress: run.run(progress, noted), lambda: any(run.results.values()))
     notes, document = learn(resolved, spec, run.counting, is_quiet=run.is_quiet), run.document(interrupted=interrupted)
-    document = replace(document, notes=(*document.notes, *notes))
+    document = replace(document, notes=(*document.notes, *notes), next=_next(document, given))
     return finish(
         document,
         lambda: _show(document),
@@ -160,9 +170,27 @@ def _measure(
         markdown=report.markdown,
         csv=report.comma_separated,
         notes=(*asked.notes, *document.notes, *(document.hook.notes if document.hook else ())),
+        kept=None if interrupted else kept,
         failed=_crash(run.crashes),
         hint="",
     )
+
+
+def _next(document: BenchDocument, given: Settings) -> str:
+    """Return the command to type next."""
+    text, is_chat = document.verdict.text, document.settings["prompt_format"] == "chat template"
+    if given.pair == BENCH_PAIR:
+        return "ggufspec bench -m TARGET.gguf -md DRAFT.gguf"
+    if document.verdict.worth_it:
+        return same_pair("chat", given) if is_chat else same_pair("run", given, "-p", "TEXT")
+    if text.startswith("Not worth it"):
+        return same_pair("tune", given)
+    limit = document.settings.get("budget_s")
+    if not isinstance(limit, float):
+        return ""
+    minutes, rest = divmod(round(2 * limit), 60)
+    kept = ("prompt", "file", "prompts", "raw", "predict")
+    return same_pair("bench", given, "--budget", f"{60 * minutes + rest}s" if rest else f"{minutes}m", kept=kept)
 
 
 def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
@@ -176,6 +204,8 @@ def _show(document: BenchDocument) -> None:
     """Print a bench, the answer first; what it rests on follows with ``--verbose``."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold")
+    if document.next:
+        out.print(f"next: {document.next}", style="bold", soft_wrap=True)
     if document.hook is not None:
         out.print(document.hook.text, style="bold")
     out.print(table.terminal(report.results(document), out.width))
@@ -188,7 +218,7 @@ def _show(document: BenchDocument) -> None:
             about = size if note else f"{placed['description']}, {size}"  # llama.cpp takes it for a published model
             shown[role] = Text.assemble(f"{name}  ", (f"({about})", "dim"))
     show_models(shown)
-    out.print(words.conditions(document.settings), style="dim")
+    out.print(words.conditions(document.settings, extent=False), style="dim")
     if document.verdict.why:
         out.print(document.verdict.why, style="dim")
     portions = report.portions(document.by_kind, document.by_part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,7 +22,7 @@ from ggufspec.schema.sweep import SweepDocument
 from ggufspec.schema.text import counted, visible
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.schema.verify import VerifyDocument
-from ggufspec.settings.table import Settings
+from ggufspec.settings.table import OPTIONS, Settings
 
 _Document = TypeVar("_Document", "BenchDocument", "CompareDocument", "SweepDocument", "TuneDocument", "VerifyDocument")
 
@@ -105,6 +106,15 @@ def finish(
         ui.failure("interrupted; what is shown was measured before", hint)
         return 130
     return failures[0].exit_code if failures else 0
+
+
+def same_pair(command: str, given: Settings, *more: str, kept: Iterable[str] = ()) -> str:
+    """Return another command for the same pair, with its placement and drafters, and the options ``kept``."""
+    names = ["pair", "model", "model_draft", "hf_repo", "hf_repo_draft", "drafter"]
+    names += ["gpu_layers", "gpu_layers_draft", "ctx_size", "threads", *kept]
+    found = [(OPTIONS[name].flags[:1], value) for name, value in given.given(names).items()]
+    words = [word for flag, value in found for word in (*flag, *([] if value is True else [str(value)]))]
+    return shlex.join(["ggufspec", command, *words, *more])
 
 
 def show_models(shown: dict[str, Any]) -> None:

@@ -14,7 +14,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 from rich.theme import Theme
 
@@ -107,20 +115,33 @@ def hear() -> None:
     warnings.showwarning = lambda message, *_, **__: note(str(message))
 
 
+class _Done(MofNCompleteColumn):
+    """Steps done, of how many; empty while that is unknown."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total else Text()
+
+
+class _Left(TimeRemainingColumn):
+    """Time left; empty while that is unknown."""
+
+    def render(self, task: Task) -> Text:
+        return Text("left: ").append_text(super().render(task)) if task.time_remaining is not None else Text()
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar where progress is shown: call it with (done, total, what is being done)."""
+    """A bar where progress is shown: call it with (done, total, what is being done), a total of 0 if it is unknown."""
     if not is_live():
         yield lambda *_: None
         return
-    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *times)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Done(), TimeElapsedColumn(), _Left())
     console = err()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         _bars.append(console)
         try:
-            yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+            yield lambda done, total, what: bar.update(task, completed=done, total=total or None, description=what)
         finally:
             _bars.pop()
 

@@ -7,6 +7,7 @@ prefix are decoded again, outside of the measured time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class Half:
         """Tokens emitted so far."""
         return self.answer.count if self.answer else 0
 
-    def decode(self, count: int, seconds: float = 0.0) -> None:
+    def decode(self, count: float, seconds: float = 0.0) -> None:
         """Decode whole rounds until ``count`` tokens are emitted and the rounds took ``seconds``, or until the end."""
         if self.answer is None:
             self.answer = answer = self._begin()
@@ -88,18 +89,19 @@ def alternate(
     second: Callable[[], Answer],
     stopping: Callable[[], bool] = lambda: False,
     counters: Callable[[], Counters] = Counters.now,
+    most: float = math.inf,
 ) -> tuple[Half, Half]:
-    """Decode two answers in turn until one of them ends, alternating which goes first.
+    """Decode two answers in turn until one of them ends or both have ``most`` tokens, alternating which goes first.
 
     Segments with the same number cover the same positions, give or take a round; the last ones may be empty. Segments
     grow with the number of tokens to decode again, so that this stays a small part of the time.
     """
     order = halves = Half(first, stopping, counters), Half(second, stopping, counters)
     try:
-        while not (any(half.has_ended for half in halves) or stopping()):
+        while not (any(half.has_ended for half in halves) or stopping()) and min(half.count for half in halves) < most:
             leader, follower = order
             least = max(SEGMENT_TOKENS, leader.repeated, follower.repeated)
-            leader.decode(max(leader.count, follower.count) + least, SEGMENT_S)
+            leader.decode(min(most, max(leader.count, follower.count) + least), SEGMENT_S)
             follower.decode(leader.count)
             order = follower, leader
         if any(half.has_ended for half in halves):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -332,11 +333,13 @@ class SpeculativeDecoder:
         grammar: str | Applied = "",
         cache_prompt: bool = False,
         stopping: Callable[[], bool] = lambda: False,
+        most: float = math.inf,
     ) -> tuple[Half, Half]:
         """Answer a prompt with drafters and target-only, in turn segment by segment, until one answer ends.
 
         The arguments are :meth:`generate`'s. With ``target_first`` the target-only answer begins. ``stopping`` is also
-        called between rounds.
+        called between rounds. Both answers end after ``most`` tokens, with a whole round; the policy drafts as for
+        ``max_tokens``.
 
         Returns:
             the answer with drafters, and the target-only one.
@@ -358,7 +361,8 @@ class SpeculativeDecoder:
         order = ("target", "") if target_first else ("", "target")
         with self._idle():
             try:
-                first, second = alternate(partial(begin, order[0]), partial(begin, order[1]), stopping)
+                turns = partial(begin, order[0]), partial(begin, order[1])
+                first, second = alternate(*turns, stopping, most=most)
             finally:
                 for answer in begun:
                     self._ended(answer)

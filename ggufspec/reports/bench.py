@@ -10,6 +10,7 @@ from ggufspec.reports.table import Column, Table
 from ggufspec.reports.words import (
     accepted,
     layers,
+    milliseconds,
     mode_name,
     prompt_figures,
     ratio,
@@ -25,27 +26,37 @@ _POSITIONS = 8  # of a draft that are shown; documents have all of them
 
 
 def results(document: BenchDocument) -> Table:
-    """A row for each run that was measured. Acceptance by position is in files only, as are layers without a GPU.
+    """Return a row for each run that was measured.
 
-    With layers and a lossy row it takes 79 of the terminal's 80 columns.
+    Tokens per round and acceptance by position are in files only, and so are layers without a GPU.
+    Tokens/s are of decoding; the speedup is of whole answers, whose time has a column. With layers and a lossy row it
+    takes 79 of the terminal's 80 columns.
     """
-    gains = {"speculative": document.speedup, "llama_hook": document.hook.speedup if document.hook else None}
+    speedups = {"speculative": document.speedup, "llama_hook": document.hook.speedup if document.hook else None}
+    whole = next((one for one in document.by_length if one.tokens == document.answer_tokens), None)
+    seconds = {"target_only": whole.target_only_s, "speculative": whole.speculative_s} if whole else {}
     runs = {mode: run for mode, run in document.runs.items() if run is not None}
     on_gpu = any(run.gpu_layers or getattr(run, "gpu_layers_draft", 0) for run in runs.values())
     columns = (
         table.word("Run"),
         Column("GPU layers", layers, only="" if on_gpu else "file"),
         Column("Tokens/s", with_spread),
-        Column("Gain", ratio),
+        *([Column(counted(document.answer_tokens, "token"), _seconds)] if whole else []),
+        Column("Speedup", ratio),
         Column("Accepted", accepted),
-        Column("Tokens/round", tokens_per_round),
+        Column("Tokens/round", tokens_per_round, only="file"),  # the verdict's second sentence has them
         Column("Accepted by position", _by_position, only="file"),
     )
     rows: list[tuple[Any, ...]] = []
     for mode, run in runs.items():
         name = mode_name(mode) + (" (lossy)" if getattr(run, "lossy", False) else "")
-        rows.append((name, run, run.tokens_per_s, gains.get(mode), run, run, run))
+        answer_s = [seconds.get(mode)] if whole else []
+        rows.append((name, run, run.tokens_per_s, *answer_s, speedups.get(mode), run, run, run))
     return Table("Results", columns, rows, leading=[n for n, mode in enumerate(runs) if mode == "speculative"])
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else milliseconds(value)
 
 
 def portions(by_kind: Sequence[Portion], by_part: Sequence[Portion]) -> Table | None:
@@ -58,7 +69,7 @@ def portions(by_kind: Sequence[Portion], by_part: Sequence[Portion]) -> Table | 
     columns = (
         table.word("Kind" if by_kind else "Part"),
         Column("Accepted", lambda one: f"{one.accepted / one.drafted:.0%}" if one.drafted else "–"),
-        Column("Gain", times),
+        Column("Speedup", times),
     )
     rows = [(one.name, one, one.speedup) for one in (*by_kind, *by_part)]
     groups = [len(by_kind)] if by_kind and by_part else []
@@ -74,7 +85,8 @@ def _by_position(run: Run) -> str:
 def markdown(document: BenchDocument) -> str:
     """The table and the verdict, and what they must be read with before them; runs that crashed, after them."""
     note = f"{table.escaped(document.pair['note'])}\n\n" if document.pair.get("note") else ""
-    verdict = table.escaped(" ".join(filter(None, (document.verdict.text, document.verdict.why, rests_on(document)))))
+    parts = (document.verdict.text, document.verdict.why, by_length(document), rests_on(document))
+    verdict = table.escaped(" ".join(filter(None, parts)))
     crashed = "".join(f"\n- {table.escaped(line)}" for line in failures(document))
     text = f"{note}{table.markdown(results(document))}\n\n{verdict}\n" + (f"{crashed}\n" if crashed else "")
     found = portions(document.by_kind, document.by_part)
@@ -93,7 +105,8 @@ def comma_separated(document: BenchDocument) -> str:
 def remarks(document: BenchDocument, *, everything: bool = True) -> tuple[str, ...]:
     """What there is to say of texts, of prompts where ``everything`` is said, and of the hook, in lines."""
     lines = failures(document)
-    lines += [rests_on(document), same_text(document), prompts(document) if everything else ""]
+    lines += [by_length(document), rests_on(document), same_text(document)]
+    lines += [answer_times(document), prompts(document)] if everything else []
     if (hook := document.hook) is not None:
         if hook.identical_output is not None:
             same = "the same text with and without the hook" if hook.identical_output else "NOT the same text"
@@ -110,16 +123,39 @@ def failures(document: BenchDocument) -> list[str]:
 
 
 def rests_on(document: BenchDocument) -> str:
-    """How many answers each row is made of, which the budget decides; empty for an old document."""
+    """Return how many answers each row is made of, which the budget decides; empty for an old document."""
+    how = f" ({form})" if (form := document.settings.get("prompt_format")) else ""
     names: dict[str, list[str]] = {}
     for mode, run in document.runs.items():
         if run is not None and run.prompts:
             least, more = divmod(run.answers, run.prompts)
             times = f"{least} to {least + 1} times" if more else "once" if least == 1 else f"{least} times"
-            extent = f"{counted(run.prompts, 'prompt')} × {counted(round(run.tokens / run.prompts), 'token')}, {times}"
+            tokens = counted(round(run.tokens / run.prompts), "token")
+            extent = f"{counted(run.prompts, 'prompt')}{how} × {tokens}, {times}"
             names.setdefault(extent, []).append(mode_name(mode))
     parts = [f"{', '.join(found)} on {extent}" for extent, found in names.items()]
     return f"Measured: {'; '.join(parts)}." if parts else ""
+
+
+def by_length(document: BenchDocument) -> str:
+    """Return the speedup of a short and of a long answer, and up to which length it was measured; empty without any."""
+    found = [one for one in document.by_length if one.tokens != document.answer_tokens]
+    ends = found[:1] + found[1:][-1:]  # the shortest and the longest
+    if not ends:
+        return ""
+    line = f"Speedup by length: {', '.join(f'{one.tokens} tokens {times(one.speedup)}' for one in ends)}."
+    if document.by_length[-1].tokens > document.measured_tokens:
+        line += f" Measured to {counted(document.measured_tokens, 'token')}; longer answers are extrapolated."
+    return line
+
+
+def answer_times(document: BenchDocument) -> str:
+    """Return what an answer costs once and for each token; empty for an old document."""
+    parts = [
+        f"{mode_name(mode)} {one.once_s:.2f} s once and {milliseconds(one.token_s)} for each token"
+        for mode, one in document.answer_times.items()
+    ]
+    return f"An answer takes: {'; '.join(parts)}." if parts else ""
 
 
 def prompts(document: BenchDocument) -> str:

@@ -83,7 +83,7 @@ def results(document: SweepDocument, width: int = 80) -> Table:
         Column("Target-only", speed),
         Column("Speculative", speed),
         Column("tokens/s", bar, "left", style=lambda _: "cyan", only="terminal"),
-        Column("Gain", ratio),
+        Column("Speedup", ratio),
         Column("Accepted", accepted),
         Column("GPU layers", layers),
         Column("Tokens/round", tokens_per_round),

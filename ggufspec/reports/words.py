@@ -22,12 +22,12 @@ def mode_name(mode: str) -> str:
     return MODES.get(mode, mode.replace("_", "-"))
 
 
-def conditions(settings: dict[str, Any], swept: str = "") -> str:
-    """The settings of a bench in a line, without the key that was ``swept``."""
+def conditions(settings: dict[str, Any], swept: str = "", *, extent: bool = True) -> str:
+    """The settings of a bench in a line, without the key that was ``swept``, and how much was measured."""
     prompts = counted(settings["prompts"], "prompt")
     if how := settings.get("prompt_format"):
         prompts += f" ({how})"
-    parts = [f"{prompts} × {counted(settings['max_tokens'], 'token')}"]
+    parts = [f"{prompts} × {counted(settings['max_tokens'], 'token')}"] if extent else []
     if settings.get("depth"):
         parts.append(f"{settings['depth']:,} tokens deep")
     if swept != "drafter":
@@ -35,7 +35,7 @@ def conditions(settings: dict[str, Any], swept: str = "") -> str:
     if swept not in ("draft_policy", "draft_max"):
         most = "at most " if settings["draft_policy"] == "adaptive" else ""
         length = f"{most}{counted(settings['draft_max'], 'token')} a round"
-        parts[-1:] = [f"{parts[-1]} ({length})"] if swept != "drafter" else [parts[-1], length]
+        parts[-1:] = [f"{parts[-1]} ({length})"] if swept != "drafter" else [*parts[-1:], length]
     parts.append("greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']}")
     parts += filter(None, [penalties(settings)])
     if swept != "accept":
@@ -43,7 +43,7 @@ def conditions(settings: dict[str, Any], swept: str = "") -> str:
     parts += ["strict"] * settings["strict"]
     if swept != "threads":
         parts.append(counted(settings["threads"], "thread"))
-    return ", ".join([*parts, f"{counted(settings['repetitions'], 'trial')} each"])
+    return ", ".join([*parts, *([f"{counted(settings['repetitions'], 'trial')} each"] if extent else [])])
 
 
 def penalties(settings: dict[str, Any]) -> str:

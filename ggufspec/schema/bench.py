@@ -27,6 +27,24 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerTime:
+    """Mean time of an answer of n tokens: ``once_s`` + ``token_s`` × (n - 1)."""
+
+    once_s: float  # seconds for the prompt, and those lost in the first rounds relative to the later rate
+    token_s: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSpeedup:
+    """Speedup of an answer of so many tokens, its prompt included."""
+
+    tokens: Count
+    target_only_s: Amount  # mean time of such an answer
+    speculative_s: Amount
+    speedup: Spread
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer to the question that the bench was run for."""
 
@@ -80,4 +98,9 @@ class BenchDocument:
     by_kind: tuple[Portion, ...] = ()  # of prompts, if there are several
     disturbance: Disturbance | None = None
     by_part: tuple[Portion, ...] = ()  # thinking and answer, if the model thinks
+    answer_tokens: Count = 0  # length of the answers that ``speedup`` and the verdict are for; 0 in old documents
+    measured_tokens: Count = 0  # mean length of the answers that were compared; longer ones are extrapolated
+    answer_times: dict[str, AnswerTime] = field(default_factory=dict)  # by run
+    by_length: tuple[LengthSpeedup, ...] = ()
+    next: str = ""  # the command to type
     schema: str = field(default="ggufspec/bench@1")

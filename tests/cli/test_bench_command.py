@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,8 @@ from ggufspec.bench.prompts import PROMPTS
 from ggufspec.cli import bench, inputs, ui
 from ggufspec.cli.app import main
 from ggufspec.models.profile import Measuring, Pair
-from ggufspec.schema.bench import BenchDocument, Verdict
+from ggufspec.schema.base import Spread
+from ggufspec.schema.bench import AnswerTime, BenchDocument, LengthSpeedup, Verdict
 from ggufspec.settings.table import Flags, Settings
 
 Run = Callable[..., tuple[str | None, versus.Experiment]]
@@ -59,7 +61,7 @@ def test_without_a_pair_it_measures_the_expanded_one_and_says_how_long(
     name, experiment = run()
     assert (name, experiment.repetitions, experiment.limit_s, experiment.cut) == ("demo-360m", None, 45, True)
     assert experiment.spec.prompts == tuple(prompt.text for prompt in PROMPTS[2:5])
-    assert experiment.spec.max_tokens == 48
+    assert (experiment.spec.max_tokens, experiment.own_lengths) == (48, False)
     first = capfd.readouterr().err.splitlines()[0]
     assert first.startswith("measuring demo-360m: target-only, draft-only, speculative; at most 45 s after loading")
 
@@ -68,6 +70,7 @@ def test_what_the_command_line_says_goes_over_the_profile(run: Run, capfd: pytes
     _, experiment = run("-n", "7", "-p", "a text", "-r", "3")
     assert (experiment.spec.prompts, experiment.spec.max_tokens, experiment.repetitions) == (("a text",), 7, 3)
     assert (experiment.limit_s, experiment.cut) == (None, False)  # exactly so many answers, of exactly so many tokens
+    assert not experiment.own_lengths
     assert "at most" not in capfd.readouterr().err
     _, experiment = run("--budget", "1m", "-r", "3")
     assert (experiment.limit_s, experiment.repetitions, experiment.cut) == (60, 3, True)
@@ -76,7 +79,10 @@ def test_what_the_command_line_says_goes_over_the_profile(run: Run, capfd: pytes
 def test_a_pair_that_is_named_is_measured_as_ever(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     name, experiment = run("demo")
     assert (experiment.repetitions, experiment.limit_s) == (None, 180)
-    assert (name, len(experiment.spec.prompts), experiment.spec.max_tokens) == ("demo", len(PROMPTS), 128)
+    assert (name, len(experiment.spec.prompts), experiment.spec.max_tokens) == ("demo", len(PROMPTS), 256)
+    assert not experiment.own_lengths
+    _, own = run("demo", "-p", "a text")
+    assert (own.spec.max_tokens, own.own_lengths) == (256, True)
     assert run("-m", "t.gguf", "-md", "d.gguf")[0] is None
     capfd.readouterr()
     run("demo", "-q")
@@ -125,16 +131,24 @@ SETTINGS = {
 }
 
 
+AS_FAST, LENGTHS = "1.31× as fast as without a draft for answers of 256 tokens", (50, 128, 256, 500)
+
+
 def result() -> BenchDocument:
     alone, pair = (replace(one, gpu_layers=0) for one in (ALONE, PAIR))
-    why = "A round gives 2.03 tokens in the time of 1.54 without a draft: 1.47 to verify, 0.12 to draft."
+    why = "A round yields 2.03 tokens and costs as much as 1.54 plain ones (1.42 verifying, 0.12 drafting)."
     model = {"description": "llama 3B F16", "size_bytes": 724_000_000}
     return document(
         pair={"name": "x", "target": "a/t.gguf", "draft": "a/d.gguf", "note": "The pair, expanded to another shape."},
         plan={"target": model, "draft": model},
         settings=SETTINGS,
         runs={"target_only": alone, "draft_only": None, "speculative": replace(pair, gpu_layers_draft=0)},
-        verdict=Verdict(True, "Worth it: 1.31× as fast as without a draft (95 % interval 1.11 to 1.51).", why),
+        verdict=Verdict(True, f"Worth it: {AS_FAST} (95% interval 1.11 to 1.51).", why),
+        answer_tokens=256,
+        measured_tokens=80,
+        answer_times={"target_only": AnswerTime(1.5, 0.131), "speculative": AnswerTime(2.5, 0.098)},
+        by_length=tuple(LengthSpeedup(n, 0.131 * n, 0.1 * n, Spread(1.31, (1.11, 1.51), (1.2, 1.4))) for n in LENGTHS),
+        next="ggufspec chat -m a/t.gguf -md a/d.gguf",
     )
 
 
@@ -142,24 +156,47 @@ def result() -> BenchDocument:
 def test_the_result_reads_at_a_glance(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The answer comes first, what it must be read with is behind the table, in twenty lines, and nothing is cut."""
+    """The answer comes first, and what to type next; nothing is cut, and no number is said twice."""
     monkeypatch.setenv("COLUMNS", str(columns))
     bench._show(result())
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) <= columns
-    assert len(shown.splitlines()) <= 20
+    assert len(shown.splitlines()) <= 22
     text = re.sub(r"\s+", " ", shown)
     verdict = result().verdict
-    assert text.startswith(f"{verdict.text} Run Tokens/s Gain")
-    assert "The pair, expanded to another shape. target t.gguf (724 MB) draft d.gguf (724 MB) 3 prompts" in text
-    assert f" {verdict.why} The same text with and without a draft" in text
+    assert text.startswith(f"{verdict.text} next: {result().next} Run Tokens/s 256 tokens Speedup Accepted ")
+    assert "The pair, expanded to another shape. target t.gguf (724 MB) draft d.gguf (724 MB) draft model" in text
+    assert f" {verdict.why} Speedup by length: 50 tokens 1.31× (1.11 to 1.51), 500 tokens 1.31× (1.11 to 1.51)" in text
+    assert "Measured to 80 tokens; longer answers are extrapolated. The same text with and without a draft" in text
+    assert re.search(r"target-only +2.00 ± 0.10 +33.5 s", shown)
+    assert "An answer takes: " not in shown
     assert "GPU layers" not in shown
     monkeypatch.setattr(ui, "_flags", Flags(verbose=True))
     bench._show(result())
     everything = capsys.readouterr().out
-    assert everything.splitlines()[:10] == shown.splitlines()[:10]
+    assert everything.splitlines()[:11] == shown.splitlines()[:11]
+    assert "speculative 2.50 s once and 98 ms for each token" in re.sub(r"\s+", " ", everything)
     assert ("Prompts: " in shown, "Prompts: " in everything) == (False, True)
+
+
+def test_a_bench_is_kept_and_its_next_command_can_be_typed(cli: Cli, tmp_path: Path) -> None:
+    """Under its settings: the same command replaces it, and report finds it."""
+    command = ("bench", "demo", "-p", "def main(", "-n", "24", "-r", "1", "-t", "1", "--results", tmp_path)
+    first, again, other = cli(*command), cli(*command, "--json"), cli(*command[:-2], "-s", "5", *command[-2:])
+    assert [done.code for done in (first, again, other)] == [0, 0, 0]
+    kept = sorted(tmp_path.iterdir())
+    assert len(kept) == 2
+    assert all(re.fullmatch(r"bench-demo-[0-9a-f]{8}\.json", path.name) for path in kept)
+    assert "kept in " in first.stderr
+    assert again.document() in [json.loads(path.read_text()) for path in kept]
+    report = cli("report", "--results", tmp_path)
+    assert report.stdout.count("Bench of demo") == 2
+    assert not [line for line in first.stdout.splitlines() if line.startswith("next: ")]  # -r: a budget is no help
+    unclear = cli("bench", "demo", "-p", "def main(", "-n", "16", "--budget", "20s", "-t", "1")
+    (following,) = [line for line in unclear.stdout.splitlines() if line.startswith("next: ggufspec ")]
+    assert following.split()[2:4] in (["run", "demo"], ["tune", "demo"], ["bench", "demo"])
+    assert following.endswith("-t 1") or " -t 1 " in following
 
 
 def test_a_bench_teaches_the_speed_of_its_target(cli: Cli) -> None:

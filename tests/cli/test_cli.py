@@ -173,7 +173,8 @@ def test_bench_document_and_exports(cli: Cli, tmp_path: Path) -> None:
     as_json, as_markdown, as_csv = (tmp_path / name for name in ("r.json", "r.md", "r.csv"))
     exports = ("--export-json", as_json, "--export-markdown", as_markdown, "--export-csv", as_csv)
     done = cli(*SHORT_BENCH, "--json", *exports)
-    assert (done.code, done.stderr) == (0, "")
+    assert done.code == 0
+    assert done.stderr.startswith("kept in ")
     document = done.document()
     assert next(iter(document)) == "schema"
     assert document["schema"] == "ggufspec/bench@1"
@@ -227,10 +228,10 @@ def test_the_table_is_whole_and_a_full_disk_costs_the_file_alone(cli: Cli, tmp_p
     assert "Traceback" not in shown
     assert "speculative" in kept.read_text()
 
-    lines = result.splitlines()
+    lines = [line for line in result.splitlines() if "/bench-demo-" not in line]  # a path is not broken
     assert max(map(len, lines)) <= columns
-    assert any(re.search(r"Run +Tokens/s +Gain +Accepted +Tokens/round", line) for line in lines)
-    row = r"speculative \(lossy\) +[\d.]+ +[\d.]+× +\d+% +[\d.]+"
+    assert any(re.search(r"Run +Tokens/s +8 tokens +Speedup +Accepted", line) for line in lines)
+    row = r"speculative \(lossy\) +[\d.]+ +[\d.]+ m?s +[\d.]+× +\d+%"
     assert any(re.search(row, line) for line in lines)
     assert "No verdict from so few trials" in result
 

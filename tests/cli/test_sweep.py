@@ -454,8 +454,7 @@ def test_ctrl_c_shows_what_was_measured_and_the_next_run_goes_on(cli: Cli, tmp_p
         ),
         (("--sweep", "-ctk", "f16,q9"), "there is no key cache type 'q9'", "one of f16"),
         (("--sweep", "--accept", "exact,top-k:0"), "'top-k:0' needs a number of tokens", "--accept top-k:3"),
-        (("--fresh",), "--results and --fresh need --sweep", "--export-json"),
-        (("--results", "."), "--results and --fresh need --sweep", "--export-json"),
+        (("--fresh",), "--fresh needs --sweep", "leave --fresh out"),
     ],
 )
 def test_what_is_no_sweep(cli: Cli, arguments: tuple[str, ...], message: str, hint: str) -> None:

@@ -36,6 +36,22 @@ def test_a_child_gives_both_answers_in_segments(pair: tuple[Path, Path]) -> None
                 assert answer.statistics.prompt_read == alone.statistics.prompt_read
 
 
+def test_an_answer_may_end_before_its_policy_expects_it(pair: tuple[Path, Path]) -> None:
+    """With a whole round, whether answers alternate or not; its first part is told apart."""
+    spec = trial.Spec(*pair, DecoderOptions(threads=1, ctx_size=512), Sampling(), PROMPTS, 200)
+    with closing(trial.Load(spec)) as load:
+        warm = load.ask(trial.Request(max_tokens=200, warm_up=True, most=24)).answers[0]
+        assert 24 <= warm.statistics.tokens < 100
+        both = load.ask(trial.Request((1,), 200, alternate="pair", most=40))
+        whole = load.ask(trial.Request((1,), 200, most=40))
+        for answer in (*both.answers, *both.target_only, *whole.answers):
+            assert 40 <= answer.statistics.tokens == len(answer.tokens) < 120
+            assert answer.statistics.stop_reason == ""
+            assert answer.start is not None
+            assert 16 <= answer.start.tokens <= answer.statistics.tokens
+            assert 0 < answer.start.decode_s <= answer.statistics.decode_s
+
+
 def test_a_bench_says_what_met_a_quiet_machine(pair: tuple[Path, Path]) -> None:
     document = bench_pair("demo", prompts=PROMPTS, max_tokens=40, repetitions=1, threads=1)
     found = json.loads(to_json(document))["disturbance"]

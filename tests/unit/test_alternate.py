@@ -142,6 +142,18 @@ def test_texts_that_differ_make_segments_longer() -> None:
     assert set(decoded(halves[0])[2:-1]) == {60}
 
 
+@pytest.mark.parametrize("most", [10, 40])
+def test_both_answers_end_at_the_same_length(most: int) -> None:
+    """Which is shorter than what the answers expect; the last round is whole."""
+    machine = Machine()
+    ours, theirs = FakeAnswer(machine, "o", 3, 0.2, 100), FakeAnswer(machine, "t", 1, 0.1, 100)
+    halves = alternate.alternate(lambda: ours, lambda: theirs, counters=machine.counters, most=most)
+    assert all(most <= len(half.emitted) < most + 3 for half in halves)
+    assert not any(half.has_ended for half in halves)
+    assert ours.is_closed
+    assert theirs.is_closed
+
+
 def test_a_stop_is_obeyed_between_rounds_and_closes_both() -> None:
     machine = Machine()
     ours, theirs = (FakeAnswer(machine, name, 1, 0.1, 100) for name in "ot")

@@ -53,6 +53,19 @@ def test_the_quiet_pairs_count() -> None:
     )
 
 
+def test_a_start_counts_with_its_segment() -> None:
+    """What an answer loses in its first rounds is not measured while other programs compute."""
+
+    def started(one: trial.Result) -> trial.Result:
+        found = [replace(answer, start=answer.segments[0].statistics) for answer in one.answers]
+        return replace(one, answers=tuple(found))
+
+    ours, theirs = result([QUIET, QUIET], [BUSY, QUIET]), result([QUIET, QUIET], [BUSY, QUIET])
+    found = disturbed.count([started(ours)], [started(theirs)])
+    assert [one.start is None for one in found.ours[0].answers] == [False, True]
+    assert [one.start is None for one in found.theirs[0].answers] == [False, True]
+
+
 def test_where_too_little_is_quiet_a_similar_load_counts() -> None:
     """A pair half of which was quiet would make one way look fast."""
     ours, theirs = result([QUIET, BUSY, BUSY, QUIET, BUSY]), result([QUIET, BUSY, BUSY, BUSY, BUSY])

@@ -15,7 +15,7 @@ from ggufspec.errors import GgufspecError
 from ggufspec.files.write import check_writable, write_whole
 from ggufspec.reports import bench, table
 from ggufspec.schema.base import ErrorDocument, Run, SpeculativeRun, Spread, to_json
-from ggufspec.schema.bench import BenchDocument, Divergence, Verdict
+from ggufspec.schema.bench import BenchDocument, Divergence, LengthSpeedup, Verdict
 from ggufspec.schema.run import RunDocument
 
 MODES = ("target_only", "draft_only", "speculative")
@@ -201,12 +201,15 @@ def test_csv_has_a_line_per_trial_with_raw_numbers():
     assert lines[3]["time_to_first_token_s"] == ""
 
 
-@pytest.mark.parametrize("one", [document(), LOSSY], ids=["exact", "lossy"])
-def test_the_terminal_shows_all_but_the_positions_in_80_columns(one):
+LONG = {"answer_tokens": 256, "by_length": (LengthSpeedup(256, 134.2, 21.1, Spread(6.17, (6.0, 6.5), (6.1, 6.2))),)}
+
+
+@pytest.mark.parametrize("one", [document(), LOSSY, replace(LOSSY, **LONG)], ids=["exact", "lossy", "answers"])
+def test_the_terminal_shows_all_but_what_is_in_files_in_80_columns(one):
     out = Console(file=io.StringIO(), width=80)
     out.print(table.terminal(bench.results(one)))
     shown = out.file.getvalue()
-    assert all(cell in shown for row in (labels(one), *bench.results(one).cells) for cell in row[:-1])
+    assert all(cell in shown for row in (labels(one), *bench.results(one).cells) for cell in row[:-2])
 
 
 def test_where_there_is_no_gpu_the_terminal_shows_no_layers():
@@ -216,7 +219,7 @@ def test_where_there_is_no_gpu_the_terminal_shows_no_layers():
     shown = out.file.getvalue()
     assert "GPU layers" not in shown
     assert "0/81" not in shown
-    assert all(cell in shown for row in bench.results(one).cells for cell in (row[0], *row[2:-1]))
+    assert all(cell in shown for row in bench.results(one).cells for cell in (row[0], *row[2:-2]))
 
 
 def test_only_the_first_positions_are_shown():
@@ -389,3 +392,16 @@ def test_a_bench_says_how_much_it_rests_on() -> None:
     assert said in bench.remarks(found)
     assert said in bench.markdown(found)
     assert bench.rests_on(document()) == ""  # of a document of before
+
+
+def test_a_bench_says_what_short_and_long_answers_gain() -> None:
+    rows = [
+        LengthSpeedup(n, 2.0 * n, 1.0 * n, Spread(m, (m - 0.1, m + 0.2), (m, m))) for n, m in ((50, 1.2), (500, 1.7))
+    ]
+    found = document(answer_tokens=256, measured_tokens=66, by_length=tuple(rows))
+    said = "Speedup by length: 50 tokens 1.20× (1.10 to 1.40), 500 tokens 1.70× (1.60 to 1.90)."
+    assert bench.by_length(found) == f"{said} Measured to 66 tokens; longer answers are extrapolated."
+    assert bench.by_length(replace(found, measured_tokens=500)) == said
+    assert said in bench.markdown(found)
+    assert bench.by_length(document()) == bench.answer_times(document()) == ""  # of a document of before
+    assert json.loads(to_json(found))["by_length"][1]["speedup"]["ci95"] == pytest.approx([1.6, 1.9])

@@ -1,0 +1,79 @@
+"""Time of an answer of any length: once for its prompt and its start, and for each token after that. Pure.
+
+In its first rounds an answer is slower than later: a draft reads the prompt, and the policy learns what the draft is
+worth in this text. The time lost there relative to the later rate is paid once, as the target's reading of the prompt
+is, and weighs the more the shorter the answer is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from ggufspec.bench.trial import Answer, Result
+from ggufspec.schema.base import Spread
+from ggufspec.schema.bench import AnswerTime
+
+DEFAULT_TOKENS = 256  # of an answer, unless -n or the prompts say otherwise
+SHOWN = (50, 128, 256, 500)  # lengths whose speedup is always reported
+_LEAST_TOKENS = 8  # after the start, that show an answer's later rate
+
+
+def seconds(time: AnswerTime, tokens: float) -> float:
+    """Return the time of an answer of so many tokens; the prompt's batch gives the first one."""
+    return max(time.once_s + time.token_s * (tokens - 1), 1e-9)
+
+
+def times(results: Sequence[Result]) -> list[list[AnswerTime | None]]:
+    """Return the time of each answer of a run, by pass and prompt; None if nothing of the answer counts.
+
+    An answer whose start does not count, or which has no more than a start, is taken to lose there what others lose.
+    """
+    answers = [answer for result in results for answer in result.answers]
+    lost = [start.decode_s - rate * start.decoded for one in answers if (start := one.start) and (rate := _rate(one))]
+    usual = max(0.0, fmean(lost)) if lost else 0.0
+    return [[_time(answer, usual) for answer in result.answers] for result in results]
+
+
+def _rate(answer: Answer) -> float | None:
+    """Seconds per token after the start; None if there are too few tokens."""
+    whole, start = answer.statistics, answer.start
+    tokens = whole.decoded - (start.decoded if start else 0)
+    return (whole.decode_s - (start.decode_s if start else 0.0)) / tokens if tokens >= _LEAST_TOKENS else None
+
+
+def _time(answer: Answer, usual: float) -> AnswerTime | None:
+    whole, start = answer.statistics, answer.start
+    if not whole.decoded:
+        return None
+    if (rate := _rate(answer)) is None:
+        lost = min(usual, whole.decode_s / 2)
+        rate = (whole.decode_s - lost) / whole.decoded
+    else:
+        lost = start.decode_s - rate * start.decoded if start else usual
+    return AnswerTime(whole.prompt_s + lost, rate)
+
+
+def mean_time(passes: Sequence[Sequence[AnswerTime | None]], weights: Sequence[float]) -> AnswerTime | None:
+    """Return the mean over passes and prompts, each prompt by its weight."""
+    found = [(one, w) for row in passes for one, w in zip(row, weights, strict=False) if one is not None]
+    total = sum(weight for _, weight in found)
+    if not total:
+        return None
+    return AnswerTime(
+        sum(weight * one.once_s for one, weight in found) / total,
+        sum(weight * one.token_s for one, weight in found) / total,
+    )
+
+
+def widened(speedup: Spread, tokens: float, measured: float) -> Spread:
+    """Return the speedup with a wider interval if the answer is longer than what was measured.
+
+    What follows is taken to differ from what was measured as much as prompts differ from each other: with a share s of
+    the answer unmeasured, the logarithm's variance is 1 + s² times as large.
+    """
+    share = max(0.0, 1 - measured / tokens)
+    low, high = (speedup.median * (one / speedup.median) ** math.hypot(1, share) for one in speedup.ci95)
+    return replace(speedup, ci95=(low, high))
