@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class GgufspecError(Exception):
     """A failure that the user can fix.
@@ -51,3 +53,11 @@ class StopError(GgufspecError):
     """Ctrl-C before there was anything to show."""
 
     exit_code = 130
+
+
+def nearest(word: str, known: Iterable[str], most: int = 1) -> str:
+    """Return "did you mean X?" for a mistyped name, or "" if no known name is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word.lower(), list(known), n=most, cutoff=0.65)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def spec_of_files(
     if own_draft and profile is not None:  # which need not be a head as the profile's own may be
         spec = replace(spec, draft=draft, settings=replace(spec.settings, drafter=None))
     if not no_draft:
+        _check_twice(spec)
         check_drafter(spec, given)
     return spec
 
@@ -144,6 +146,19 @@ def _check_sources(given: Settings) -> None:
     if given.pair is not None and (given.model is not None or given.hf_repo is not None):
         other = "-hf" if given.hf_repo else "-m (or GGUFSPEC_MODEL)"
         raise UsageError(f"both a PAIR and {other} are given", "give one of them")
+
+
+def _check_twice(spec: PairSpec) -> None:
+    """Refuse a draft that is the target itself."""
+    target, draft = spec.target, spec.draft
+    if draft is None:
+        return
+    is_same = target == draft
+    with suppress(OSError, ValueError):
+        is_same = is_same or Path(str(target)).samefile(str(draft))
+    if is_same:
+        hint = "a draft is a smaller model of the same family; or --drafter lookup, which needs none"
+        raise UsageError(f"{target} is both the target and the draft", hint)
 
 
 def check_drafter(pair: PairSpec, given: Settings) -> None:

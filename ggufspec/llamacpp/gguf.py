@@ -10,8 +10,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import os
 import re
+import shlex
+import stat
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,8 +24,11 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ggufspec.errors import ModelError
+from ggufspec.errors import ModelError, nearest
 from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load
+
+NOT_GGUF = "download the .gguf file itself; a page or a Git LFS pointer looks like this"  # a hint
+_MOST_NEIGHBOURS = 1000  # files of a folder among which a mistyped name is looked for
 
 Value = str | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
 
@@ -129,6 +135,31 @@ def _refusal(reason: str, data: bytes) -> ModelError:
     what = found[3] or f"{number}, " + (f"{name} of ik_llama.cpp" if name else "which this llama.cpp does not know")
     hint = "run it with ik_llama.cpp, or " if name else "update llama-cpp-python, or " if number else ""
     return UnusableError(f"{found[1]} has the type {what}", f"{hint}choose a file in another type")
+
+
+def check_file(path: Path) -> os.stat_result:
+    """Refuse what cannot be a model's file: one that does not exist or is empty, a folder, a device.
+
+    Raises:
+        ModelError: the hint names the nearest file, or a model in the folder.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        neighbours = itertools.islice(path.parent.glob("*.gguf"), _MOST_NEIGHBOURS)
+        near = nearest(path.name, [one.name for one in neighbours])
+        raise ModelError(f"{path} does not exist", near or f"ls {path.parent}") from None
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ModelError(f"{path} cannot be read: {reason}", f"ls {path.parent}") from None
+    if stat.S_ISDIR(found.st_mode):
+        model = next(path.glob("*.gguf"), None)
+        raise ModelError(f"{path} is a folder", f"-m {shlex.quote(str(model))}" if model else f"ls {path}")
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelError(f"{path} is not a file", f"ls -l {path}")
+    if not found.st_size:
+        raise ModelError(f"{path} is empty", "download it again")
+    return found
 
 
 def alignment(path: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -34,19 +34,10 @@ _GGUF_MAGIC = b"GGUF"
 
 def check_gguf(path: Path) -> None:
     """Refuse with a ModelError what cannot be a GGUF file, before llama.cpp sees it."""
-    with suppress(OSError):  # a name that is too long: reading reports it
-        if not path.exists():
-            raise ModelError(f"{path} does not exist", f"ls {path.parent}")
-        if not path.is_file() and not path.is_dir():
-            raise ModelError(f"{path} is not a file", f"ls -l {path.parent}")
+    gguf.check_file(path)
     magic = untrusted.read_bytes(path, len(_GGUF_MAGIC), hint=f"ls -l {path.parent}", failure=ModelError, cut=True)
-    if not magic:
-        raise ModelError(f"{path} is empty", "download it again")
     if magic != _GGUF_MAGIC:
-        raise ModelError(
-            f"{path} is not a GGUF file: it begins with {magic!r}, not {_GGUF_MAGIC!r}",
-            "download the .gguf file itself; a page or a Git LFS pointer looks like this",
-        )
+        raise ModelError(f"{path} is not a GGUF file: it begins with {magic!r}, not {_GGUF_MAGIC!r}", gguf.NOT_GGUF)
 
 
 _ON_CPU = Placement()

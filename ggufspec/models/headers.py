@@ -244,7 +244,7 @@ def read_prefix(
         if progress is not None:
             progress(len(data))
         if not data.startswith(b"GGUF"):
-            raise ModelError(f"{file.name} is not a GGUF file{_looks_like(data)}", "choose a file that ends in .gguf")
+            raise ModelError(f"{file.name} is not a GGUF file{_looks_like(data)}", gguf.NOT_GGUF)
         try:
             parsed = gguf.parse(data)
             break

@@ -31,14 +31,10 @@ class LocalFile:
 
     @classmethod
     def at(cls, path: Path) -> LocalFile:
-        """Check a file; ModelError if it does not exist or is not a file."""
-        try:
-            found = path.stat()
-        except (OSError, ValueError) as error:
-            reason = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-            raise ModelError(f"{path} {reason}", f"ls {path.parent}") from None
-        if not path.is_file():
-            raise ModelError(f"{path} is not a file", f"ls {path}")
+        """Check a file: :func:`ggufspec.llamacpp.gguf.check_file`."""
+        from ggufspec.llamacpp.gguf import check_file  # completion of profiles' names needs none of it
+
+        found = check_file(path)
         return cls(path, found.st_size, found.st_mtime_ns)
 
     @property

@@ -136,7 +136,7 @@ def test_what_is_no_projector_of_this_model(cli: Cli, projector: Path, tmp_path:
         (demo_pair()[1], "demo-draft-Q8_0.gguf is not an mmproj"),
         (unknown, "mmproj-new.gguf: llama.cpp cannot load it as an mmproj"),
         (cut, "mmproj-cut.gguf is cut short"),
-        (tmp_path / "none.gguf", "none.gguf is not there"),
+        (tmp_path / "none.gguf", "none.gguf does not exist"),
     ):
         done = cli("plan", *ROOM, "--json", "--mmproj", path)
         assert done.code == 1, done.stderr

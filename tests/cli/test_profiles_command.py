@@ -278,7 +278,7 @@ def test_what_is_missing_is_asked_for_on_a_terminal(cli: Cli, online: dict[str, 
         ("x", ("-hf", TARGET, "-md", "http://127.0.0.1:1/x.gguf"), 2, "a profile names files of this machine"),
         ("x", ("-hf", TARGET, "-hfd", "user/none:Q8_0"), 1, "no repository user/none"),
         ("x", ("-hf", TARGET, "-hfd", "user/small-GGUF:Q2_K"), 1, "has no model in Q2_K; it has Q8_0"),
-        ("x", ("-hf", TARGET, "-md", "none.gguf"), 1, "none.gguf is not there"),
+        ("x", ("-hf", TARGET, "-md", "none.gguf"), 1, "none.gguf does not exist"),
         (
             "x",
             ("-hf", TARGET, "-hfd", "user/other-GGUF"),

@@ -188,7 +188,7 @@ def vocabulary(path: Path) -> int:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ("empty", "not a GGUF file: it is empty"),
+        ("empty", "is empty"),
         ("no GGUF", "a Git LFS pointer"),
         ("cut in the magic", "not a GGUF file"),
         ("cut in the counts", "cut short within its header"),
@@ -215,8 +215,8 @@ def test_a_damaged_file_is_refused_in_the_child(damaged: dict[str, Path], folder
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("nothing.gguf", "is not there"),
-        (".", "is not a file"),
+        ("nothing.gguf", "does not exist"),
+        (".", "is a folder"),
         ("/dev/null", "is not a file"),
         ("a\0b", "cannot be read"),
         ("b\udcffd.gguf", "not UTF-8"),

@@ -20,6 +20,7 @@ from typing import IO
 from ggufspec.child import Emit
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.hardware import host
+from ggufspec.llamacpp.gguf import NOT_GGUF
 from ggufspec.models.hub import client
 from ggufspec.models.hub.client import HubFile
 from ggufspec.models.locate import cached_parts, part_names
@@ -210,7 +211,7 @@ class _File:
         path = client.cached_file(*wanted) or client.link(*wanted)
         with path.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise ModelError(f"{self._name} is not a GGUF file", "choose a file that ends in .gguf")
+                raise ModelError(f"{self._name} is not a GGUF file", NOT_GGUF)
         return replace(item, path=path, verified=item.sha256 is not None, downloaded_bytes=self._received)
 
     def _fill(self) -> None:
