@@ -22,6 +22,8 @@ from typer.main import get_command
 from ggufspec import __version__
 from ggufspec.chat.commands import COMMANDS as SWITCHES
 from ggufspec.cli.app import app
+from ggufspec.cli.command import ALL, Command, variables
+from ggufspec.settings.table import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKDOWN, MAN = ROOT / "docs" / "commands.md", ROOT / "docs" / "ggufspec.1"
@@ -45,6 +47,7 @@ STREAMS = (
     "Data goes to standard output, everything else to standard error. With `--json` a command prints one document, on "
     "failure too; trace prints a line for every round before it."
 )
+ENVIRONMENT = variables({f"GGUFSPEC_{row.variable}": row.flag for row in OPTIONS.values() if row.variable}, True)
 COMPLETION = (
     "ggufspec --install-completion teaches bash, zsh or fish the commands, their options, the names of profiles and "
     "files; it takes effect in the next shell."
@@ -63,11 +66,9 @@ class Page:
     name: str
     usage: str
     paragraphs: tuple[str, ...]
-    arguments: Rows
     options: Rows
     commands: Rows
     examples: tuple[str, ...]
-    note: str
     switches: Rows
     formatted: str  # usage and options as a terminal of WIDTH columns shows them
 
@@ -80,12 +81,12 @@ def pages() -> Iterator[Page]:
 def _pages(command: Any, name: str, parent: typer.Context | None) -> Iterator[Page]:
     settings = {"help_option_names": ["-h", "--help"], "terminal_width": WIDTH}
     context = typer.Context(command, parent=parent, info_name=name, **(settings if parent is None else {}))
-    records: dict[str, Rows] = {"argument": [], "option": []}
-    for parameter in command.get_params(context):
-        if (record := parameter.get_help_record(context)) is not None:
-            records[parameter.param_type_name].append(record)
+    context.meta[ALL] = True
+    if isinstance(command, Command):
+        options = [row for rows in command.sections(context).values() for row in rows]
+    else:
+        options = [record for each in command.get_params(context) if (record := each.get_help_record(context))]
     children = {key: getattr(child, "whole", child) for key, child in getattr(command, "commands", {}).items()}
-    examples, note = _epilog(command.epilog or "")
     usage = context.make_formatter()
     command.format_usage(context, usage)
     shown = context.make_formatter()
@@ -95,11 +96,9 @@ def _pages(command: Any, name: str, parent: typer.Context | None) -> Iterator[Pa
         name=context.command_path,
         usage=" ".join(usage.getvalue().removeprefix("Usage: ").split()),
         paragraphs=tuple(re.split(r"\n\s*\n", inspect.cleandoc(command.help or ""))),
-        arguments=records["argument"],
-        options=records["option"],
+        options=options,
         commands=[(key, child.get_short_help_str(WIDTH)) for key, child in children.items()],
-        examples=examples,
-        note=note,
+        examples=_examples(command.epilog or ""),
         switches=[(one.typed(key), one.does) for key, one in SWITCHES.items()] if name == "chat" else [],
         formatted=shown.getvalue().rstrip(),
     )
@@ -107,11 +106,10 @@ def _pages(command: Any, name: str, parent: typer.Context | None) -> Iterator[Pa
         yield from _pages(child, key, context)
 
 
-def _epilog(text: str) -> tuple[tuple[str, ...], str]:
-    """(examples, what comes after them) of the end of a command's help."""
-    examples, _, note = text.partition("\n\n")
-    lines = [line.strip() for line in examples.splitlines() if line.strip("\b\n ")]
-    return tuple(line.removeprefix("Example: ") for line in lines if line != "Examples:"), note.strip()
+def _examples(epilog: str) -> tuple[str, ...]:
+    """The examples at the end of a command's help."""
+    lines = [line.strip() for line in epilog.splitlines() if line.strip("\b\n ")]
+    return tuple(line.removeprefix("Example: ") for line in lines if line != "Examples:")
 
 
 # ---- Markdown --------------------------------------------------------------------------------------------------------
@@ -120,7 +118,6 @@ def _epilog(text: str) -> tuple[tuple[str, ...], str]:
 def markdown(every: list[Page]) -> str:
     """The reference as one page."""
     top, *rest = every
-    note = next(page.note for page in rest if page.note)
     codes = ", ".join(f"{code} ({what})" for code, what in EXIT_CODES)
     parts = [
         "# Commands",
@@ -128,7 +125,7 @@ def markdown(every: list[Page]) -> str:
         _prose(top.paragraphs[0]),
         "\n".join(f"- [{page.name}](#{page.name.replace(' ', '-')}): {_prose(_first(page))}" for page in rest),
         f"{STREAMS} Exit codes: {codes}.",
-        _prose(note),
+        _prose(ENVIRONMENT),
         _prose(COMPLETION),
         _block(top.formatted),
     ]
@@ -152,7 +149,7 @@ def _first(page: Page) -> str:
 def _prose(text: str) -> str:
     """One paragraph: options as code, the rest without Markdown's own characters."""
     text = re.sub(r"([\\*_<>|`\[\]])", r"\\\1", " ".join(text.split()))
-    return re.sub(r"(?<![\w-])((?:ggufspec )?--?[a-zA-Z][\w-]*|GGUFSPEC\\_[\w=]+)", _code, text)
+    return re.sub(r"(?<![\w-])((?:ggufspec )?--?[a-zA-Z][\w-]*|GGUFSPEC\\_(?:[\w=]|\\_)+)", _code, text)
 
 
 def _code(found: re.Match[str]) -> str:
@@ -169,7 +166,6 @@ def _block(text: str, language: str = "") -> str:
 def roff(every: list[Page]) -> str:
     """The same as a man page. Source: groff_man(7)."""
     top, *rest = every
-    note = next(page.note for page in rest if page.note)
     about = " ".join(top.paragraphs[0].split())
     lines = [
         f".\\\" Written by {COMMAND} from the commands' own help.",
@@ -192,12 +188,12 @@ def roff(every: list[Page]) -> str:
         for text in page.paragraphs:
             raw = text.startswith("\b")
             lines += [".PP"] + (_example(text.strip("\b\n").splitlines()) if raw else [_line(" ".join(text.split()))])
-        lines += [*_items(page.arguments), *_items(page.options)]
+        lines += _items(page.options)
         if page.switches:
             lines += [".PP", "While it runs:", *_items(page.switches)]
         if page.examples:
             lines += [".PP", "Examples:", ".PP", *_example(list(page.examples))]
-    lines += [".SH ENVIRONMENT", _line(note)]
+    lines += [".SH ENVIRONMENT", _line(ENVIRONMENT)]
     lines += [".SH FILES", *_items(list(FILES)), ".SH EXIT STATUS", *_items(list(EXIT_CODES))]
     return "\n".join(lines) + "\n"
 

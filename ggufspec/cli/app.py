@@ -23,6 +23,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from ggufspec import __version__
+from ggufspec.cli.group import Group
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.schema.base import ErrorDocument, to_line
 
@@ -38,7 +39,7 @@ COMMANDS = {  # each is a module of this package; the first sentence of its help
     "rehearse": "Measure a pair's speed before it is downloaded.",
     "quantize": "Write one model in several weight types.",
     "tune": "Find the fastest setting of a pair on this machine.",
-    "report": "Show results that were kept.",
+    "report": "Show saved results.",
     "verify": "Certify that speculation changed nothing.",
     "worker": "Serve this machine's devices to another machine, until Ctrl-C.",
     "doctor": "Show what is installed and what is wrong with it.",
@@ -48,6 +49,7 @@ COMMANDS = {  # each is a module of this package; the first sentence of its help
 
 app = typer.Typer(
     name="ggufspec",
+    cls=Group,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -105,6 +107,10 @@ def top(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the only place where an error becomes text and an exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    elif arguments == ["version"]:
+        arguments = ["--version"]
     try:
         try:
             return app(args=arguments or ["--help"], prog_name="ggufspec", standalone_mode=False) or 0

@@ -17,7 +17,7 @@ from ggufspec.bench.trial import Spec, check_room
 from ggufspec.bench.versus import ENGINES, Bench, Experiment
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
-from ggufspec.cli.parameters import Swept, command, one_of, option, seconds, takes
+from ggufspec.cli.parameters import FIXED_LENGTH, Swept, command, one_of, option, seconds, takes
 from ggufspec.cli.results import check_exports, finish, folder, measured, same_pair, show_models
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
@@ -31,8 +31,8 @@ from ggufspec.settings.registry import DRAFTERS, parse_drafters
 from ggufspec.settings.table import Settings
 
 SWEPT_TOKENS, SWEPT_TRIALS = 128, 5
-_HOOK = "hook: llama-cpp-python's Llama with our draft, too."
-_UNTIL_CLEAR = f"as many as the verdict needs; {SWEPT_TRIALS} with --sweep"
+_HOOK = "Decoding loop: our own, or hook to also measure llama-cpp-python's Llama with our draft."
+_UNTIL_CLEAR = f"until the verdict is clear; {SWEPT_TRIALS} with --sweep"
 BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
 
 
@@ -44,43 +44,45 @@ BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
 )
 def bench(
     *,
-    engine: Annotated[str, option(f"--engine {'|'.join(ENGINES)}", _HOOK, **one_of(ENGINES))] = "own",
+    engine: Annotated[str, option(f"--engine {'|'.join(ENGINES)}", _HOOK, rare=True, **one_of(ENGINES))] = "own",
     budget: Annotated[
         float | None,
         option(
             "--budget TIME",
-            "Stop after this long, loading not counted: 90s, 10m.  [the profile's, or 3m; no limit with -r]",
+            "Time limit, such as 10m. Loading is not counted.  [3m; or the profile's; no limit with -r]",
             parser=seconds,
         ),
     ] = None,
     depth: Annotated[
-        int, option("--depth N", "Tokens of text in the cache before each prompt; -c holds them.", min=0)
+        int, option("--depth N", "Tokens of text in the cache before each prompt; -c holds them.", min=0, rare=True)
     ] = 0,
     sweep: Annotated[
-        bool, option("--sweep", "Measure each value of the one option that has a list: --draft-max 1,2,4,8.")
+        bool, option("--sweep", "Measure a list of values: --draft-max 1,2,4,8. One option may have a list.")
     ] = False,
     given: Annotated[
         Settings,
         takes(
             *("profile", "files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "placement", "devices"),
             *("drafting", "context", "sampling", "results", "exports", "no_calibrate"),
-            pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
+            pair={"shown": BENCH_PAIR},
             predict={
-                "help": "Length of the answers that the verdict is for, in tokens.",
-                "shown": f"the profile's, that of answers to your prompts, or {DEFAULT_TOKENS}",
+                **FIXED_LENGTH,
+                "help": "Answer length that the verdict is for.",
+                "shown": f"{DEFAULT_TOKENS}; or the profile's, or that of answers to your prompts",
             },
-            repetitions={"help": "Answers to each prompt, exactly so many.", "shown": _UNTIL_CLEAR},
+            repetitions={"help": "Answers to each prompt.", "shown": _UNTIL_CLEAR},
+            rare=("sampling", "raw", "fresh", "html"),
         ),
     ],
     swept: Swept | None,
 ) -> int:
-    """Measure target-only, draft-only and speculative decoding. Say whether it was worth it.
+    """Measure target-only, draft-only and speculative decoding.
 
-    Answers are interleaved. It ends when the verdict is clear, and at the latest after --budget. The verdict is for
-    whole answers, prompt included, of -n tokens. Without -n, only as much of them is measured as fits the budget, and
-    the rest is extrapolated. Without -p, -f or --prompts, eight short bundled prompts are used: requests by the
-    target's chat template, or plain text if it has none. Without a pair, demo-360m: the demo pair at the cost of a
-    real one, in less than a minute. `ggufspec report` shows results again.
+    Says whether the draft was worth it. Answers are interleaved. It ends when the verdict is clear, and at the latest
+    after --budget. The verdict is for whole answers, prompt included, of -n tokens. Without -n, only as much of them is
+    measured as fits the budget, and the rest is extrapolated. Without -p, -f or --prompts, eight short bundled prompts
+    are used: requests by the target's chat template, or plain text if it has none. Without a pair, demo-360m: the demo
+    pair at the cost of a real one, in less than a minute. `ggufspec report` shows results again.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command measures what is missing, --fresh everything again.

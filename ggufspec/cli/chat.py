@@ -37,22 +37,21 @@ from ggufspec.settings.table import Settings
 )
 def chat(
     *,
-    system: Annotated[str | None, option("--system TEXT", "The system prompt.")] = None,
-    system_file: Annotated[Path | None, option("--system-file FILE", "The same, from a file.")] = None,
+    system: Annotated[str | None, option("--system TEXT", "System prompt.")] = None,
+    system_file: Annotated[Path | None, option("--system-file FILE", "Read the system prompt from this file.")] = None,
     load: Annotated[Path | None, option("--load FILE", "Resume a conversation that /save wrote.")] = None,
     markdown: Annotated[
-        bool, option("--markdown/--no-markdown", "Render answers, if the model has a chat template.")
+        bool, option("--markdown/--no-markdown", "Render answers as Markdown. Needs a chat template.")
     ] = True,
-    url: Annotated[
-        str | None, option("--url URL", "Talk to a running OpenAI-compatible server instead of loading a pair.")
-    ] = None,
+    url: Annotated[str | None, option("--url URL", "Chat with a running OpenAI-compatible server.")] = None,
     api_key: Annotated[
-        str | None, option("--api-key KEY", "The server's API key.", envvar="GGUFSPEC_API_KEY", show_envvar=False)
+        str | None,
+        option("--api-key KEY", "API key of the server.", rare=True, envvar="GGUFSPEC_API_KEY", show_envvar=False),
     ] = None,
     served_model: Annotated[
-        str | None, option("--served-model NAME", "Which of the server's models; not needed if it has one.")
+        str | None, option("--served-model NAME", "Model to use. Not needed if the server has only one.", rare=True)
     ] = None,
-    tint: Annotated[bool, option("--tint/--no-tint", "Colour answers by who wrote each token.")] = False,
+    tint: Annotated[bool, option("--tint/--no-tint", "Colour tokens by which model wrote them.")] = False,
     given: Annotated[Settings, takes(*GROUPS, predict={"default": 512})],
     typed: Typed,
 ) -> int:

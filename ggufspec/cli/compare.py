@@ -25,7 +25,7 @@ from ggufspec.bench.matrix import (
 )
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, pull, ui
-from ggufspec.cli.parameters import command, option, profile_names, takes
+from ggufspec.cli.parameters import FIXED_LENGTH, command, option, profile_names, takes
 from ggufspec.cli.results import check_exports, finish, folder, measured
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files import untrusted
@@ -54,36 +54,39 @@ def compare(
         list[str] | None,
         typer.Argument(
             metavar="PAIR",
-            help="Profiles, each by its name or path.",
+            help="Profiles, by name or path.",
             show_default=False,
             autocompletion=profile_names,
         ),
     ] = None,
-    no_quality: Annotated[bool, option("--no-quality", "Do not measure the targets' quality.")] = False,
-    sort: Annotated[Sort, option("--sort COLUMN", f"Order of the rows: {', '.join(Sort)}.")] = Sort.MATRIX,
+    no_quality: Annotated[bool, option("--no-quality", "Skip measuring the targets' quality.")] = False,
+    sort: Annotated[
+        Sort, option("--sort COLUMN", f"Column to sort the rows by. One of {', '.join(Sort)}.")
+    ] = Sort.MATRIX,
     given: Annotated[
         Settings,
         takes(
             *("files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "devices", "drafting", "context"),
             *("sampling", "results", "exports"),
-            model={"metavar": "FILE,FILE", "help": "Targets."},
+            model={"metavar": "FILE,FILE", "help": "Target models, GGUF files."},
             model_draft={
                 "metavar": "FILE,FILE",
-                "help": "Drafts for each target; lookup needs no file, nor does mtp, the target's own blocks; none is "
-                "target-only, which is always measured.",
+                "help": "Draft models for each target. lookup needs no file, nor does mtp, the target's own head; none "
+                "is target-only, which is always measured.",
             },
-            hf_repo={"metavar": "USER/REPO:QUANT,QUANT", "help": "Targets in the hub."},
-            hf_repo_draft={"metavar": "USER/REPO:QUANT,QUANT", "help": "Drafts in the hub."},
-            predict={"default": 128},
+            hf_repo={"metavar": "REPO", "help": "Target models, USER/REPO:QUANT,QUANT."},
+            hf_repo_draft={"metavar": "REPO", "help": "Draft models, USER/REPO:QUANT,QUANT."},
+            predict={**FIXED_LENGTH, "default": 128},
             repetitions={"default": 3, "help": "Trials of each cell; leaders get more."},
+            rare=("sampling", "raw", "fresh"),
         ),
     ],
 ) -> int:
-    """Compare many pairs by speed, memory, energy and quality. Speedup and acceptance are there too, and the
-    quality is each quantisation's.
+    """Compare many pairs by speed, memory, energy and quality.
 
-    Every cell runs at its own best placement, in turn with the others. A failure is a row with its reason. The same
-    command resumes an interrupted run. Quality is measured against the largest target.
+    Speedup and acceptance are there too, and the quality is each quantisation's. Every cell runs at its own best
+    placement, in turn with the others. A failure is a row with its reason. The same command resumes an interrupted
+    run. Quality is measured against the largest target.
     """
     own_prompts = inputs.own_prompts(given)
     check_exports(given)

@@ -29,10 +29,13 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 @command("ggufspec doctor", "ggufspec doctor --quick --json")
 def doctor(
     quick: Annotated[
-        bool, option("--quick", "Leave out the self-check, which computes known models: 5 to 15 seconds.")
+        bool, option("--quick", "Skip the self-check. It computes known models for 5 to 15 seconds.")
     ] = False,
     chat_library: Annotated[
-        bool, option("--chat-library", "Compile what tools and JSON schemas need, for some seconds, and end.")
+        bool,
+        option(
+            "--chat-library", "Compile what tools and JSON schemas need. It takes some seconds; nothing else is done."
+        ),
     ] = False,
 ) -> int:
     """Show what is installed and what is wrong with it. The exit code is 1 if something is an error."""

@@ -28,12 +28,12 @@ from ggufspec.settings.table import Settings
 def export(
     *,
     to: Annotated[
-        str, option("--to PROGRAM", f"The program that is to run it: {', '.join(PROGRAMS)}.", **one_of(PROGRAMS))
+        str, option("--to PROGRAM", f"Program to export to. One of {', '.join(PROGRAMS)}.", **one_of(PROGRAMS))
     ] = PROGRAMS[0],
     hub: Annotated[
-        bool, option("--hub", "Name files by repository, for a machine that has yet to download them.")
+        bool, option("--hub", "Name files by repository. For a machine that has yet to download them.")
     ] = False,
-    output: Annotated[Path | None, option("-o --output FILE", "Write to this file, not to standard output.")] = None,
+    output: Annotated[Path | None, option("-o --output FILE", "Write to this file instead of standard output.")] = None,
     given: Annotated[
         Settings,
         takes(

@@ -20,11 +20,13 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 
 from ggufspec.cli import ui
-from ggufspec.errors import StopError, UsageError
+from ggufspec.cli.command import HEADINGS, OWN, RARE, Command
+from ggufspec.cli.group import Group
+from ggufspec.errors import StopError, UsageError, nearest
 from ggufspec.files import cache
 from ggufspec.models.profile import known_profiles, own_profiles
 from ggufspec.settings.option import Option
-from ggufspec.settings.table import FLAGS, OPTIONS, VARIABLES, Flags, Settings
+from ggufspec.settings.table import FLAGS, OPTIONS, Flags, Settings
 
 _Command = TypeVar("_Command", bound=Callable[..., int])
 
@@ -35,21 +37,25 @@ class Takes:
 
     wanted: tuple[str, ...]
     changes: Mapping[str, Mapping[str, Any]]
+    rare: tuple[str, ...] = ()  # groups and names that only --help-all shows
 
     def rows(self, table: Mapping[str, Option] = OPTIONS) -> list[Option]:
         chosen = (row for row in table.values() if row.group in self.wanted or row.name in self.wanted)
-        return [replace(row, **self.changes.get(row.name, {})) for row in chosen]
+        changed = [replace(row, **self.changes.get(row.name, {})) for row in chosen]
+        return [replace(row, rare=True) if {row.group, row.name} & {*self.rare} else row for row in changed]
 
 
-def takes(*wanted: str, **changes: Mapping[str, Any]) -> Takes:
-    """The options of a command: ``takes("sampling", "ctx_size", temp={"default": 0.8})``."""
-    return Takes(wanted, changes)
+def takes(*wanted: str, rare: tuple[str, ...] = (), **changes: Mapping[str, Any]) -> Takes:
+    """The options of a command: ``takes("sampling", "ctx_size", temp={"default": 0.8}, rare=("context",))``."""
+    return Takes(wanted, changes, rare)
 
 
 FILES_OR_URLS = {
-    "model": {"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
-    "model_draft": {"metavar": "FILE|URL", "help": "The draft's file or URL."},
+    "model": {"metavar": "FILE", "help": "Target model, a GGUF file or its URL."},
+    "model_draft": {"metavar": "FILE", "help": "Draft model, a GGUF file or its URL."},
 }
+# For commands that measure answers of a fixed length
+FIXED_LENGTH = {"reader": None, "usual": "-n 128", "help": "Tokens per answer."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ def parameter(row: Option) -> inspect.Parameter:
     """An option as Typer takes it. Values stay texts: the class Settings reads and checks them."""
     kind: Any = bool if row.kind is bool else list[str] if row.repeated else Path if row.kind is Path else str
     about: dict[str, Any] = {"metavar": row.form or None, "help": row.described, "show_default": False}
+    about["rich_help_panel"] = HEADINGS.get(row.group, OWN) + RARE * row.rare
     if row.choices or row.words:
         about["autocompletion"] = _completion(row.choices or row.words)
     if not row.flags:
@@ -92,8 +99,10 @@ def parameter(row: Option) -> inspect.Parameter:
     )
 
 
-def option(flags: str, about: str, **more: Any) -> Any:
+def option(flags: str, about: str, *, rare: bool = False, **more: Any) -> Any:
     """An option of one command alone: ``option("-o --output FILE", "Write to this file.")``; ``more`` is Typer's."""
+    if rare:
+        more["rich_help_panel"] = OWN + RARE
     words = flags.split()
     names = [word for word in words if word.startswith("-")]
     return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=about, **more)
@@ -111,7 +120,8 @@ def one_of(known: Sequence[str]) -> dict[str, Any]:
 
     def read(text: str) -> str:
         if text not in known:
-            raise typer.BadParameter(f"{text!r} is not one of {', '.join(known)}")
+            every = ", ".join(known)
+            raise UsageError(f"{text!r} is not one of {every}", nearest(text, known) or f"one of {every}")
         return text
 
     return {"parser": read, "autocompletion": _completion(known)}
@@ -162,14 +172,15 @@ def _from_environment(row: Option, error: UsageError, context: typer.Context | N
 @functools.cache
 def commands_of(module: str) -> typer.Typer:
     """What Typer makes the commands of a module from; it is full when the module is imported."""
-    return typer.Typer(name=module.rpartition(".")[2], add_completion=False, rich_markup_mode=None)
+    return typer.Typer(name=module.rpartition(".")[2], cls=Group, add_completion=False, rich_markup_mode=None)
 
 
 def command(*examples: str, name: str | None = None, confirms: bool = False) -> Callable[[_Command], _Command]:
     """Makes a function a command of its module's; ``examples`` end its help. With ``confirms`` it has ``-y``."""
 
     def register(function: _Command) -> _Command:
-        commands_of(function.__module__).command(name, epilog=epilog(*examples))(for_typer(function, confirms=confirms))
+        made = commands_of(function.__module__).command(name, cls=Command, epilog=epilog(*examples))
+        made(for_typer(function, confirms=confirms))
         return function
 
     return register
@@ -222,9 +233,4 @@ def for_typer(function: Callable[..., int], *, confirms: bool = False) -> Callab
 
 
 def epilog(*examples: str) -> str:
-    shown = "\n".join(f"  {example}" for example in examples)
-    variables = f"{', '.join(VARIABLES[:-1])} and {VARIABLES[-1]}"
-    return (
-        f"\b\nExamples:\n{shown}\n\nOptions can be set as GGUFSPEC_… variables too, such as GGUFSPEC_NGL=45: "
-        f"{variables}. A flag wins over a variable, a variable over the profile, the profile over the default."
-    )
+    return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)

@@ -28,12 +28,12 @@ from ggufspec.settings.table import Settings
 def plan(
     *,
     calibrate: Annotated[
-        bool, option("--calibrate", "Measure this machine's speed again, in some ten seconds; it is kept.")
+        bool, option("--calibrate", "Measure this machine's speed again. It takes about ten seconds and is saved.")
     ] = False,
-    sweep: Annotated[bool, option("--sweep", "Predicted tokens/s over the target's layers.")] = False,
-    search: Annotated[str | None, option("--search WORDS", "Rank models of repositories that the hub finds.")] = None,
+    sweep: Annotated[bool, option("--sweep", "Predict tokens/s over the target's layers.")] = False,
+    search: Annotated[str | None, option("--search WORDS", "Rank models found on the hub.")] = None,
     draft_repo: Annotated[
-        str | None, option("--draft-repo USER/REPO", "Rank the drafts of this repository beside the target.")
+        str | None, option("--draft-repo USER/REPO", "Rank this repository's drafts for the target.")
     ] = None,
     given: Annotated[
         Settings,

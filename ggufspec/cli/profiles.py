@@ -99,8 +99,8 @@ def show(name: Name) -> int:
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help=_HELP)],
     *,
-    why: Annotated[str | None, option("--why TEXT", "What the pairing is for.")] = None,
-    force: Annotated[bool, option("--force", "Overwrite a profile of yours.")] = False,
+    why: Annotated[str | None, option("--why TEXT", "What the pair is for.")] = None,
+    force: Annotated[bool, option("--force", "Overwrite your profile of this name.")] = False,
     given: Annotated[
         Settings,
         takes(*("files", "hub", "ctx_size", "draft_max"), ctx_size={"default": None}, draft_max={"shown": ""}),
@@ -152,7 +152,7 @@ def new(
 def remove(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="The name of a profile of yours.", autocompletion=own_profile_names),
+        typer.Argument(metavar="NAME", help="Name of your profile.", autocompletion=own_profile_names),
     ],
 ) -> int:
     """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
@@ -174,7 +174,7 @@ def remove(
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Profiles; all of them if none.", autocompletion=profile_names),
+        typer.Argument(metavar="[NAME]...", help="Profiles by name.  [all]", autocompletion=profile_names),
     ] = None,
 ) -> int:
     """Ask the hub whether the files of profiles are there. Ask whether the drafts serve their targets, too.

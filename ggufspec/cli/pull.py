@@ -38,17 +38,15 @@ from ggufspec.settings.table import Settings
 )
 def pull(
     *,
-    dry_run: Annotated[
-        bool, option("--dry-run", "Show files, sizes, what is here and the free disk; download nothing.")
-    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Show files, sizes and free disk; download nothing.")] = False,
     row: Annotated[
-        int | None, option("--row N", "The target is this row of the table that plan -hf USER/REPO prints.")
+        int | None, option("--row N", "Row of the table that plan -hf USER/REPO prints, as the target.")
     ] = None,
     given: Annotated[Settings, takes("profile", "hub")],
 ) -> int:
     """Download a pair's files into the Hugging Face cache. All of them are verified.
 
-    What breaks off goes on where it ended. Those that are here are verified too.
+    Interrupted downloads resume. Existing files are verified too.
     """
     if row is not None:
         given = replace(given, hf_repo=_of_row(given.hf_repo, row))

@@ -31,12 +31,12 @@ _ROOM = 16 << 20  # that must be left on the disk
     "ggufspec quantize MODEL-F16.gguf --types Q4_0 -o models -t 8 --json",
 )
 def quantize(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The model in F32, F16 or BF16.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Model in F32, F16 or BF16.", show_default=False)],
     types: Annotated[str, option("--types TYPES", "Types, as listed above: Q8_0,Q4_K_M,Q3_K_L.")],
-    folder: Annotated[Path | None, option("-o --output FOLDER", "Where to write.  [beside FILE]")] = None,
-    force: Annotated[bool, option("--force", "Write over files that are there.")] = False,
+    folder: Annotated[Path | None, option("-o --output FOLDER", "Folder to write to.  [the folder of FILE]")] = None,
+    force: Annotated[bool, option("--force", "Overwrite existing files.")] = False,
     requantize: Annotated[
-        bool, option("--requantize", "Take a FILE that is quantised already: quality is lost twice.")
+        bool, option("--requantize", "Accept a FILE that is already quantised. Quality is lost twice.")
     ] = False,
     *,
     given: Annotated[Settings, takes("threads")],

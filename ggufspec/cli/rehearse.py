@@ -36,13 +36,13 @@ from ggufspec.settings.table import Settings
 def rehearse(
     *,
     depth: Annotated[int, option("--depth N", "Tokens in the cache while batches are timed.", min=1)] = 128,
-    keep: Annotated[bool, option("--keep", "Keep the dummy files and print where they are.")] = False,
+    keep: Annotated[bool, option("--keep", "Keep the dummy files. Prints where they are.")] = False,
     given: Annotated[
         Settings,
         takes(
             *("profile", "files", "hub", "placement", "devices", "drafter", "draft_max", "context", "repetitions"),
             **FILES_OR_URLS,
-            repetitions={"default": 9, "help": "Rounds of timing, fewer if they take long."},
+            repetitions={"default": 9, "help": "Rounds of timing; fewer if they take long."},
         ),
     ],
 ) -> int:

@@ -35,7 +35,7 @@ Files = Annotated[
     "ggufspec report desktop.json laptop.json --html both.html --export-markdown both.md",
 )
 def report(files: Files = None, *, given: Annotated[Settings, takes("results", "html", "export_markdown")]) -> int:
-    """Show results that were kept. They are of bench --export-json, compare, tune, bench --sweep and plan --json.
+    """Show saved results. They come from compare, tune and bench --sweep, or from the JSON files given.
 
     Tables go to the terminal. --html makes one page with plots that needs no network, with the results of all machines
     that are given. --json gives all of them as one document, which a report on another machine takes as a file.

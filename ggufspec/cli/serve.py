@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from ggufspec.cli import inputs, ui
+from ggufspec.cli.command import OWN, RARE
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.plan import show_plan
 from ggufspec.cli.run import prepare_pair
@@ -41,67 +42,100 @@ _MOST_TEMPLATE_BYTES = 1 << 20
 def serve(
     *,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Answer here; 0.0.0.0 is the whole network.")
+        str, typer.Option("--host", metavar="ADDRESS", help="Address to serve on. 0.0.0.0 lets the whole network in.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=2**16 - 1, help="0 picks a free one.")] = 8080,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=2**16 - 1, help="Port to serve on. 0 picks a free one.")
+    ] = 8080,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
             "--api-key",
             metavar="KEY",
-            help="Ask for this key; may be repeated.",
+            help="Key that clients must send (repeatable).",
             envvar="GGUFSPEC_API_KEY",
             show_envvar=False,
         ),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", metavar="FILE", help="The same, one a line; only you may read it.")
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            metavar="FILE",
+            help="Read keys from this file, one a line. Only you may be able to read it.",
+        ),
     ] = None,
     no_api_key: Annotated[
-        bool, typer.Option("--no-api-key", help="Let the network in without a key, where --host names it.")
+        bool,
+        typer.Option(
+            "--no-api-key", help="Let the network in without a key. Needed only if --host is not this machine."
+        ),
     ] = False,
     cors: Annotated[
         list[str] | None,
-        typer.Option("--cors", metavar="ORIGIN", help="Let pages of this origin ask; may be repeated; * is any."),
+        typer.Option(
+            "--cors", metavar="ORIGIN", help="Allow browser requests from this origin. Repeatable; `*` for any."
+        ),
     ] = None,
     queue: Annotated[
-        int, typer.Option("--queue", metavar="N", min=1, max=10_000, help="Requests that may wait.  [64]")
+        int,
+        typer.Option(
+            "--queue", metavar="N", min=1, max=10_000, help="Requests that may wait.", rich_help_panel=OWN + RARE
+        ),
     ] = 64,
     grace: Annotated[
         float,
-        typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="Time for the answer that runs at the end."),
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            max=3600,
+            help="On shutdown, wait this long for the answer in progress.",
+            rich_help_panel=OWN + RARE,
+        ),
     ] = 5.0,
     chat_template: Annotated[
         Path | None,
-        typer.Option("--chat-template", metavar="FILE", help="A Jinja chat template in place of the target's own."),
+        typer.Option("--chat-template", metavar="FILE", help="Jinja chat template instead of the target's."),
     ] = None,
     alias: Annotated[
         str | None,
-        typer.Option("-a", "--alias", metavar="NAME", help="The model's names for clients, with commas.  [the pair's]"),
+        typer.Option(
+            "-a",
+            "--alias",
+            metavar="NAME",
+            help="Model names for clients. Several have commas between them.  [the pair's]",
+        ),
     ] = None,
     tags: Annotated[
-        str, typer.Option("--tags", metavar="TAG", help="What /v1/models lists the model with, with commas.")
+        str,
+        typer.Option(
+            "--tags",
+            metavar="TAG",
+            help="Tags of the model in /v1/models. Several have commas between them.",
+            rich_help_panel=OWN + RARE,
+        ),
     ] = "",
     log_requests: Annotated[
         Path | None,
         typer.Option(
             "--log-requests",
             metavar="FILE",
-            help="Append every request to this file, as `bench --prompts` reads it. It has what users wrote.",
+            help="Append every request to this file. `bench --prompts` reads it; it has what users wrote.",
+            rich_help_panel=OWN + RARE,
         ),
     ] = None,
     profile_from_tune: Annotated[
         bool,
-        typer.Option(
-            "--profile-from-tune", help="Take what `tune` saved for this pair or target, and nothing untuned."
-        ),
+        typer.Option("--profile-from-tune", help="Serve only what `tune` saved for the pair."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and end.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and exit.")] = False,
     given: Annotated[
         Settings,
         takes(
             *("profile", "files", "hub", "target-only", "placement", "devices", "drafting", "context", "parallel"),
             "reasoning",
+            parallel={"rare": False},
         ),
     ],
 ) -> int:

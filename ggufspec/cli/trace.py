@@ -41,20 +41,22 @@ def _range(text: str) -> str:
 )
 def trace(
     *,
-    rounds: Annotated[str | None, option("--rounds N|N-M|N-", "Print these rounds only.  [all]", parser=_range)] = None,
+    rounds: Annotated[str | None, option("--rounds N|N-M|N-", "Print only these rounds.  [all]", parser=_range)] = None,
     likeliest: Annotated[
-        int, option("--likeliest N", "Show the N most likely candidates per token.  [3]", min=0, max=_LIKELIEST)
+        int, option("--likeliest N", "Show the N most likely candidates per token.", min=0, max=_LIKELIEST)
     ] = 3,
     given: Annotated[
         Settings,
         takes(
             *(*GROUPS, "prompt", "raw", "system", "answer", "html"),
             predict={"default": 32},
-            html={"help": "Write a page: the text by who wrote it, and all rounds, for any browser."},
+            html={"help": "Write a page with all rounds. It shows who wrote each token, in any browser."},
         ),
     ],
 ) -> int:
-    """Show every round of one answer, token by token. Of each: p and q, what the rule made of them, and why.
+    """Show every round of one answer, token by token.
+
+    For each token: p and q, what the rule made of them, and why.
 
     With --json a line for every round, then one for the answer; or the failure.
     """

@@ -8,7 +8,7 @@ from typing import Annotated
 from ggufspec.bench import prompting
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, option, seconds, takes
+from ggufspec.cli.parameters import FIXED_LENGTH, command, option, seconds, takes
 from ggufspec.cli.results import check_exports, finish, folder, measured, show_files
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.reports import table
@@ -36,30 +36,38 @@ _SHOWN = 10  # settings, without --explain
 def tune(
     *,
     budget: Annotated[
-        float | None, option("--budget TIME", "Stop after this long: 90s, 10m, 2h.  [no limit]", parser=seconds)
+        float | None, option("--budget TIME", "Time limit, such as 90s, 10m or 2h.  [none]", parser=seconds)
     ] = None,
     threshold: Annotated[
-        float, option("--threshold PERCENT", "Stop when no setting promises more.", min=0, max=50)
+        float,
+        option(
+            "--threshold PERCENT",
+            "Stop when no untried setting is predicted to gain more than this.",
+            rare=True,
+            min=0,
+            max=50,
+        ),
     ] = 0.1,
-    save: Annotated[str | None, option("--save NAME", "The profile to write.  [PAIR, or the target's name]")] = None,
-    no_save: Annotated[bool, option("--no-save", "Leave the profile as it is.")] = False,
-    explain: Annotated[bool, option("--explain", "Explain why this setting won, and what was learned.")] = False,
+    save: Annotated[str | None, option("--save NAME", "Profile to write.  [PAIR; or the target's name]")] = None,
+    no_save: Annotated[bool, option("--no-save", "Do not write a profile.")] = False,
+    explain: Annotated[bool, option("--explain", "Explain why this setting won. Says what was learned, too.")] = False,
     given: Annotated[
         Settings,
         takes(
             *("profile", "files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "allow_kv", "placement"),
             *("devices", "drafting", "context", "sampling", "results", "exports", "no_calibrate"),
-            predict={"default": 64},
+            predict={**FIXED_LENGTH, "default": 64},
             repetitions={"default": 3, "help": "Trials of each finalist, interleaved."},
+            rare=("sampling", "raw", "fresh"),
         ),
     ],
 ) -> int:
-    """Find the fastest setting of a pair on this machine. Layers, drafts, threads, flash attention and more are tried.
+    """Find the fastest setting of a pair on this machine.
 
-    It starts from the plan, measures the most promising settings, learns from every trial, and stops when nothing
-    promises more or the budget is spent. The winner is written to a profile of yours, which run and bench use from then
-    on. A trial that runs out of memory is a row. The same command resumes an interrupted search. Options that are given
-    are not searched.
+    Layers, drafts, threads, flash attention and more are tried. It starts from the plan, measures the most promising
+    settings, learns from every trial, and stops when nothing promises more or the budget is spent. The winner is
+    written to a profile of yours, which run and bench use from then on. A trial that runs out of memory is a row.
+    The same command resumes an interrupted search. Options that are given are not searched.
     """
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")

@@ -11,7 +11,7 @@ from ggufspec.api.options import sampling
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, option, takes
+from ggufspec.cli.parameters import FIXED_LENGTH, command, option, takes
 from ggufspec.cli.results import check_exports, finish
 from ggufspec.errors import StopError, UsageError
 from ggufspec.models.profile import Pair
@@ -38,30 +38,30 @@ _DRAFTERS = (*DRAFTERS, "both")
 )
 def verify(
     *,
-    prompts: Annotated[int | None, option("--prompts N", "How many of the bundled prompts.  [8, all]", min=1)] = None,
+    prompts: Annotated[
+        int | None, option("--prompts N", "Use this many of the bundled prompts.  [8, all]", min=1)
+    ] = None,
     seeds: Annotated[int | None, option("--seeds N", f"Answers to each prompt at --temp.  [{_SEEDS}]", min=1)] = None,
     quick: Annotated[
         bool,
         option(
             "--quick",
-            f"{_QUICK_PROMPTS} prompts, {_QUICK_TOKENS} tokens, {_QUICK_SEEDS} seed, fewer draft lengths: a "
-            "smoke test.",
+            f"Run a smoke test. It has {_QUICK_PROMPTS} prompts, {_QUICK_TOKENS} tokens, {_QUICK_SEEDS} seed and "
+            "fewer draft lengths.",
         ),
     ] = False,
     drafter: Annotated[
         list[str] | None,
-        option(f"--drafter {'|'.join(_DRAFTERS)}", "Check this one only; may be repeated.  [all that the pair has]"),
+        option(f"--drafter {'|'.join(_DRAFTERS)}", "Check only this drafter (repeatable).  [all]"),
     ] = None,
-    accept: Annotated[str | None, option("--accept RULE", "Check this rule only.  [exact and residual]")] = None,
-    no_hash: Annotated[
-        bool, option("--no-hash", "Do not read the files for their SHA-256; the certificate names none.")
-    ] = False,
+    accept: Annotated[str | None, option("--accept RULE", "Check only this rule.  [exact and residual]")] = None,
+    no_hash: Annotated[bool, option("--no-hash", "Skip the files' SHA-256. The certificate then names none.")] = False,
     given: Annotated[
         Settings,
         takes(
             *("profile", "files", "hub", "predict", "placement", "devices", "context", "sampling", "export_json"),
-            predict={"shown": str(_TOKENS)},
-            temp={"default": 0.8, "shown": "0.8", "help": "Temperature of the answers that are not greedy; above 0."},
+            predict={**FIXED_LENGTH, "shown": str(_TOKENS)},
+            temp={"default": 0.8, "shown": "0.8", "help": "Temperature of sampled answers; above 0."},
         ),
     ],
 ) -> int:

@@ -19,10 +19,12 @@ SCHEMA = "ggufspec/worker@1"
 
 @command("ggufspec worker", "ggufspec worker --host 0.0.0.0 --port 50052 --device CUDA0")
 def worker(
-    host: Annotated[str, option("--host ADDRESS", "Serve here; 0.0.0.0 is the whole network.")] = "127.0.0.1",
-    port: Annotated[int, option("--port N", "0 picks a free one.", min=0, max=2**16 - 1)] = 50052,
+    host: Annotated[
+        str, option("--host ADDRESS", "Address to serve on. 0.0.0.0 lets the whole network in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, option("--port N", "Port to serve on. 0 picks a free one.", min=0, max=2**16 - 1)] = 50052,
     device: Annotated[
-        list[str] | None, option("--device NAME", "Serve this device; may be repeated.  [all GPUs, else the CPU]")
+        list[str] | None, option("--device NAME", "Serve this device (repeatable).  [all GPUs, else the CPU]")
     ] = None,
     *,
     given: Annotated[Settings, takes("threads")],

@@ -244,7 +244,7 @@ class Answer:
         if len(tokens) > ctx_size:
             raise ModelError(
                 f"the prompt has {len(tokens):,} tokens and the context holds {ctx_size:,}",
-                f"-c {-(-(len(tokens) + self._request.max_tokens) // 256) * 256} would hold it",
+                f"-c {-(-(len(tokens) + min(self._request.max_tokens, 4096)) // 256) * 256} would hold it",
             )
         return tokens
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ from pydantic import (
 from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from ggufspec import child
-from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.errors import GgufspecError, ModelError, UsageError, nearest
 from ggufspec.files import untrusted
 from ggufspec.files.cache import config_folder
 from ggufspec.models.hub.client import HubFile, stays_inside
@@ -264,7 +263,7 @@ def own_profile(name: str) -> Path:
             f"ggufspec profiles new {name} makes one of your own, which overrides it",
         )
     yours = f"yours are: {', '.join(own)}" if own else "you have none: ggufspec profiles new NAME makes one"
-    raise UsageError(f"there is no profile {name!r} of yours", _nearest(name, own) or yours)
+    raise UsageError(f"there is no profile {name!r} of yours", nearest(name, own) or yours)
 
 
 def find(name: str) -> Path:
@@ -273,13 +272,13 @@ def find(name: str) -> Path:
         path = Path(name).expanduser()
         if untrusted.is_file(path):
             return path
-        raise UsageError(f"there is no profile at {name}", "known profiles: " + ", ".join(known_profiles()))
+        raise UsageError(f"there is no profile at {name}", "ggufspec profiles list shows the profiles")
     for folder in (user_folder(), bundled_folder()):
         path = folder / f"{name}.toml"
         if is_name(name) and path.is_file():
             return path
-    hint = _nearest(name, known_profiles()) or "known profiles: " + ", ".join(known_profiles())
-    if name.endswith(".gguf"):
+    hint = nearest(name, known_profiles(), 3) or "ggufspec profiles list shows the profiles; -m FILE.gguf takes a file"
+    if name.endswith(".gguf") or untrusted.is_file(Path(name)):
         hint = f"ggufspec … -m {name} -md DRAFT.gguf"
     raise UsageError(f"there is no profile {name[:_LONGEST_NAME]!r}", hint)
 
@@ -401,7 +400,7 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
     if first["type"] == "extra_forbidden":
         table: Any = _TABLES[str(first["loc"][0])] if len(first["loc"]) > 1 else Profile
         known = list(table.model_fields)
-        hint = _nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
+        hint = nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
         return GgufspecError(f"{place}: unknown key {key!r}", hint)
     if first["type"] == "missing":
         return GgufspecError(f"{place}: key {key!r} is missing", f"add {key} to the file")
@@ -421,7 +420,7 @@ def _line(text: str, key: str) -> int | None:
 
     ``tomllib`` does not say where it found a value.
     """
-    table, nearest = "", None
+    table, last = "", None
     for number, line in enumerate(text.splitlines(), 1):
         name, equals, _ = line.partition("=")
         name = "".join(character for character in name if not character.isspace() and character not in "\"'")
@@ -434,10 +433,5 @@ def _line(text: str, key: str) -> int | None:
         if f"{here}.".startswith(f"{key}."):
             return number
         if key.startswith(f"{here}."):
-            nearest = number
-    return nearest
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
+            last = number
+    return last

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ggufspec.errors import UsageError
+from ggufspec.errors import UsageError, nearest
 
 MAX_LIST = 64  # values of a sweep
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range
@@ -42,6 +42,7 @@ class Option:
     chat: bool = False  # whether a switch of a chat, of the flag's name, changes it
     python: bool = False  # whether it is a keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``
     repeated: bool = False  # whether the flag may be given several times, as that of a tuple without a reader may
+    rare: bool = False  # whether only ``--help-all`` shows it
     # :func:`table` fills in:
     name: str = ""  # the field's
     kind: type = str  # the field's without None: ``int``, ``float``, ``str``, ``bool``, ``Path``
@@ -83,9 +84,8 @@ class Option:
         elif self.kind in (int, float) and value not in self.words:
             value = self._number(value)
         if self.choices and value not in self.choices:
-            raise UsageError(
-                f"there is no {self.label} {str(value)!r}", f"{self.flag} is one of " + ", ".join(self.choices)
-            )
+            hint = f"{nearest(str(value), self.choices)} {self.flag} is one of {', '.join(self.choices)}".strip()
+            raise UsageError(f"there is no {self.label} {str(value)!r}", hint)
         if isinstance(value, int | float) and not self._is_within(value):
             raise UsageError(f"{self.flags[-1]} {_shown(value)} is out of range: {self._range()}", self.usual)
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ggufspec.errors import UsageError
+from ggufspec.errors import UsageError, nearest
 
 MAX_TOP_K = 1000  # of the acceptance rule top-k:N
 
@@ -101,7 +101,8 @@ def parse_rule(text: str) -> tuple[Rule, float | None]:
     name, colon, number = text.partition(":")
     rule = RULES.get(name)
     if rule is None or (colon and rule.number is None):
-        raise UsageError(f"there is no acceptance rule {text!r}", "--accept is one of " + ", ".join(RULE_FORMS))
+        hint = f"{nearest(name, RULES)} --accept is one of {', '.join(RULE_FORMS)}".strip()
+        raise UsageError(f"there is no acceptance rule {text!r}", hint)
     if rule.number is None:
         return rule, None
     try:
@@ -142,9 +143,9 @@ def check_drafters(names: Iterable[str]) -> None:
     """Raise UsageError unless all of them are in :data:`DRAFTERS`."""
     for name in names:
         if name not in DRAFTERS:
-            raise UsageError(
-                f"there is no drafter {name!r}", "--drafter is one of " + ", ".join((*DRAFTERS, *_ALIASES))
-            )
+            known = (*DRAFTERS, *_ALIASES)
+            hint = f"{nearest(name, known)} --drafter is one of {', '.join(known)}".strip()
+            raise UsageError(f"there is no drafter {name!r}", hint)
 
 
 def drafter_text(names: Iterable[str]) -> str:

@@ -13,7 +13,8 @@ A truncation is named by a chat (``sampled`` in ``chat/commands.py``), and ``ben
 - chat: rows with ``chat`` can be switched while a pair is loaded, by the flag's name: ``/draft-max 4``
 - Python: rows with ``python`` are keywords of ``load_pair``, ``plan_pair`` and ``bench_pair``
 - reports: ``label`` is what tables and sentences call an option
-- the help, ``docs/commands.md`` and the man page: flags, metavar, help, default and :data:`VARIABLES`
+- the help, ``docs/commands.md`` and the man page: flags, metavar, help, default, variable; ``rare`` rows are shown by
+  ``--help-all`` only. Other names that llama.cpp has for a flag are in :mod:`ggufspec.settings.llamacpp`
 
 Names are those of llama.cpp's long flags, with underscores; :data:`OLD_NAMES` maps what older profiles and results
 have. A value of None is one that is not given. Precedence is flag, ``GGUFSPEC_*`` variable, profile, default.
@@ -97,9 +98,9 @@ def _layers(text: str) -> int | str:
         return wanted
     if wanted == "all":
         return -1
-    if not re.fullmatch(r"-?\d{1,9}", wanted):
-        raise ValueError("is not a number of layers: 45, all or auto")
-    return max(int(wanted), -1)
+    if not re.fullmatch(r"-1|\d{1,9}", wanted):
+        raise ValueError("is not a number of layers: 45, all (which is -1) or auto")
+    return int(wanted)
 
 
 def _tokens(text: str) -> int:
@@ -110,6 +111,22 @@ def _tokens(text: str) -> int:
     if not re.fullmatch(r"-?\d{1,18}", wanted):
         raise ValueError("is not a number of tokens: 8192, or max")
     return int(wanted)
+
+
+def _answer_tokens(text: str) -> int:
+    """A number of tokens to generate; -1 is as many as an answer can have."""
+    try:
+        count = int(text)
+    except ValueError:
+        raise ValueError("is not a whole number") from None
+    return MAX_COUNT if count == -1 else count
+
+
+def _on_off(text: str) -> str:
+    """A switch, in llama.cpp's other words for it too: is_truthy in common/arg.cpp."""
+    word = text.strip().lower()
+    others = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off", "-1": "auto"}
+    return others.get(word, word)
 
 
 def _link(text: str) -> str:
@@ -170,52 +187,76 @@ class Settings:
     """
 
     # ---- which models
-    pair: str | None = option("", "A profile's name or path; the bundled demo pair if none.", "profile", metavar="PAIR")
-    model: str | None = option("-m --model", "The target's GGUF file.", "files", metavar="FILE", variable="MODEL")
+    pair: str | None = option(
+        "",
+        "Profile or GGUF files: target, draft. A profile is given by its name or its path.",
+        "profile",
+        metavar="PAIR",
+        shown="demo",
+    )
+    model: str | None = option("-m --model", "Target model, a GGUF file.", "files", metavar="FILE", variable="MODEL")
     model_draft: str | None = option(
-        "-md --model-draft", "The draft's GGUF file.", "files", metavar="FILE", variable="MODEL_DRAFT"
+        "-md --model-draft", "Draft model, a GGUF file.", "files", metavar="FILE", variable="MODEL_DRAFT"
     )
     hf_repo: str | None = option(
         "-hf --hf-repo",
-        "The target in the Hugging Face hub; @REV at the end is a branch, a tag or a commit.",
+        "Target on Hugging Face, USER/REPO:QUANT. @REV at the end selects a branch, a tag or a commit.",
         "hub",
-        metavar="USER/REPO:QUANT",
+        metavar="REPO",
     )
     hf_repo_draft: str | None = option(
         "-hfd --hf-repo-draft",
-        "The draft in the hub; mtp and eagle3 in place of QUANT are heads next to a target.",
+        "Draft on Hugging Face, USER/REPO:QUANT. `:mtp` or `:eagle3` instead of a quant selects the head published"
+        " with the target.",
         "hub",
-        metavar="USER/REPO:QUANT",
+        metavar="REPO",
     )
 
     # ---- the prompt and its answer
-    prompt: str | None = option("-p --prompt", "The prompt; - reads standard input.", "prompt", metavar="TEXT")
-    file: Path | None = option("-f --file", "Read the prompt from a file.", "prompt")
+    prompt: str | None = option("-p --prompt", "Prompt; - reads standard input.", "prompt", metavar="TEXT")
+    file: Path | None = option("-f --file", "Read the prompt from this file.", "prompt")
     prompts: Path | None = option(
         "--prompts",
-        "Prompts of your own, one a line: text, or JSON such as a log of requests to a chat API.",
+        "Read prompts from a file, one a line. A line is text, or JSON such as a log of requests to a chat API.",
         "prompts",
     )
-    raw: bool | None = option("--raw", "Continue prompts as plain text, without the model's chat template.", "raw")
-    system: str | None = option("-sys --system", "The system prompt.", "system", metavar="TEXT")
-    system_file: Path | None = option("--system-file", "Read the system prompt from a file.", "system")
+    raw: bool | None = option("--raw", "Continue plain text, without a chat template.", "raw")
+    system: str | None = option("-sys --system", "System prompt.", "system", metavar="TEXT")
+    system_file: Path | None = option("--system-file", "Read the system prompt from this file.", "system", where="rare")
     predict: int | None = option(
-        "-n --predict", "Tokens to generate at most.", "length", least=1, most=MAX_COUNT, usual="-n 128", where="chat"
+        "-n --predict",
+        "Most tokens to generate; -1 is no limit. An answer then ends where the model ends it or the context is full.",
+        "length",
+        least=1,
+        most=MAX_COUNT,
+        reader=_answer_tokens,
+        usual="-n 128; -1 is no limit",
+        where="chat",
     )
-    stop: tuple[str, ...] | None = option("--stop", "End before this text; may be repeated.", "answer", metavar="TEXT")
-    grammar: str | None = option("--grammar", "The answer follows this grammar.", "answer", metavar="GBNF")
-    grammar_file: Path | None = option("--grammar-file", "The same, from a file.", "answer")
+    stop: tuple[str, ...] | None = option(
+        "--stop", "End the answer before this text (repeatable).", "answer", where="rare", metavar="TEXT"
+    )
+    grammar: str | None = option(
+        "--grammar", "Constrain the answer to this GBNF grammar.", "answer", where="rare", metavar="GBNF"
+    )
+    grammar_file: Path | None = option("--grammar-file", "Read the grammar from this file.", "answer", where="rare")
     json_schema: str | None = option(
-        "-j --json-schema", "The answer is JSON of this schema; {} is any.", "answer", metavar="SCHEMA"
+        "-j --json-schema",
+        "Answer in JSON that follows this schema; {} allows any JSON.",
+        "answer",
+        where="rare",
+        metavar="SCHEMA",
     )
-    json_schema_file: Path | None = option("-jf --json-schema-file", "The same, from a file.", "answer")
+    json_schema_file: Path | None = option(
+        "-jf --json-schema-file", "Read the schema from this file.", "answer", where="rare"
+    )
 
     # ---- conversations
     parallel: int | None = option(
         "-np --parallel",
-        "Conversations whose caches are kept side by side, each of -c tokens; one answer is decoded at a time.",
+        "Conversations to keep cached. Each has -c tokens; answers are still generated one at a time.",
         "parallel",
-        where="python",
+        where="python rare",
         default=1,
         least=1,
         most=MAX_PARALLEL,
@@ -226,45 +267,47 @@ class Settings:
     # ---- placement
     gpu_layers: int | str | None = option(
         "-ngl --gpu-layers",
-        "Target layers on the GPU; more than it has is all.",
+        "Target layers to offload. 99 or `all` offloads everything.",
         "placement",
         where="sweep tune python",
-        metavar="N|auto|all",
+        metavar="N",
         variable="NGL",
         shown="auto",
         words=("auto",),
         reader=_layers,
+        least=-1,
         usual="-ngl 45, all or auto",
         label="target layers",
     )
     gpu_layers_draft: int | str | None = option(
         "-ngld --gpu-layers-draft",
-        "Draft layers on the GPU.",
+        "Draft layers to offload. 99 or `all` offloads everything.",
         "placement",
         where="sweep tune python",
-        metavar="N|auto|all",
+        metavar="N",
         variable="NGLD",
         shown="auto",
         words=("auto",),
         reader=_layers,
+        least=-1,
         usual="-ngld 45, all or auto",
         label="draft layers",
     )
     tensor_split: tuple[float, ...] | None = option(
         "-ts --tensor-split",
-        "Shares of the target's layers for each card.",
+        "Share of the target's layers for each GPU: 3,1 puts three quarters on the first.",
         "placement",
-        where="python",
+        where="python rare",
         metavar="N,N",
-        shown="by budget",
+        shown="by free memory",
         reader=_shares,
         usual="-ts 3,1",
     )
     n_cpu_moe: int | None = option(
         "--n-cpu-moe",
-        "Keep the experts of the first N blocks on the CPU.",
+        "Keep the experts of the first N blocks in RAM.",
         "placement",
-        where="profile sweep tune python",
+        where="profile sweep tune python rare",
         shown="auto",
         least=0,
         usual="--n-cpu-moe 10",
@@ -272,9 +315,10 @@ class Settings:
     )
     n_cpu_ffn: int | None = option(
         "--n-cpu-ffn",
-        "Keep the dense feed-forward weights of the first N blocks on the CPU, their attention and cache on the GPU.",
+        "Keep the dense feed-forward weights of the first N blocks in RAM. Their attention and KV cache stay on "
+        "the GPU.",
         "placement",
-        where="profile sweep tune python",
+        where="profile sweep tune python rare",
         shown="auto",
         least=0,
         usual="--n-cpu-ffn 10",
@@ -282,9 +326,9 @@ class Settings:
     )
     override_tensor: tuple[str, ...] | None = option(
         "-ot --override-tensor",
-        "Target tensors and the device that they are on, whatever the other options say; may be repeated.",
+        "Put target tensors matching PATTERN on DEVICE, overriding all other placement options (repeatable).",
         "placement",
-        where="profile python repeated",
+        where="profile python repeated rare",
         metavar="PATTERN=DEVICE",
         reader=_overrides,
         usual="-ot 'ffn_.*_exps=CPU'; devices are named as in `ggufspec plan`",
@@ -292,58 +336,71 @@ class Settings:
     )
     load_mode: str | None = option(
         "-lm --load-mode",
-        "How weights come into memory. Unless given: none where some stay on the CPU beside a GPU and memory holds "
-        "them, as it copies those several times as fast; else auto.",
+        "How weights are loaded. Default: `none` (plain read) if part of the model stays in RAM next to a GPU and "
+        "RAM has room, because copies to the GPU are then several times faster; otherwise `auto`.",
         "context",
-        where="profile python",
+        where="profile python rare",
         variable="LOAD_MODE",
         choices=LOAD_MODES,
         label="load mode",
     )
     no_host: bool | None = option(
         "--no-host",
-        "Repack the CPU's weights beside a GPU too, where their type allows it (Q4_K, Q4_0, Q8_0 and MXFP4 on x86): "
-        "the CPU then verifies drafts faster, and the GPU computes with none of these.  [with --no-op-offload, as it "
-        "computes with none then]",
+        "Repack weights kept in RAM for faster CPU verification even when a GPU is used. The GPU can then no "
+        "longer compute with them. Types that are repacked on x86: Q4_K, Q4_0, Q8_0 and MXFP4.  [on with --no-op-"
+        "offload]",
         "context",
-        where="profile python",
+        where="profile python rare",
         label="no host buffer",
     )
     mmproj: str | None = option(
         "-mm --mmproj",
-        "Leave room for this image projector, which llama-server loads beside the target: a file, a URL, or USER/REPO, "
-        "whose mmproj-….gguf it is. ggufspec itself reads no images.",
+        "Leave room for this image projector. llama-server loads it next to the target; ggufspec itself reads no "
+        "images. Give a file, a URL, or USER/REPO, whose mmproj-….gguf it is.",
         "vision",
-        where="profile",
+        where="profile rare",
         metavar="FILE|REPO",
         usual="--mmproj mmproj-F16.gguf",
     )
     no_mmproj_offload: bool | None = option(
-        "--no-mmproj-offload", "The projector stays on the CPU.", "vision", where="profile"
+        "--no-mmproj-offload", "Keep the projector in RAM.", "vision", where="profile rare"
     )
     headroom: str | None = option(
-        "--headroom", "Memory to leave free on each card.", "devices", where="python", metavar="SIZE", shown="256MiB"
+        "--headroom",
+        "Memory to leave free on each GPU.",
+        "devices",
+        where="python rare",
+        metavar="SIZE",
+        shown="256MiB",
     )
     rpc: tuple[str, ...] | None = option(
-        "--rpc", "A llama.cpp RPC worker, as a further device.", "devices", where="python", metavar="HOST:PORT"
+        "--rpc",
+        "Use the devices of a `ggufspec worker` or another llama.cpp RPC server (repeatable).",
+        "devices",
+        where="python rare",
+        metavar="HOST:PORT",
     )
     gpu: tuple[str, ...] | None = option(
-        "--gpu", "Plan for a card that is not here: --gpu 'RTX 4090'.", "simulated", metavar="NAME"
+        "--gpu",
+        "GPU that is not installed, such as 'RTX 4090'. Repeat it for several.",
+        "simulated",
+        metavar="NAME",
     )
     vram: tuple[str, ...] | None = option(
-        "--vram", "Plan for a card of this memory: 24GiB.", "simulated", metavar="SIZE"
+        "--vram", "GPU with this much memory, such as 24GiB. Repeat it for several.", "simulated", metavar="SIZE"
     )
     ram: str | None = option(
         "--ram",
-        "Plan for so much free memory beside the cards; beside those that are not here there is enough otherwise.",
+        "Free system RAM. Default: what is free here; unlimited for a GPU that is not installed.",
         "simulated",
         metavar="SIZE",
         usual="--ram 64GiB",
     )
     ram_bandwidth: float | None = option(
         "--ram-bandwidth",
-        "Plan for memory of this bandwidth, in GB/s: two channels of DDR5-5600 have 89.6, of DDR4-3200 51.2.",
+        "RAM bandwidth in GB/s. Dual-channel DDR5-5600 has 89.6, DDR4-3200 has 51.2.",
         "simulated",
+        where="rare",
         metavar="X",
         least=1,
         most=10_000,
@@ -351,29 +408,32 @@ class Settings:
     )
     cpu: str | None = option(
         "--cpu",
-        "Plan for a CPU of so many cores with these vector instructions: avx2, or avx512 with VNNI.",
+        "CPU by cores and vector instructions: 8xavx2. avx512 includes VNNI.",
         "simulated",
+        where="rare",
         metavar="NxSET",
         reader=_cpu,
         usual="--cpu 8xavx2",
     )
     link: str | None = option(
         "--link",
-        "Plan for this link to the cards.",
+        "PCIe link to the GPU: pcie4x16.",
         "simulated",
+        where="rare",
         metavar="pcieNxN",
         reader=_link,
         usual="--link pcie4x16",
     )
     no_calibrate: bool | None = option(
         "--no-calibrate",
-        "Guess this machine's speed if it is not known yet, rather than measure it for some ten seconds.",
+        "Estimate this machine's speed instead of measuring it once, which takes about ten seconds.",
         "calibration",
+        where="rare",
         variable="NO_CALIBRATE",
     )
     allow_kv: tuple[str, ...] | None = option(
         "--allow-kv",
-        "Cache types to try besides, which may cost quality: q8_0, or q8_0,q4_0.",
+        "KV cache types the search may also try. They may reduce quality; q8_0,q4_0 for example.",
         "allowed",
         metavar="TYPES",
         reader=_types,
@@ -381,8 +441,8 @@ class Settings:
     )
     acceptance: float | None = option(
         "--acceptance",
-        "The chance to expect that a drafted token is accepted; 0.26@16 is accepted ÷ drafted tokens at draft length "
-        "16, as programs log it.",
+        "Expected acceptance, chance per token (0.8). Or accepted ÷ drafted at a draft length, as llama.cpp logs it "
+        "(0.26@16).",
         "expected",
         where="profile",
         metavar="P|R@N",
@@ -393,14 +453,14 @@ class Settings:
     )
 
     # ---- drafting
-    no_draft: bool | None = option("--no-draft", "Target-only: no draft, no lookup.", "target-only")
+    no_draft: bool | None = option("--no-draft", "Target-only: no draft model, no lookup.", "target-only")
     drafter: str | None = option(
         "--drafter",
-        "Who drafts: the draft file, a model or a head, n-grams of the text (lookup), both, or none; mtp may be in the "
-        "target's own file.",
+        "What drafts: draft, lookup, both, none… `draft` is the -md model, `lookup` takes n-grams of the text, `both` "
+        "is draft and lookup, `mtp` and `eagle3` are prediction heads; mtp may be in the target's own file.",
         "drafting",
         where="profile sweep tune chat python",
-        metavar="|".join((*DRAFTERS, *_ALIASES)),
+        metavar="NAME",
         variable="DRAFTER",
         default="both",
         words=(*DRAFTERS, *_ALIASES),
@@ -408,46 +468,49 @@ class Settings:
     )
     draft_policy: str | None = option(
         "--draft-policy",
-        "Draft as far as it pays, which may be not at all, or always --draft-max tokens.",
+        "Draft only as far as it pays off (adaptive), or always --draft-max tokens (fixed).",
         "drafting",
-        where="profile sweep tune chat python",
+        where="profile sweep tune chat python rare",
         default="adaptive",
         choices=POLICIES,
         label="draft policy",
     )
     draft_max: int | None = option(
         "--draft-max",
-        "The longest draft of a round, in tokens.",
+        "Most tokens to draft per round.",
         "drafting",
         where="profile sweep tune chat python",
         variable="DRAFT_MAX",
-        shown=f"{DRAFT_MAX}; if fixed, what the plan finds best, or {FIXED_DRAFT_MAX}",
+        shown=f"{DRAFT_MAX}; with --draft-policy fixed: the planned length, else {FIXED_DRAFT_MAX}",
         least=1,
         most=MAX_WIDTH - 1,
-        usual="--draft-max 4 is usual; --no-draft runs target-only",
+        usual=f"--draft-max {DRAFT_MAX} is the default; --no-draft runs target-only",
         label="draft length",
     )
     lookup_corpus: Path | None = option(
-        "--lookup-corpus", "A text whose n-grams the lookup knows too.", "drafting", where="python"
+        "--lookup-corpus", "Text file whose n-grams lookup may also draft from.", "drafting", where="python rare"
     )
     accept: str | None = option(
         "--accept",
-        "exact and residual are lossless; top-k:N and typical:EPS are lossy.",
+        "Acceptance rule: exact and residual are lossless, top-k:N and typical:EPS are lossy.",
         "drafting",
-        where="sweep chat python",
+        where="sweep chat python rare",
         metavar="RULE",
         default="exact",
         reader=check_rule,
         label="acceptance rule",
     )
     strict: bool | None = option(
-        "--strict", "The same text to the bit with and without draft; may be slower.", "drafting", where="python"
+        "--strict",
+        "Give the same tokens, to the bit, with and without a draft. May be slower.",
+        "drafting",
+        where="python rare",
     )
 
     # ---- context, threads and cache
     ctx_size: int | None = option(
         "-c --ctx-size",
-        "Tokens of context; max, or 0, is all that the target was trained for.",
+        "Tokens of context. `max` (or 0) is all that the target was trained for.",
         "context",
         where="profile sweep python",
         metavar="N|max",
@@ -467,16 +530,16 @@ class Settings:
         "context",
         where="profile sweep tune python",
         variable="THREADS",
-        shown="fast cores, fewer next to busy programs",
+        shown="one per fast core; fewer next to busy programs",
         least=0,
         most=MAX_THREADS,
         usual="leave -t out for one per fast core",
     )
     cache_type_k: str | None = option(
         "-ctk --cache-type-k",
-        "Key cache type, such as q8_0.",
+        "Type of the KV cache's keys, q8_0 for example.",
         "context",
-        where="profile sweep python",
+        where="profile sweep python rare",
         metavar="TYPE",
         variable="CTK",
         default="f16",
@@ -485,9 +548,9 @@ class Settings:
     )
     cache_type_v: str | None = option(
         "-ctv --cache-type-v",
-        "Value cache type.",
+        "Type of the KV cache's values.",
         "context",
-        where="profile sweep python",
+        where="profile sweep python rare",
         metavar="TYPE",
         variable="CTV",
         default="f16",
@@ -496,9 +559,9 @@ class Settings:
     )
     cache_type_k_draft: str | None = option(
         "-ctkd --cache-type-k-draft",
-        "Key cache type of the draft or head.",
+        "Type of the keys in the KV cache of the draft or head.",
         "context",
-        where="profile python",
+        where="profile python rare",
         metavar="TYPE",
         default="f16",
         choices=KV_TYPES,
@@ -506,9 +569,9 @@ class Settings:
     )
     cache_type_v_draft: str | None = option(
         "-ctvd --cache-type-v-draft",
-        "Value cache type of the draft or head.",
+        "Type of the values in the KV cache of the draft or head.",
         "context",
-        where="profile python",
+        where="profile python rare",
         metavar="TYPE",
         default="f16",
         choices=KV_TYPES,
@@ -516,19 +579,20 @@ class Settings:
     )
     flash_attn: str | None = option(
         "-fa --flash-attn",
-        "Flash attention.",
+        "Use flash attention.",
         "context",
-        where="profile sweep tune python",
+        where="profile sweep tune python rare",
         variable="FA",
         default="auto",
         choices=("auto", "on", "off"),
+        reader=_on_off,
         label="flash attention",
     )
     ubatch_size: int | None = option(
         "-ub --ubatch-size",
-        "Prompt tokens computed at once; fewer take less memory.",
+        "Prompt tokens computed at once. Fewer take less memory.",
         "context",
-        where="profile sweep tune python",
+        where="profile sweep tune python rare",
         variable="UBATCH_SIZE",
         shown="512",
         least=0,
@@ -538,17 +602,17 @@ class Settings:
     )
     no_op_offload: bool | None = option(
         "--no-op-offload",
-        "Keep the CPU's weights off the GPU while prompts are read: slower, and takes less memory there.",
+        "Do not copy weights kept in RAM to the GPU while reading prompts. Slower, but takes less GPU memory.",
         "context",
-        where="profile python",
+        where="profile python rare",
         label="no op offload",
     )
     op_offload_min_batch: int | None = option(
         "--op-offload-min-batch",
-        "From how many tokens on the GPU computes with the CPU's weights too, which are copied to it: from 2 on it "
-        "verifies drafts so.",
+        "Smallest batch for which weights in RAM are copied to the GPU and computed there. 2 also covers draft "
+        "verification; llama.cpp's own is 32.",
         "context",
-        where="profile sweep tune python",
+        where="profile sweep tune python rare",
         variable="OP_OFFLOAD_MIN_BATCH",
         shown="planned",
         least=1,
@@ -560,10 +624,11 @@ class Settings:
     # ---- chats
     reasoning: str | None = option(
         "-rea --reasoning",
-        "Whether a model that can reason does, unless a request says.",
+        "Let reasoning models think first. A request can override it.",
         "reasoning",
         default="auto",
         choices=("on", "off", "auto"),
+        reader=_on_off,
     )
 
     # ---- sampling
@@ -580,9 +645,9 @@ class Settings:
     )
     top_k: int | None = option(
         "--top-k",
-        "Keep the k likeliest tokens; 0 is off.",
+        "Keep the K most likely tokens; 0 is off.",
         "sampling",
-        where="chat",
+        where="chat rare",
         metavar="K",
         default=40,
         least=0,
@@ -591,9 +656,9 @@ class Settings:
     )
     top_p: float | None = option(
         "--top-p",
-        "Keep the likeliest tokens up to this probability; 1 is off.",
+        "Keep the most likely tokens up to this total probability; 1 is off.",
         "sampling",
-        where="chat",
+        where="chat rare",
         metavar="P",
         default=0.95,
         most=1,
@@ -603,9 +668,9 @@ class Settings:
     )
     min_p: float | None = option(
         "--min-p",
-        "Keep tokens at least this fraction as likely as the likeliest; 0 is off.",
+        "Drop tokens less likely than this fraction of the most likely one; 0 is off.",
         "sampling",
-        where="chat",
+        where="chat rare",
         metavar="P",
         default=0.05,
         least=0,
@@ -615,7 +680,7 @@ class Settings:
     )
     seed: int | None = option(
         "-s --seed",
-        "The same seed gives the same text, with and without draft; -1 draws one.",
+        "Random seed; -1 draws one. The same seed gives the same text, with and without a draft.",
         "sampling",
         where="chat",
         default=0,
@@ -625,9 +690,9 @@ class Settings:
     )
     repeat_penalty: float | None = option(
         "--repeat-penalty",
-        "Divide the logits of tokens in the text by this; 1 is off.",
+        "Divide the logits of tokens already in the text by this; 1 is off.",
         "sampling",
-        where="chat",
+        where="chat rare",
         default=1.0,
         least=1 / MAX_PENALTY,
         most=MAX_PENALTY,
@@ -636,9 +701,9 @@ class Settings:
     )
     repeat_last_n: int | None = option(
         "--repeat-last-n",
-        "Penalise the last N tokens, the prompt's too; 0 is off, -1 the context.",
+        "Penalize repeats of the last N tokens, prompt included; 0 is off, -1 is the whole context.",
         "sampling",
-        where="chat",
+        where="chat rare",
         default=64,
         least=-1,
         usual="--repeat-last-n 64; -1 is the context, 0 turns penalties off",
@@ -646,9 +711,9 @@ class Settings:
     )
     presence_penalty: float | None = option(
         "--presence-penalty",
-        "Subtract this from the logits of tokens in the text; 0 is off.",
+        "Subtract this from the logits of tokens already in the text; 0 is off.",
         "sampling",
-        where="chat",
+        where="chat rare",
         default=0.0,
         least=-MAX_PENALTY,
         most=MAX_PENALTY,
@@ -657,9 +722,9 @@ class Settings:
     )
     frequency_penalty: float | None = option(
         "--frequency-penalty",
-        "Subtract this once for each time a token is in the text; 0 is off.",
+        "Subtract this once for each time a token is already in the text; 0 is off.",
         "sampling",
-        where="chat",
+        where="chat rare",
         default=0.0,
         least=-MAX_PENALTY,
         most=MAX_PENALTY,
@@ -669,16 +734,25 @@ class Settings:
 
     # ---- what becomes of measurements
     repetitions: int | None = option(
-        "-r --repetitions", "Trials of each run.", "trials", least=1, most=MAX_COUNT, usual="-r 5"
+        "-r --repetitions", "Times to repeat each measurement.", "trials", least=1, most=MAX_COUNT, usual="-r 5"
     )
     results: Path | None = option(
-        "--results", "Where measurements are kept.", "results", metavar="FOLDER", shown="the user's data folder"
+        "--results",
+        "Folder for saved measurements.",
+        "results",
+        where="rare",
+        metavar="FOLDER",
+        shown="your data folder",
     )
-    fresh: bool | None = option("--fresh", "Start over: measure again what is kept already.", "results")
+    fresh: bool | None = option("--fresh", "Measure again what is already saved.", "results")
     export_json: Path | None = option("--export-json", "Write the JSON document to this file.", "exports")
-    export_markdown: Path | None = option("--export-markdown", "Write the table as Markdown.", "exports")
-    export_csv: Path | None = option("--export-csv", "Write one line per trial as CSV.", "exports")
-    html: Path | None = option("--html", "Write a page with plots, one file for any browser.", "exports")
+    export_markdown: Path | None = option(
+        "--export-markdown", "Write the table to this file as Markdown.", "exports", where="rare"
+    )
+    export_csv: Path | None = option(
+        "--export-csv", "Write one line per trial to this file as CSV.", "exports", where="rare"
+    )
+    html: Path | None = option("--html", "Write a page with plots. It is one file, for any browser.", "exports")
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -707,10 +781,8 @@ class Flags:
 
     json: bool = option("--json", "Print one JSON document, on failure too.", "flags")
     quiet: bool = option("-q --quiet", "No progress, no notes.", "flags")
-    verbose: bool = option(
-        "-v --verbose", "Say all there is to say, with llama.cpp's log of models that are loaded.", "flags"
-    )
-    yes: bool = option("-y --yes", "Download what is missing, and more, without asking.", "yes")
+    verbose: bool = option("-v --verbose", "Show more detail, and llama.cpp's log.", "flags")
+    yes: bool = option("-y --yes", "Download without asking; answer yes.", "yes")
 
 
 def table(record: type[Any]) -> dict[str, Option]:
@@ -733,7 +805,6 @@ def table(record: type[Any]) -> dict[str, Option]:
 
 OPTIONS = table(Settings)
 FLAGS = table(Flags)
-VARIABLES = tuple(row.variable for row in OPTIONS.values() if row.variable)
 
 
 def names(**properties: Any) -> tuple[str, ...]:

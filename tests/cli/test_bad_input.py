@@ -88,7 +88,33 @@ def test_damaged_weights_are_noticed(cli: Cli, draft: Path, tmp_path: Path) -> N
 def test_missing_file_and_folder(cli: Cli, tmp_path: Path) -> None:
     missing = tmp_path / "missing.gguf"
     refused(cli("run", "-m", missing, *PROMPT, "--json"), 1, f"{missing} does not exist", f"ls {tmp_path}")
-    refused(cli("run", "-m", tmp_path, *PROMPT, "--json"), 1, "Is a directory")
+    refused(cli("run", "-m", tmp_path, *PROMPT, "--json"), 1, "is a folder")
+
+
+@pytest.mark.parametrize("command", [("plan",), ("run", *PROMPT), ("verify", "--quick")])
+def test_a_file_that_is_no_model_is_refused_alike_by_every_command(
+    cli: Cli, tmp_path: Path, target: Path, command: tuple[str, ...]
+) -> None:
+    empty, text, there = tmp_path / "empty.gguf", tmp_path / "text.gguf", tmp_path / "there.gguf"
+    empty.touch()
+    text.write_text("no model")
+    there.symlink_to(target)
+    for file, error, hint in (
+        (empty, f"{empty} is empty", "download it again"),
+        (text, "text.gguf is not a GGUF file", "download the .gguf file itself"),
+        (tmp_path / "ther.gguf", "ther.gguf does not exist", "did you mean 'there.gguf'?"),
+        (tmp_path / "Qwen3-4B.gguf", "Qwen3-4B.gguf does not exist", f"ls {tmp_path}"),
+        (tmp_path, f"{tmp_path} is a folder", f"-m {tmp_path}/"),
+    ):
+        refused(cli(*command, "-m", file, "--json"), 1, error, hint)
+
+
+def test_a_model_cannot_be_its_own_draft(cli: Cli, tmp_path: Path, target: Path) -> None:
+    again = tmp_path / "again.gguf"
+    again.symlink_to(target)
+    for command in (("run", *PROMPT), ("plan",)):
+        done = cli(*command, target, again, "--json")
+        refused(done, 2, f"{target} is both the target and the draft", "--drafter lookup")
 
 
 # pairs
@@ -113,8 +139,8 @@ def test_pair_and_files_that_contradict(cli: Cli, target: Path) -> None:
 
 def test_profiles_that_are_not_there(cli: Cli, tmp_path: Path) -> None:
     refused(cli("run", "dmeo", *PROMPT, "--json"), 2, "'dmeo'", "did you mean 'demo'?")
-    refused(cli("run", tmp_path / "a.toml", *PROMPT, "--json"), 2, str(tmp_path / "a.toml"), "known profiles: demo")
-    refused(cli("run", "x.gguf", *PROMPT, "--json"), 2, "-m x.gguf -md")
+    refused(cli("run", tmp_path / "a.toml", *PROMPT, "--json"), 2, str(tmp_path / "a.toml"), "ggufspec profiles list")
+    refused(cli("run", "x.gguf", *PROMPT, "--json"), 1, "x.gguf does not exist", "ls .")
 
 
 def test_a_profile_whose_files_are_not_downloaded(cli: Cli) -> None:
@@ -184,6 +210,8 @@ def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, 
         ("-ctk nonsense", "q8_0"),
         ("-ctv nonsense", "q8_0"),
         ("-fa perhaps", "auto, on, off"),
+        ("-ngl -5", "45, all (which is -1) or auto"),
+        ("-n -2", "--predict -2 is out of range"),
         ("--nonsense", "--nonsense"),
         ("--rpc nonsense", "host:port"),
         ("--rpc 127.0.0.1:99999", "host:port"),
@@ -340,7 +368,8 @@ def test_a_quantised_value_cache_without_flash_attention(cli: Cli) -> None:
 
 
 def test_unknown_command(cli: Cli) -> None:
-    refused(cli("bnech", "--json"), 2, "bnech", "ggufspec --help")
+    refused(cli("bnech", "--json"), 2, "there is no command 'bnech'", "did you mean 'bench'?")
+    refused(cli("xyzzy", "--json"), 2, "'xyzzy'", "ggufspec --help")
 
 
 # prompts

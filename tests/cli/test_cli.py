@@ -20,6 +20,7 @@ COMMANDS = (
     *("bench", "run", "verify", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles"),
     *("compare", "tune", "report", "trace", "serve"),
 )
+LINES = {"run": 45}  # of a help at most
 PROMPT = ("-p", "def f(")
 SHORT_BENCH = ("bench", "demo", *PROMPT, "-r", "1", "-n", "8", "-t", "1")
 
@@ -67,9 +68,9 @@ def test_what_verifies_on_a_card_is_compared_in_strict_mode_all_the_same(cli: Cl
     assert "--op-offload-min-batch 32, or run without --strict" in refused.stderr
 
 
-@pytest.mark.parametrize(("command", "default"), [("bench", "demo-360m"), ("run", "the bundled demo pair")])
+@pytest.mark.parametrize(("command", "default"), [("bench", "demo-360m"), ("run", "demo")])
 def test_the_help_says_which_pair_a_command_takes_without_one(cli: Cli, command: str, default: str) -> None:
-    assert f"A profile's name or path; {default} if none." in cli(command, "--help").stdout
+    assert f"Profile or GGUF files: target, draft. [{default}]" in " ".join(cli(command, "--help").stdout.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -78,9 +79,25 @@ def test_help_has_an_example_and_fits_the_terminal(cli: Cli, command: str, colum
     done = cli(command, "--help", COLUMNS=str(columns))
     assert (done.code, done.stderr) == (0, "")
     assert f"  ggufspec {command} " in done.stdout.partition("Examples:")[2]
-    assert "GGUFSPEC_NGL=45" in done.stdout
+    assert ("GGUFSPEC_" in done.stdout) == (command not in ("doctor", "report", "profiles", "pull"))
     assert "env var" not in done.stdout
+    assert len(done.stdout.splitlines()) <= LINES.get(command, 53)
     assert max(map(len, done.stdout.splitlines())) <= max(columns, 90)
+
+
+def test_files_in_place_of_a_pair(cli: Cli, target: Path, draft: Path) -> None:
+    typed = (*PROMPT, "-n", "4", "--strict", "--json")
+    found, same = (
+        cli("run", target, draft, *typed).document(),
+        cli("run", "-m", target, "-md", draft, *typed).document(),
+    )
+    assert (found["pair"], found["tokens"]) == (same["pair"], same["tokens"])
+
+
+def test_an_answer_without_a_limit_ends_by_itself(cli: Cli) -> None:
+    document = cli("run", "demo", *PROMPT, "-n", "-1", "-c", "64", "--json").document()
+    assert document["stop_reason"] in ("end", "context")
+    assert len(document["tokens"]) <= 64
 
 
 def test_the_help_of_a_command_loads_no_model_library(cli: Cli) -> None:

@@ -1074,7 +1074,7 @@ def value_rows() -> Iterator[Row]:
         2,
         says="--drafter",
     )
-    yield Row("value: escapes in a command", "\x1b]0;taken\x07\x1b[2J", 2, says="No such command")
+    yield Row("value: escapes in a command", "\x1b]0;taken\x07\x1b[2J", 2, says="there is no command")
 
 
 def rows() -> list[Row]:

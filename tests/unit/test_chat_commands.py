@@ -233,11 +233,11 @@ def test_every_alias_stands_for_commands() -> None:
 @pytest.mark.parametrize(
     ("line", "allowed"),
     [
-        ("/draft-max none", "/draft-max 4 is usual; /target runs"),
-        ("/draft-max 0", "/draft-max 4 is usual; /target runs"),
-        ("/draft-max -1", "/draft-max 4 is usual; /target runs"),
+        ("/draft-max none", "/draft-max 63 is the default; /target runs"),
+        ("/draft-max 0", "/draft-max 63 is the default; /target runs"),
+        ("/draft-max -1", "/draft-max 63 is the default; /target runs"),
         ("/draft-max 16", "start the chat with --draft-max 16"),
-        ("/gamma 1e9", "/draft-max 4 is usual"),
+        ("/gamma 1e9", "/draft-max 63 is the default"),
         ("/draft-policy maybe", "/draft-policy is one of adaptive, fixed"),
         ("/drafter maybe", "/drafter is one of draft, mtp"),
         ("/drafter mtp", "/drafter lookup or none"),

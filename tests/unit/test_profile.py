@@ -337,10 +337,10 @@ def test_the_users_profile_wins_over_the_bundled_one(users):
     ("name", "hint"),
     [
         ("dmeo", "did you mean 'demo'?"),
-        ("llama3-70", "did you mean 'llama3-70b'?"),
-        ("xyzzy", "known profiles: demo"),
+        ("llama3-70", "did you mean 'llama3-70b'"),
+        ("xyzzy", "ggufspec profiles list"),
         ("model.gguf", "-m model.gguf"),
-        ("gone.toml", "known profiles: demo"),
+        ("gone.toml", "ggufspec profiles list"),
     ],
 )
 def test_an_unknown_profile_comes_with_the_nearest(users, name, hint):

@@ -35,7 +35,7 @@ def test_values_are_checked_wherever_they_come_from() -> None:
     [
         ("ctx_size", -1, "--ctx-size -1 is out of range: 2 to", "-c 8192, or -c max"),
         ("ctx_size", "many", "--ctx-size 'many' is not a number of tokens", "-c 8192, or -c max"),
-        ("draft_max", 256, "--draft-max 256 is out of range: 1 to 255", "--draft-max 4"),
+        ("draft_max", 256, "--draft-max 256 is out of range: 1 to 255", "--draft-max 63"),
         ("top_p", 0, "above 0, at most 1", "1 turns it off"),
         ("temp", math.nan, "--temp nan", "0 is greedy"),
         ("acceptance", 1.5, "--acceptance 1.5 is out of range: 0 to 1", "--acceptance 0.7"),

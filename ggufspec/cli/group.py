@@ -1,0 +1,33 @@
+"""A group of commands: the top one, and ``profiles``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from ggufspec.errors import UsageError, nearest
+
+OTHER_NAMES = {  # what people type, by the command that is meant
+    "download": "pull",
+    "generate": "run",
+    "server": "serve",
+    "ls": "list",
+    "remove": "rm",
+    "delete": "rm",
+}
+
+
+class Group(TyperGroup):
+    """Commands by name; an unknown name comes with the nearest."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        return self.commands.get(cmd_name) or self.commands.get(OTHER_NAMES.get(cmd_name, ""))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            others = (other for other, meant in OTHER_NAMES.items() if meant in self.commands)
+            hint = nearest(name, self.commands, 2) or nearest(name, others) or f"{ctx.command_path} --help"
+            raise UsageError(f"there is no command {name!r}", hint)
+        return super().resolve_command(ctx, args)
