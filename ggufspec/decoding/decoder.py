@@ -310,7 +310,7 @@ class SpeculativeDecoder:
         """Save an answer's statistics, experience and notes."""
         self.statistics, self.answer_target_only_s = answer.statistics, answer.target_only_s
         if not is_lossy(self.options.accept):
-            self._experience.count(answer.rounds)
+            self._experience.count(answer.rounds, self._engaged)
         failed = [(drafter.name, drafter.failure) for drafter in self._drafters if drafter.failure]
         self._note(*(f"the {DRAFTERS[name].label}: {failure}; it drafts no more" for name, failure in failed))
         self._note(self._pair.threads.note)

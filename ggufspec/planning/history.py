@@ -10,10 +10,14 @@ from pathlib import Path
 from ggufspec.files.cache import Table
 from ggufspec.hardware.backends import overhead_bytes
 from ggufspec.models.headers import cached_header
+from ggufspec.planning.speed import LookupRounds
 
 PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
-_PRIOR_TOKENS = 16  # drafted tokens that the prior counts as many as
-_SURE_TOKENS = 100  # from so many on the prior is not worth a word
+# Weight of the Beta prior in drafted tokens. Tokens of one answer are not independent: a pair's chance differs by text
+# about as much as pairs differ (ten answers: 0.66 to 0.98, tests/evidence/traces), and an answer has some 130. So the
+# prior counts as two answers: docs/decisions/007.
+PRIOR_TOKENS = 250
+_KNOWN_TOKENS = 250  # emitted, from which on the lookup's share of the text is known
 _HALVED_BY = 2000  # drafted tokens after which older ones count half
 
 
@@ -39,12 +43,16 @@ class Experience:
 
     accepted: list[float] = field(default_factory=list)  # tokens, by position in the draft
     reached: list[float] = field(default_factory=list)  # those whose predecessors all were accepted
+    drafted: float = 0.0  # tokens, those after a rejected one too
+    emitted: float = 0.0  # tokens of the answers that the drafter took part in, whoever wrote them
     estimator: EstimatorState | None = None  # where an adaptive policy judged them
 
     def __post_init__(self) -> None:
         pairs = zip_longest(self.accepted, self.reached, fillvalue=0.0)
         if not all(0 <= accepted <= reached < inf for accepted, reached in pairs):
             raise ValueError("more accepted than drafted")
+        if not (0 <= self.drafted < inf and 0 <= self.emitted < inf):
+            raise ValueError("a number of tokens that cannot be")
 
     def count(self, position: int, *, accepted: bool) -> None:
         """A token at this position was judged."""
@@ -62,7 +70,11 @@ class Experience:
             return [share * before + now for before, now in zip_longest(old, new, fillvalue=0.0)]
 
         return Experience(
-            add(self.accepted, newer.accepted), add(self.reached, newer.reached), newer.estimator or self.estimator
+            add(self.accepted, newer.accepted),
+            add(self.reached, newer.reached),
+            share * self.drafted + newer.drafted,
+            share * self.emitted + newer.emitted,
+            newer.estimator or self.estimator,
         )
 
 
@@ -90,21 +102,31 @@ def add_experience(folder: Path, target: str, drafter: str, newer: Experience) -
 
 
 def expected_acceptance(
-    folder: Path, target: str, drafter: str, profile: float | None, origin: str = "the profile's"
+    folder: Path, target: str, drafter: str, profile: float | None, origin: str = "from its profile"
 ) -> tuple[float, str]:
-    """(chance that a drafted token is kept, where it comes from): measured before, the profile's, or a prior.
-
-    A measurement of few tokens moves the profile's or the prior by little.
+    """(chance per token, where it comes from): the mean of a Beta distribution, whose prior is the profile's chance or
+    an assumption and counts as ``PRIOR_TOKENS``.
     """
     known = experience(folder, target, drafter)
-    if reached := sum(known.reached):
-        prior = PRIOR_ACCEPTANCE if profile is None else profile
-        rate = (sum(known.accepted) + _PRIOR_TOKENS * prior) / (reached + _PRIOR_TOKENS)
-        few = f", so few that {prior:.0%} was weighed in" if reached < _SURE_TOKENS else ""
-        return rate, f"{rate:.0%}, measured here before on {reached:,.0f} drafted tokens{few}"
-    if profile is not None:
-        return profile, f"{profile:.0%}, {origin}"
-    return PRIOR_ACCEPTANCE, f"{PRIOR_ACCEPTANCE:.0%}, a prior: nothing is known of this pair (--acceptance sets it)"
+    prior, words = (PRIOR_ACCEPTANCE, "assumed") if profile is None else (profile, origin)
+    reached = sum(known.reached)
+    rate = (sum(known.accepted) + PRIOR_TOKENS * prior) / (reached + PRIOR_TOKENS)
+    if round(reached):
+        seen = f"{reached:,.0f} tokens measured here"
+        words = f"from {seen}" if reached >= PRIOR_TOKENS else f"mostly {words}, {seen}"
+    return rate, words
+
+
+def lookup_rounds(folder: Path, target: str) -> LookupRounds | None:
+    """What the n-gram lookup did in a target's answers on this machine; None until there are enough of them."""
+    known = experience(folder, target, "lookup")
+    if known.emitted < _KNOWN_TOKENS:
+        return None
+    begun = known.reached[0] if known.reached else 0.0
+    if not begun:
+        return LookupRounds(0.0, 0.0, 1.0)
+    gained = sum(known.accepted) / begun + 1
+    return LookupRounds(min(1.0, begun * gained / known.emitted), known.drafted / begun, gained)
 
 
 def _experience(folder: Path) -> Table[Experience]:

@@ -50,7 +50,7 @@ def twin_acceptance(target: ModelHeader, draft: ModelHeader, quant: str) -> floa
     return max(0.0, 1 - sqrt(DIVERGENCE[quant] / 2))
 
 
-TWIN_ORIGIN = "the least that the divergence published of its type allows"
+TWIN_ORIGIN = "the least that its type's published divergence allows"
 
 
 def bits_per_weight(header: ModelHeader) -> float:

@@ -512,6 +512,29 @@ def accepted_share(acceptance: float, length: int) -> float:
     return (expected_tokens(acceptance, length) - 1) / length
 
 
+@dataclass(frozen=True, slots=True)
+class LookupRounds:
+    """Rounds that the n-gram lookup began, in answers on this machine.
+
+    Args:
+        share: of all tokens, those that came of these rounds.
+        drafted: tokens drafted in such a round, the mean.
+        gained: tokens that came of such a round, the target's own among them.
+    """
+
+    share: float
+    drafted: float
+    gained: float
+
+
+def with_lookup(tokens_per_s: float, target_pass_s: Callable[[int], float], lookup: LookupRounds) -> float:
+    """Tokens/s if the lookup's rounds write their share of the text, but never less than without it: an adaptive
+    policy leaves out what does not pay.
+    """
+    rate = lookup.gained / target_pass_s(round(lookup.drafted) + 1)
+    return max(tokens_per_s, 1 / (lookup.share / rate + (1 - lookup.share) / tokens_per_s))
+
+
 def best_length(
     target_pass_s: Callable[[int], float], draft_token_s: float, acceptance: float, most: int = 16, least: int = 0
 ) -> Choice:

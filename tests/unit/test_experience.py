@@ -34,12 +34,13 @@ def learn(one: PairExperience, agreement: float) -> None:
 
 def test_tokens_are_of_who_drafted_them(tmp_path):
     one = PairExperience(tmp_path, "t", DRAFTERS)
-    one.count([round_(("draft", "draft", "lookup"), 1), round_(("lookup", "draft"), 2), round_((), 0)])
+    one.count([round_(("draft", "draft", "lookup"), 1), round_(("lookup", "draft"), 2), round_((), 0)], [*DRAFTERS])
     one.save()
     draft, lookup = (experience(tmp_path, "t", key) for key in DRAFTERS.values())
     assert (draft.accepted, draft.reached) == ([1, 1], [1, 2])
     assert (lookup.accepted, lookup.reached) == ([1], [1])
-    assert expected_acceptance(tmp_path, "t", "d", None)[1].endswith("so few that 70% was weighed in")
+    assert [(draft.drafted, draft.emitted), (lookup.drafted, lookup.emitted)] == [(3, 6), (2, 6)]
+    assert expected_acceptance(tmp_path, "t", "d", None)[1] == "mostly assumed, 3 tokens measured here"
 
 
 def test_a_session_begins_with_what_the_last_one_knew(tmp_path):
@@ -61,7 +62,7 @@ def test_a_session_begins_with_what_the_last_one_knew(tmp_path):
 def test_what_is_not_known_is_neither_read_nor_written(folder, target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = PairExperience(folder, target, DRAFTERS)
-    one.count([round_(("draft",), 1)])
+    one.count([round_(("draft",), 1)], ["draft"])
     one.save()
     assert not list(tmp_path.iterdir())
 

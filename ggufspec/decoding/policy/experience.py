@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ggufspec.decoding.loop import Round
@@ -36,11 +36,15 @@ class PairExperience:
         self.trials = Trials(answers=int(bool(self.estimators)))
         self._since: dict[str, Experience] = {}
 
-    def count(self, rounds: Iterable[Round]) -> None:
+    def count(self, rounds: Iterable[Round], engaged: Sequence[str]) -> None:
+        """Count an answer's rounds, in which the ``engaged`` drafters took part."""
         for round_ in rounds:
-            for position, name in enumerate(round_.drafters[: round_.accepted + 1]):
+            for name in engaged:
                 since = self._since.setdefault(name, Experience())
-                since.count(position, accepted=position < round_.accepted)
+                since.drafted += round_.drafters.count(name)
+                since.emitted += len(round_.emitted)
+            for position, name in enumerate(round_.drafters[: round_.accepted + 1]):
+                self._since.setdefault(name, Experience()).count(position, accepted=position < round_.accepted)
 
     def save(self) -> None:
         if self._folder is None:
