@@ -159,7 +159,8 @@ def first_plan(read: Read) -> PlanDocument:
 def card_12gb(read: Read) -> Lines:
     document = documents.parse(read("card-12gb")["plan"])
     assert isinstance(document, PlanDocument)
-    return printed(document.why, table.terminal(plan.options(document)))
+    command = [f"next: {document.next}"] if document.next else []
+    return printed(document.why, *command, table.terminal(plan.options(document)), *plan.explanations(document))
 
 
 @shown("plan-whole")

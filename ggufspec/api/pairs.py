@@ -42,7 +42,8 @@ def spec_of(pair: str | Path | Profile | PairSpec, on_event: OnEvent | None = No
     if isinstance(pair, PairSpec):
         return pair
     profile = pair if isinstance(pair, Profile) else load_profile(pair)
-    return PairSpec(profile.name, *sources(profile, on_event), profile.placed_settings, profile.bench, profile.note)
+    files, tuned = sources(profile, on_event), profile.tuned
+    return PairSpec(profile.name, *files, profile.placed_settings, profile.bench, profile.note, tuned)
 
 
 def spec_of_files(
@@ -73,7 +74,7 @@ def spec_of_files(
         spec = PairSpec(Path(target.file if isinstance(target, HubFile) else target).stem, target, draft)
     else:
         if no_draft or own_draft:
-            profile = profile.model_copy(update={"draft": None})
+            profile = profile.model_copy(update={"draft": None, "tuned": None})
         spec = spec_of(profile, on_event)
     if own_draft and profile is not None:  # which need not be a head as the profile's own may be
         spec = replace(spec, draft=draft, settings=replace(spec.settings, drafter=None))

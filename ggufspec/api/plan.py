@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,23 +13,24 @@ from ggufspec.api.pairs import OnEvent, OpenedPair
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.files.cache import cache_folder
-from ggufspec.hardware.host import physical_cores
+from ggufspec.hardware.host import cpu_name, physical_cores
 from ggufspec.llamacpp.library import streams_from
 from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.models import heads, mmproj
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.hub.choice import quant_of
 from ggufspec.models.hub.client import HubFile
+from ggufspec.models.profile import Tuned
 from ggufspec.planning import rehearsed, search
 from ggufspec.planning.describe import document
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.history import expected_acceptance
+from ggufspec.planning.history import expected_acceptance, lookup_rounds
 from ggufspec.planning.memory import check_overrides, check_part, has_snapshots
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlanRequest
 from ggufspec.planning.quantisations import TWIN_ORIGIN, twin_acceptance
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.text import counted, of_file
-from ggufspec.settings.table import DRAFT_MAX, Settings
+from ggufspec.settings.table import DRAFT_MAX, Settings, names
 
 # Measures this machine for a plan on a machine, of models with these headers and options, if that is due; whether it
 # did
@@ -44,7 +46,6 @@ class PlanResult:
 
     plan: Plan
     opened: OpenedPair
-    acceptance_from: str
     context_from: str
     dry_runs: DryRuns
 
@@ -80,14 +81,38 @@ class PlanResult:
             others = (
                 search.contexts(self.plan, self.dry_runs) if contexts and self.context_from != CONTEXT_GIVEN else ()
             )
-        sources = {"acceptance_from": self.acceptance_from, "context_from": self.context_from}
-        return document(self.plan, self.described(), sources, rows, others)
+        sources = {"acceptance_from": self.plan.request.acceptance_from, "context_from": self.context_from}
+        return document(self.plan, self.described(), sources | self._lookup(), rows, others, self._next())
+
+    def _lookup(self) -> dict[str, str]:
+        """Whether the lookup's share is in the prediction of a run."""
+        request = self.plan.request
+        if self.plan.default is None or not request.has_lookup:
+            return {}
+        return {
+            "lookup": f"{request.lookup.share:.0%} of the text, measured here" if request.lookup else "not measured"
+        }
+
+    def _next(self) -> str:
+        """The command to type: measure what may pay, use what was tuned, and run the target where no draft helps."""
+        given, plan = self.opened.given, self.plan
+        words = [] if given.model or given.hf_repo else [given.pair or "demo"]
+        for flag, value in (("-m", given.model), ("-hf", given.hf_repo)):
+            words += [flag, value] if value else []
+        answer = ["-p", "Hello"]
+        if plan.tuned:
+            return shlex.join(["ggufspec", "run", *words, *answer])
+        if plan.pair is None or not plan.judged_length:
+            return shlex.join(["ggufspec", "run", *words, *["--no-draft"] * bool(given.pair), *answer])
+        for flag, value in (("-md", given.model_draft), ("-hfd", given.hf_repo_draft), ("--drafter", given.drafter)):
+            words += [flag, value] if value else []
+        return shlex.join(["ggufspec", "bench", *words])
 
 
 def _shape(header: ModelHeader) -> str:
     experts = f", {header.experts_used} of {header.experts} experts" if header.experts else ""
     blocks = counted(header.blocks, "block")
-    return f"{header.name}  ({header.architecture}, {blocks}{experts}, {of_file(header.weight_bytes())})"
+    return f"{header.name}  ({header.architecture}, {blocks}{experts}, {of_file(header.size_bytes)})"
 
 
 def make_plan(
@@ -116,36 +141,54 @@ def make_plan(
     where = where or machine(wanted, threads)
     acceptance, acceptance_from = _acceptance(opened)
     check_overrides(target.header, wanted.override_tensor or (), where.card_names)
-    known = [one.header for one in (target, draft) if one]
-    if calibrate is not None and calibrate(where, known, options, on_event):
-        where = replace(where, speed=machine(wanted, threads).speed)
-    request = request_of(opened, acceptance)
+    request = replace(
+        request_of(opened, acceptance),
+        acceptance_from=acceptance_from,
+        is_adaptive=options.draft_policy == "adaptive",
+        has_lookup="lookup" in options.drafters,
+        lookup=lookup_rounds(cache_folder(), target.header.fingerprint) if "lookup" in options.drafters else None,
+    )
     if wanted.mmproj:
         where = with_mmproj(wanted, where, target.header, verbose=verbose)
-    if not where.simulated:
-        request, where = rehearsed.as_rehearsed(request, where, cache_folder(), threads)
     dry_runs = DryRuns(
         where.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder(), verbose=verbose
     )
+    known = [one.header for one in (target, draft) if one]
     with dry_runs:
+        search.check_fits(request, where, dry_runs)
+        if calibrate is not None and calibrate(where, known, options, on_event):
+            where = replace(where, speed=machine(wanted, threads).speed)
+        if not where.simulated:
+            request, where = rehearsed.as_rehearsed(request, where, cache_folder(), threads)
         plan = search.make_plan(request, where, dry_runs)
     warnings = opened.warnings
     if dry_runs.limits:
         warnings = (*warnings, f"{dry_runs.limits}: bytes are estimates; `ggufspec doctor` says how to build one")
-    plan = replace(plan, notes=(*plan.notes, *warnings), confirmed=not dry_runs.limits)
+    notes = (*plan.notes, *warnings)
+    plan = replace(plan, notes=notes, confirmed=not dry_runs.limits, tuned=_tuned(opened, where))
     context_from = "of its profile" if wanted.ctx_size else "the default"
     if opened.given.ctx_size is not None:
         context_from = CONTEXT_GIVEN
-    return PlanResult(plan, opened, acceptance_from, context_from, dry_runs)
+    return PlanResult(plan, opened, context_from, dry_runs)
+
+
+def _tuned(opened: OpenedPair, where: Machine) -> Tuned | None:
+    """What ``tune`` measured of the profile on this machine, unless something is given that changes how it runs."""
+    tuned = opened.spec.tuned
+    if tuned is None or where.simulated or not tuned.machine.startswith(cpu_name()):
+        return None
+    rows = [name for group in ("drafting", "placement", "context") for name in names(group=group)]
+    given, own = opened.given.given(rows), opened.spec.settings
+    return tuned if all(value == getattr(own, name) for name, value in given.items()) else None
 
 
 def _acceptance(opened: OpenedPair) -> tuple[float, str]:
-    """The acceptance rate to expect, and where it is from."""
+    """The chance per token to expect, and where it comes from."""
     given, draft = opened.given.acceptance, opened.draft
     if given is not None:
-        return given, f"{given:.0%} a token, given with --acceptance"
+        return given, "given with --acceptance"
     known = cache_folder(), opened.target.header.fingerprint, draft.header.fingerprint if draft else ""
-    profile, origin = opened.spec.settings.acceptance, "the profile's"
+    profile, origin = opened.spec.settings.acceptance, "from its profile"
     match opened.spec.target, opened.spec.draft:
         case HubFile(repo=repo), HubFile(repo=same, file=file) if repo == same and draft and profile is None:
             profile, origin = twin_acceptance(opened.target.header, draft.header, quant_of(file)), TWIN_ORIGIN
@@ -188,7 +231,7 @@ def plan_request(
         target: its header, and the metadata-only GGUF of it.
         draft: the same of the draft, or None.
         options: context, types, threads and width; their placements are not looked at.
-        acceptance: the acceptance rate to expect.
+        acceptance: the chance per token to expect.
         wanted: what of the placements is fixed, cache types that the plan may choose, the longest draft.
 
     Raises:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ggufspec.api.options import decoder_options, machine, with_context
 from ggufspec.api.pairs import OnEvent, judged, spec_of_files
-from ggufspec.api.plan import plan_request
+from ggufspec.api.plan import Calibrate, plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files.cache import cache_folder
@@ -108,6 +108,7 @@ def rank(
     *,
     words: str | None = None,
     draft_repo: str | None = None,
+    calibrate: Calibrate | None = None,
     on_event: OnEvent | None = None,
 ) -> RankingDocument:
     """Rank the models of a repository, or of those that a search finds, or the one that is named.
@@ -117,6 +118,7 @@ def rank(
         among: the repository, as :func:`several` finds it.
         words: search the hub for them.
         draft_repo: rank the drafts of this repository, for the target that is named, or the best one.
+        calibrate: measures this machine, once there is something to rank and if that is due.
         on_event: gets headers as they are read.
 
     Raises:
@@ -126,6 +128,8 @@ def rank(
     where = machine(given, options.threads or physical_cores())
     targets = _targets(given, among, words, where, on_event)
     drafts = _of_repository(draft_repo, on_event) if draft_repo else _named_draft(given, on_event)
+    if calibrate is not None and calibrate(None, (), options, on_event):
+        where = replace(where, speed=machine(given, options.threads or physical_cores()).speed)
     likes = {one.like.metadata_only: one.like for one in targets.readable + drafts.readable if one.like}
     dry_runs = DryRuns(where.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder())
     with dry_runs:
@@ -304,6 +308,7 @@ class _Ranking:
             target_only_tokens_per_s=alone.tokens_per_s,
             speculative_tokens_per_s=plan.pair.tokens_per_s if plan.pair else None,
             break_even_acceptance=plan.break_even_acceptance,
+            break_even_accepted_share=plan.break_even_share,
             largest_context=longest,
         )
 
@@ -328,6 +333,7 @@ class _Ranking:
                     draft_length=plan.pair.draft_length,
                     costs_layers=plan.draft_costs_layers,
                     break_even_acceptance=plan.break_even_acceptance,
+                    break_even_accepted_share=plan.break_even_share,
                 )
             except GgufspecError as error:
                 row = replace(row, error=error.message, hint=error.hint)

@@ -14,6 +14,7 @@ from ggufspec.llamacpp.options import Placement
 from ggufspec.planning.memory import check_overrides
 from ggufspec.planning.plan import PlannedRun
 from ggufspec.planning.search import loaded
+from ggufspec.planning.verdict import why
 from ggufspec.schema.plan import PlanDocument
 
 
@@ -72,7 +73,7 @@ def resolve(
     if all_given:
         return Resolved(fixed, alone, cards, document)
     if opened.draft is not None and made.plan.pair is None:
-        raise UsageError(made.plan.why(), "--no-draft runs target-only; plan shows what fits")
+        raise UsageError(why(made.plan), "--no-draft runs target-only; plan shows what fits")
     option = made.plan.pair or made.plan.target_only
     pair = with_placement(options, option, draft_max=wanted.draft_max)
     return Resolved(pair, alone, cards, document, made.plan.target_s(option))

@@ -15,9 +15,9 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes, DryRun
 from ggufspec.planning.plan import ModelRequest, Plan, PlannedRun
-from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
+from ggufspec.planning.speed import accepted_share, best_length, break_even_acceptance, interpolate
 from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
-from ggufspec.schema.text import counted, of_memory
+from ggufspec.schema.text import counted, number, of_memory
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)
@@ -156,12 +156,15 @@ def document(
     best = max([main, *alone], key=lambda model: model.tokens_per_s.median)
     rival = best.tokens_per_s
     rows: tuple[Expected, ...] = ()
-    even = None
+    even, share, length = None, 0.0, 0
     if draft is not None:
         latencies = {width: seconds.median for width, seconds in main.batch_s.items()}
         draft_s, most = draft.batch_s[1].median, min(plan.request.draft_max, max(latencies) - 1)
         rows = tuple(expectations(latencies, draft_s, rival.median, most))
         even = break_even_acceptance(lambda n: interpolate(latencies, n), draft_s, rival.median, most)
+        if even is not None:
+            length = best_length(lambda n: interpolate(latencies, n), draft_s, even, most, least=1).length
+            share = accepted_share(even, length)
     return RehearseDocument(
         pair=pair,
         machine=machine(),
@@ -171,7 +174,7 @@ def document(
         rival_tokens_per_s=rival,
         expected=rows,
         break_even_acceptance=even,
-        why=_why(best, rows, even),
+        why=_why(best, rows, share, length),
         notes=(*notes, *_disturbed(runs)),
     )
 
@@ -196,12 +199,13 @@ def expectations(latencies: dict[int, float], draft_s: float, rival: float, most
         yield Expected(acceptance, best.length, best.tokens_per_s, best.tokens_per_s / rival)
 
 
-def _why(best: RehearsedModel, rows: Sequence[Expected], even: float | None) -> str:
+def _why(best: RehearsedModel, rows: Sequence[Expected], share: float, length: int) -> str:
+    """The answer in words; the draft pays above this acceptance rate at this draft length, or never at length 0."""
     rival = best.tokens_per_s.median
     layers = f"{best.gpu_layers}/{best.layers + 1}"
-    text = f"Target-only at {layers} layers reaches {rival:.{0 if rival >= 100 else 1}f} t/s here"
+    text = f"Target-only at {layers} layers reaches {number(rival)} tokens/s here"
     if not rows:
         return f"{text}."
-    if even is None:
+    if not length:
         return f"{text}; no acceptance rate would make this draft worth it."
-    return f"{text}; the pair is faster above {even:.0%} acceptance."
+    return f"{text}; the draft pays above {share:.0%} accepted at draft length {length}."

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 from ggufspec.api import repository
-from ggufspec.api.options import decoder_options
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import FILES_OR_URLS, command, option, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import UsageError
 from ggufspec.hardware.backends import is_guess
+from ggufspec.models.hub.client import UnreachableError
 from ggufspec.models.hub.repository import Repository
 from ggufspec.reports import plan as report
 from ggufspec.reports import ranking as ranks
@@ -58,9 +59,12 @@ def plan(
         if given.mmproj is not None:
             raise UsageError("--mmproj is of one target, and several are ranked", "name the file: -hf USER/REPO:QUANT")
         return _rank(given, among, search, draft_repo, calibrate=calibrate)
-    spec = inputs.pair_spec(given)
     calibrator = inputs.calibrator(given, always=calibrate)
-    made = inputs.make_plan(inputs.open_here(spec, given), calibrate=calibrator)
+    try:
+        opened = inputs.open_here(inputs.pair_spec(given), given)
+    except UnreachableError as unreachable:
+        raise UnreachableError(unreachable.message, _offline(given, unreachable.hint)) from None
+    made = inputs.make_plan(opened, calibrate=calibrator)
     document = made.document(sweep=sweep, contexts=ui.flags().json or ui.flags().verbose)  # they take as long again
     ui.result(document, lambda: show_plan(document, has_contexts=made.has_contexts))
     return 0
@@ -77,15 +81,28 @@ def _check_ranked(given: Settings, search: str | None, draft_repo: str | None) -
         raise UsageError("both --draft-repo and a draft are given", "give one of them")
 
 
+def _offline(given: Settings, hint: str) -> str:
+    """What answers without the hub, for a profile; else the hint."""
+    if given.pair is None:
+        return hint
+    words = [
+        word
+        for flag, values in (("--gpu", given.gpu), ("--vram", given.vram))
+        for value in values or ()
+        for word in (flag, value)
+    ]
+    return f"{shlex.join(['ggufspec', 'profiles', 'list', *words])} estimates it offline; or {hint}"
+
+
 def _rank(
     given: Settings, among: Repository | None, search: str | None, draft_repo: str | None, *, calibrate: bool
 ) -> int:
     """The models of a repository, or of those that a search finds: :func:`ggufspec.api.repository.rank`."""
-    calibrator = inputs.calibrator(given, always=calibrate)
+    measure = inputs.calibrator(given, always=calibrate)
     with inputs.planning() as on_event:
-        if calibrator is not None:
-            calibrator(None, (), decoder_options(given), on_event)
-        document = repository.rank(given, among, words=search, draft_repo=draft_repo, on_event=on_event)
+        document = repository.rank(
+            given, among, words=search, draft_repo=draft_repo, calibrate=measure, on_event=on_event
+        )
     out = ui.out()
 
     def show() -> None:
@@ -102,14 +119,18 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     """Print a plan, the answer first; what it rests on follows with ``--verbose``."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.why, style="bold green" if document.choice == "speculative" else "bold")
+    out.print(f"next: {document.next}", style="bold", soft_wrap=True)
     out.print(table.terminal(report.options(document)))
+    for explanation in report.explanations(document):
+        out.print(explanation, style="dim")
     show_models({role: document.pair.get(f"{role}_shape") for role in ("target", "draft")})
     for line in report.bars(document, min(out.width, 100), everything=everything):
         out.print(line)
     if everything and document.draft_lengths:
         out.print(table.terminal(report.draft_lengths(document)))
         out.print(
-            "Where a log's accepted ÷ drafted tokens are above the break-even of their draft length, the draft pays.",
+            "Accepted is accepted ÷ drafted tokens, as it is expected. The draft pays where a log has more than Pays "
+            "above, which it has if a token is accepted with the chance beside that.",
             style="dim",
         )
     if everything and len(document.contexts) > 1:
@@ -129,7 +150,8 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     if everything and any(is_guess(device.overhead_bytes) for device in document.devices):
         out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
     if everything and (document.draft is not None or document.options["speculative"] is not None):
-        out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
+        chance = document.predicted["acceptance"]
+        out.print(f"Chance per token: {chance:.0%}, {document.settings['acceptance_from']}.", style="dim")
     for note in document.notes:
         out.print(f"Note: {note}.", style="yellow")
     if not everything:

@@ -201,7 +201,7 @@ class Profile(_Strict):
 class PairSpec:
     """A pair by the location of its files (local, URL or hub), with its profile's settings.
 
-    ``note`` is the profile's caveat for every result.
+    ``note`` is the profile's caveat for every result, ``tuned`` what ``tune`` measured of it.
     """
 
     name: str
@@ -210,6 +210,7 @@ class PairSpec:
     settings: Settings = field(default_factory=Settings)
     bench: Measuring = field(default_factory=Measuring)
     note: str = ""
+    tuned: Tuned | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
 from ggufspec.planning.plan import ENOUGH_BYTES, ModelRequest, Plan, PlannedRun
+from ggufspec.planning.verdict import assumptions, why
 from ggufspec.schema.plan import ContextRow, PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 
@@ -17,9 +18,10 @@ def document(
     sources: dict[str, str],
     sweep: Sequence[SweepRow] = (),
     contexts: Sequence[ContextRow] = (),
+    command: str = "",
 ) -> PlanDocument:
-    """The plan of ``pair`` as ``ggufspec/plan@1``; ``sources`` say where the expected acceptance is from, and the
-    context.
+    """The plan of ``pair`` as ``ggufspec/plan@1``; ``sources`` say where its settings come from, ``command`` is what to
+    type next.
     """
     chosen = _option(plan, plan.chosen)
     request = plan.request
@@ -31,17 +33,24 @@ def document(
         options={
             "target_only": _option(plan, plan.target_only),
             "speculative": _option(plan, plan.pair) if plan.pair else None,
+            "default": _option(plan, plan.default) if plan.default else None,
         },
         predicted={
             "target_only_tokens_per_s": plan.target_only.tokens_per_s,
             "speculative_tokens_per_s": plan.pair.tokens_per_s if plan.pair else None,
+            "default_tokens_per_s": plan.default.tokens_per_s if plan.default else None,
             "target_only_at_pair_tokens_per_s": plan.at_pair if plan.pair else None,
+            "accepted_share": plan.accepted_share,
+            "break_even_accepted_share": plan.break_even_share,
             "break_even_acceptance": plan.break_even_acceptance,
             "acceptance": request.acceptance if request.draft else None,
             "depth": request.target.usual_depth,
         },
         choice=plan.choice,
-        why=plan.why(),
+        why=why(plan),
+        next=command,
+        assumptions=assumptions(plan),
+        tuned=None if plan.tuned is None else plan.tuned.model_dump(),
         settings=asdict(plan.chosen.context) | sources | {"draft_max": plan.chosen.draft_max or request.draft_max},
         draft_costs_layers=plan.draft_costs_layers,
         confirmed=plan.confirmed,

@@ -53,7 +53,7 @@ def simulated_cards(
     made = []
     for index in range(count):
         size, free = (vram[index],) * 2 if index < len(vram) else (known[index].vram_bytes, known[index].usable_bytes)
-        name = known[index].name if known else "any card"
+        name = known[index].name if known else "unknown GPU"
         backend = usual_backend(known[index].architecture if known else "")
         pool = size if known and known[index].shares_memory else None
         overhead = known_overhead(folder, name, backend, size)

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.rehearsed import RehearsedLatency
-from ggufspec.planning.speed import MachineProfile, host_bytes, pass_s
+from ggufspec.planning.speed import LookupRounds, MachineProfile, host_bytes, pass_s
+from ggufspec.planning.speed import accepted_share as share_of
 from ggufspec.schema.plan import DraftLengthRow
-from ggufspec.schema.text import counted
+
+if TYPE_CHECKING:
+    from ggufspec.models.profile import Tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Machine:
         """What each card is, by name and in llama.cpp's order."""
         return {card.name: card.description for card in self.cards}
 
+
+_HIGHEST = 0.97  # chance per token that drafts reach, in texts of all kinds together
 
 # Of a placement: what a plan can choose
 FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode", "no_host"})
@@ -162,11 +168,14 @@ class PlanRequest:
         target: the target in the pair.
         target_only: the target without a draft: fewer rows of logits are reserved.
         draft: the draft, or None.
-        acceptance: the expected share of drafted tokens that the target keeps, 0 to 1.
+        acceptance: the expected chance per token: that a drafted token is accepted if all before it were, 0 to 1.
         draft_max: the longest draft to consider.
         kv_types: (cache_type_k, cache_type_v) of the target's cache that may be chosen besides the one asked for.
         rewinds: tokens that may be taken back, which bounds a draft, besides those that the context has a state for.
         may_stream: whether a card may compute with the host's weights in narrower batches than it does anyway.
+        acceptance_from: where the chance per token comes from, in words.
+        is_adaptive: whether a run drafts as far as it pays, and not always as far.
+        has_lookup: whether the n-gram lookup drafts too; ``lookup`` is what it did here, if that is known.
     """
 
     target: ModelRequest
@@ -177,6 +186,10 @@ class PlanRequest:
     kv_types: tuple[tuple[str, str], ...] = ()
     rewinds: tuple[int, ...] = ()
     may_stream: bool = False
+    acceptance_from: str = "given"
+    is_adaptive: bool = True
+    has_lookup: bool = False
+    lookup: LookupRounds | None = None
 
     def longest(self, target: ModelRequest) -> int:
         """The longest draft to consider that can be taken back."""
@@ -210,29 +223,59 @@ class Plan:
     Args:
         target_only: target-only at its own best placement.
         pair: the best placement of both; None without a draft, or where the draft does not fit.
+        default: what a run of the pair does: ``pair``, but adaptive and with the lookup; None where it drafts a fixed
+            length.
         at_pair: predicted tokens/s of target-only at the pair's placement of the target.
-        break_even_acceptance: from which acceptance on the pair wins; None if it never does.
+        break_even_acceptance: the chance per token from which on the pair wins; None if it never does.
+        break_even_length: the draft length with which it does, with that chance; 0 if it never does.
         draft_costs_layers: target layers that the draft's memory would hold.
         draft_lengths: what some draft lengths reach at the pair's placement, and what they need.
         confirmed: whether llama.cpp's dry run answered.
         notes: what the user should know besides.
+        tuned: what ``tune`` measured here of the pair as it is asked for.
     """
 
     request: PlanRequest
     machine: Machine
     target_only: PlannedRun
     pair: PlannedRun | None
+    default: PlannedRun | None
     at_pair: float
     break_even_acceptance: float | None
+    break_even_length: int
     draft_costs_layers: int
     draft_lengths: tuple[DraftLengthRow, ...]
     confirmed: bool
     notes: tuple[str, ...]
+    tuned: Tuned | None = None
 
     @property
     def choice(self) -> str:
-        """``speculative`` where the pair is predicted to win, else ``target-only``."""
-        return "speculative" if self.pair and self.pair.tokens_per_s > self.target_only.tokens_per_s else "target-only"
+        """``speculative`` where the draft is predicted to win, or won when it was tuned; else ``target-only``."""
+        wins = self.pair and (self.tuned or self.pair.tokens_per_s > self.target_only.tokens_per_s)
+        return "speculative" if wins else "target-only"
+
+    @property
+    def judged_length(self) -> int:
+        """The draft length that acceptance rates are given for: the pair's, or if that does not pay, one that would
+        with a better draft; 0 without such a length.
+        """
+        if self.pair and self.choice == "speculative":
+            return self.pair.draft_length
+        even = self.break_even_acceptance
+        return 0 if even is None or even > _HIGHEST else self.break_even_length
+
+    @property
+    def accepted_share(self) -> float | None:
+        """Accepted ÷ drafted tokens that are expected at :attr:`judged_length`; None without a draft."""
+        length = self.judged_length or (self.pair.draft_length if self.pair else 0)
+        return share_of(self.request.acceptance, length) if length else None
+
+    @property
+    def break_even_share(self) -> float | None:
+        """Accepted ÷ drafted tokens at :attr:`judged_length` from which on the pair wins; None if it never does."""
+        rows = {row.draft_length: row.break_even_accepted_share for row in self.draft_lengths}
+        return rows.get(self.judged_length)
 
     @property
     def chosen(self) -> PlannedRun:
@@ -262,45 +305,3 @@ class Plan:
             return False
         runs, names = [self.target_only, *([self.pair] if self.pair else [])], self.machine.card_names
         return any(host_bytes(self.request.target.header, run.target, names) for run in runs)
-
-    def why(self) -> str:
-        """The choice in words."""
-        layers, target_only = self.request.target.header.layers, self.target_only
-        at = target_only.target
-        rival = f"target-only at {at.offloaded(layers - 1)}/{layers} layers"
-        for what, blocks in (("experts", at.n_cpu_moe), ("feed-forward weights", at.n_cpu_ffn)):
-            rival += f" with the {what} of {counted(blocks, 'block')} on the CPU" if blocks else ""
-        expected = "guessed" if self.is_guessed else "predicted"
-        if self.request.draft is None:
-            return f"{rival} is {expected} to reach {_rate(target_only.tokens_per_s)}."
-        if self.pair is None:
-            rate = _rate(target_only.tokens_per_s)
-            return f"The draft does not fit beside the target; {rival} is {expected} to reach {rate}."
-        assert self.pair.draft is not None
-        said = []
-        if self.draft_costs_layers:
-            said.append(f"The draft costs {counted(self.draft_costs_layers, 'target layer')}")
-        said.append(
-            f"{rival} would reach {_rate(target_only.tokens_per_s)}, the pair {_rate(self.pair.tokens_per_s)} at "
-            f"{self.request.acceptance:.0%} acceptance and draft length {self.pair.draft_length}"
-        )
-        said += self._experts_cost()
-        if self.break_even_acceptance is None:
-            said.append("no acceptance would make the draft worth it here")
-        else:
-            said.append(f"break-even acceptance is {self.break_even_acceptance:.2f}")
-        return "; ".join(said) + "."
-
-    def _experts_cost(self) -> list[str]:
-        """Why drafting does not pay on a mixture of experts, if it does not."""
-        target = self.request.target
-        if self.pair is None or not target.header.experts or self.choice == "speculative":
-            return []
-        target, tokens = replace(target, context=self.pair.context), self.pair.draft_length + 1
-        one_s, batch_s = (target.pass_s(self.machine, self.pair.target, count) for count in (1, tokens))
-        cost = f"verifying {tokens} costs {batch_s / one_s:.1f} of one"
-        return [f"each token of a batch runs through other experts: {cost}"]
-
-
-def _rate(tokens_per_s: float) -> str:
-    return f"{tokens_per_s:.{0 if tokens_per_s >= 100 else 1}f} t/s"

@@ -28,7 +28,15 @@ from ggufspec.llamacpp.options import (
 )
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, SameHeader, parts, streaming_card
 from ggufspec.planning.plan import ENOUGH_BYTES, Machine, ModelRequest, Plan, PlannedRun, PlanRequest
-from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance, host_bytes
+from ggufspec.planning.speed import (
+    Choice,
+    LookupRounds,
+    accepted_share,
+    best_length,
+    break_even_acceptance,
+    host_bytes,
+    with_lookup,
+)
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 from ggufspec.schema.text import of_memory
 
@@ -52,6 +60,17 @@ def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
         ModelError: llama.cpp refuses what would fit.
     """
     return _plan(request, machine, dry_run, confirms=True)
+
+
+def check_fits(request: PlanRequest, machine: Machine, dry_run: DryRun) -> None:
+    """Refuse a target of which not even the smallest placement fits, before anything is measured.
+
+    Raises:
+        GgufspecError: the error of :func:`make_plan`.
+    """
+    searches = [_Search(asked, machine, dry_run) for asked in _as_asked_and_smaller(request, machine)]
+    if not any(one.has_room(one.request.target_only) for one in searches):
+        raise searches[-1].too_large(searches[-1].request.target_only, None)
 
 
 def estimate(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
@@ -550,6 +569,10 @@ class _Search:
             draft_max=self.request.longest(one.target) if one.draft else 0,
         )
 
+    def has_room(self, subject: ModelRequest) -> bool:
+        """Whether the weights and caches of a placement fit."""
+        return any(self._within([self._memory.resident(subject.at(at))]) for at in self._placements(subject))
+
     def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> GgufspecError:
         """Why nothing fits: the smallest placement that was allowed, against the tightest card; and what would fit."""
         asked = [target.at(self._placements(target)[-1])]
@@ -586,7 +609,7 @@ def _finished(search: _Search, target_only: PlannedRun, pair: PlannedRun | None,
     """Compare the two options."""
     request, machine = search.request, search.machine
     target, draft = request.target, request.draft
-    at_pair, even, costs = target_only.tokens_per_s, None, 0
+    at_pair, even, even_length, costs, default = target_only.tokens_per_s, None, 0, 0, None
     lengths: tuple[DraftLengthRow, ...] = ()
     if pair is not None and draft is not None and pair.draft is not None:
         placed = replace(target, context=pair.context)
@@ -594,14 +617,31 @@ def _finished(search: _Search, target_only: PlannedRun, pair: PlannedRun | None,
         target_s = search.pass_s(placed, pair.target)
         at_pair = 1 / target_s(1)
         even = break_even_acceptance(target_s, draft_s, target_only.tokens_per_s, most=pair.draft_max)
+        if even is not None:
+            even_length = best_length(target_s, draft_s, even, most=pair.draft_max, least=1).length
         lengths = tuple(
             _at_length(length, target_s, draft_s, request.acceptance, target_only.tokens_per_s)
-            for length in sorted({*_LENGTHS, pair.draft_length})
+            for length in sorted({*_LENGTHS, pair.draft_length, even_length} - {0})
             if length <= pair.draft_max
         )
         costs = _layers_between(request, machine, target_only, pair)
-    plan = Plan(request, machine, target_only, pair, at_pair, even, costs, lengths, True, tuple(notes))
+        if request.is_adaptive:
+            default = _default(pair, at_pair, target_s, request.lookup)
+    plan = Plan(
+        request, machine, target_only, pair, default, at_pair, even, even_length, costs, lengths, True, tuple(notes)
+    )
     return replace(plan, notes=(*notes, *_warnings(plan)))
+
+
+def _default(
+    pair: PlannedRun, at_pair: float, target_s: Callable[[int], float], lookup: LookupRounds | None
+) -> PlannedRun:
+    """The pair as a run drafts with it: at the best length, or not at all where that is slower than its target alone;
+    and with the lookup, as far as it is known what that brings.
+    """
+    length, rate = (pair.draft_length, pair.tokens_per_s) if pair.tokens_per_s > at_pair else (0, at_pair)
+    rate = with_lookup(rate, target_s, lookup) if lookup else rate
+    return replace(pair, tokens_per_s=rate, draft_length=length)
 
 
 def _layers_between(request: PlanRequest, machine: Machine, target_only: PlannedRun, pair: PlannedRun) -> int:

@@ -1,4 +1,4 @@
-"""A plan for people: each device's memory as a bar with its parts, both options as a table, a sweep over layers."""
+"""A plan for people: each device's memory as a bar with its parts, the options as a table, a sweep over layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.reports import table
 from ggufspec.reports.table import Table
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
-from ggufspec.schema.text import counted, number, of_memory
+from ggufspec.schema.text import counted, memory_of, number, of_memory
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -47,6 +47,12 @@ def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
     return found
 
 
+def placed(document: PlanDocument) -> dict[str, PlannedOption]:
+    """The options that differ in what is where, by their names for people: a default run is placed as its pair."""
+    options = {name: option for name, option in document.options.items() if name != "default"}
+    return {name.replace("_", "-"): option for name, option in options.items() if option is not None}
+
+
 def bars(document: PlanDocument, width: int, *, everything: bool = True) -> list[Text]:
     """Per device a title, a bar, and what its parts are: the chosen option, then the other one on the cards.
 
@@ -54,20 +60,22 @@ def bars(document: PlanDocument, width: int, *, everything: bool = True) -> list
     """
     from rich.text import Text
 
-    options = sorted(document.options.items(), key=lambda item: item[0].replace("_", "-") != document.choice)
+    options = sorted(placed(document).items(), key=lambda item: item[0] != document.choice)
     lines = []
     for name, option in options if everything else options[:1]:
         for device in document.devices:
             is_host = device is document.devices[-1]
             again = option is not options[0][1]
-            if option is None or (is_host and (again or (not everything and len(document.devices) > 1))):
+            if is_host and (again or (not everything and len(document.devices) > 1)):
                 continue
             by_part = bytes_by_part(option, device)
             used = sum(by_part.values())
             sizes = {word: sum(by_part.get(part, 0) for part in parts) for word, _, _, parts in PARTS}
             sizes["free"] = max(0, device.budget_bytes - used)
             about = f"  {device.description}" if device.description else ""
-            use = f"  {name.replace('_', '-')}: {of_memory(used)} of {of_memory(device.budget_bytes)}"
+            use = f"  {name}: {memory_of(used, device.free_bytes)}"
+            if headroom := device.free_bytes - device.budget_bytes:
+                use += f", {of_memory(headroom)} of it headroom"
             lines += [Text.assemble((device.name, "bold"), about, (use, "dim")), *_bar(sizes, width)]
     return lines
 
@@ -88,20 +96,46 @@ def _bar(sizes: dict[str, int], width: int) -> list[Text]:
 
 
 def options(document: PlanDocument) -> Table:
-    """Both options; the choice is bold. A predicted speed has no spread, hence the sign."""
-    shown = {name.replace("_", "-"): option for name, option in document.options.items() if option is not None}
+    """The options; the choice is bold. A predicted speed has no spread, hence the sign."""
+    shown = placed(document)
+    if tuned := document.tuned:
+        shown["tuned here"] = PlannedOption(document.target, document.draft, tuned["tokens_per_s"], 0)
+    elif default := document.options.get("default"):
+        shown["default"] = default
     rows = []
     for name, option in shown.items():
-        draft = (_layers(option.draft), str(option.draft_length)) if option.draft else ("", "")
-        rows.append(
-            (name, _layers(option.target) + _streams(option.target), *draft, f"≈ {number(option.tokens_per_s)}")
+        length = str(option.draft_length) if name == "speculative" else "adaptive" if name == "default" else ""
+        draft = (_layers(option.draft), length) if option.draft else ("", "")
+        speed = f"{'' if name == 'tuned here' else '≈ '}{number(option.tokens_per_s)}"
+        rows.append((name, _layers(option.target) + _copied(option.target), *draft, speed))
+    on_gpu = " on GPU" * (len(document.devices) > 1)
+    columns = table.columns("Option", table.words(f"Target{on_gpu}"), "Draft", "Draft length", "Tokens/s")
+    best = "tuned here" if tuned else document.choice
+    best = "default" if best == "speculative" and "default" in shown else best
+    return Table("Options", columns, rows, leading=[n for n, name in enumerate(shown) if name == best])
+
+
+def explanations(document: PlanDocument) -> list[str]:
+    """What the words of :func:`options` mean."""
+    lines = []
+    if document.options.get("default") and not document.tuned:
+        lookup = document.settings.get("lookup", "")
+        more = f" and the n-gram lookup ({lookup}{', so not counted' * (lookup == 'not measured')})" if lookup else ""
+        lines.append(f"default is what run does: drafts only as far as that pays, with the draft{more}.")
+    copied = [option for option in placed(document).values() if _copied(option.target)]
+    if copied:
+        least = max(option.target.op_offload_min_batch for option in copied)
+        lines.append(
+            f"copied over per batch: in batches of {counted(least, 'token')} and more the GPU computes with copies of "
+            "the weights in RAM, which is faster than the CPU."
         )
-    columns = table.columns("Option", table.Column("Target", wraps=True), "Draft", "Draft length", "Tokens/s")
-    return Table("Both options", columns, rows, leading=[n for n, name in enumerate(shown) if name == document.choice])
+    return lines
 
 
 def draft_lengths(document: PlanDocument) -> Table:
-    """What each draft length needs, in the terms of a program's log and as the chance of a token; the best is bold."""
+    """What each draft length needs, as the acceptance rate of a program's log and as the chance per token; the best is
+    bold.
+    """
     option = document.options["speculative"]
     rows, leading = [], []
     for index, row in enumerate(document.draft_lengths):
@@ -110,7 +144,7 @@ def draft_lengths(document: PlanDocument) -> Table:
         rows.append((str(row.draft_length), f"≈ {number(row.tokens_per_s)}", f"{row.accepted_share:.0%}", *even))
         if option and row.draft_length == option.draft_length:
             leading.append(index)
-    columns = table.columns("Draft length", "Tokens/s", "Accepted ÷ drafted", "Break-even", "Break-even per token")
+    columns = table.columns("Draft length", "Tokens/s", "Accepted", "Pays above", "Chance per token")
     return Table("Acceptance needed by draft length", columns, rows, leading=leading)
 
 
@@ -137,7 +171,9 @@ def contexts(document: PlanDocument) -> Table:
         draft = [] if not drafts else ["" if row.draft_layers is None else str(row.draft_layers)]
         types = "/".join(dict.fromkeys(filter(None, (row.cache_type_k, row.cache_type_v))))
         rows.append((f"{row.ctx_size:,}", fits, layers, *draft, types, *map(predicted, speeds)))
-    columns = table.columns("Context", table.word("Fits"), "Target", *["Draft"] * drafts, "KV", "t/s empty", "t/s full")
+    columns = table.columns(
+        "Context", table.word("Fits"), "Target", *["Draft"] * drafts, "KV", "Tokens/s empty", "Tokens/s full"
+    )
     return Table("Other contexts", columns, rows, leading=leading)
 
 
@@ -161,27 +197,24 @@ def _layers(model: PlannedModel) -> str:
     return text if [*types] == ["f16"] else f"{text}, KV {'/'.join(types)}"
 
 
-def _streams(model: PlannedModel) -> str:
-    """From how many tokens on a card computes with what stays on the host of a target, if something does."""
+def _copied(model: PlannedModel) -> str:
+    """Whether a card computes with copies of what stays on the host, if something does."""
     is_split = model.gpu_layers <= model.layers or model.n_cpu_moe or model.n_cpu_ffn or model.override_tensor
-    if not (model.op_offload and is_split and model.op_offload_min_batch != STREAM_WIDTH):
-        return ""
-    return f", streamed from {counted(model.op_offload_min_batch, 'token')} on"
+    copies = model.op_offload and is_split and model.op_offload_min_batch != STREAM_WIDTH
+    rest = "rest " * (model.gpu_layers <= model.layers)
+    return f", {rest}copied over per batch" if copies else ""
 
 
 def sweep(document: PlanDocument) -> Table:
     """Tokens/s over target layers; the placements that were chosen for both options are marked."""
     rows, leading = [], set()
     for index, row in enumerate(document.sweep):
-        planned = [
-            name.replace("_", "-")
-            for name, option in document.options.items()
-            if option is not None and option.target.gpu_layers == row.gpu_layers
-        ]
+        options = placed(document).items()
+        planned = [name for name, option in options if option.target.gpu_layers == row.gpu_layers]
         if document.choice in planned:
             leading.add(index)
         speeds = map(predicted, (row.target_only_tokens_per_s, row.speculative_tokens_per_s))
         mark = "both" if len(planned) > 1 else "".join(planned)
         rows.append((f"{row.gpu_layers}/{document.target.layers + 1}", *speeds, mark))
-    columns = table.columns("Target layers", "Target-only t/s", "Speculative t/s", table.word("Planned"))
+    columns = table.columns("Target layers", "Target-only tokens/s", "Speculative tokens/s", table.word("Planned"))
     return Table("Tokens/s over target layers", columns, rows, leading=leading)

@@ -60,7 +60,7 @@ def _drafts(document: RankingDocument, width: int) -> Table:
         start = (row.number, name, of_file(row.bytes))
         placed = "" if row.gpu_layers is None else f"{row.gpu_layers}/{(row.layers or 0) + 1}"
         about = (row.bits_per_weight, placed, row.costs_layers, row.tokens_per_s)
-        rows.append(start if row.error else (*start, *about, row.break_even_acceptance, row.draft_length))
+        rows.append(start if row.error else (*start, *about, row.break_even_accepted_share, row.draft_length))
     columns = (
         Column("#"),
         Column("Draft", align="left"),
@@ -69,7 +69,7 @@ def _drafts(document: RankingDocument, width: int) -> Table:
         Column("Layers"),
         Column("Costs layers"),
         Column("Tokens/s", number),
-        Column("Break-even", "{:.2f}".format),
+        Column("Pays above", "{:.0%}".format),
         Column("Length"),
     )
     leading = [index for index, row in enumerate(document.drafts) if row.name == document.draft]
@@ -119,6 +119,8 @@ def lines(document: RankingDocument) -> Iterator[tuple[str, str]]:
     if len(document.rows) > 1 and any(row.largest_context for row in document.rows):
         context = document.settings["ctx_size"] or "max"
         yield f"Context is the longest with all layers on the cards; the rest is at -c {context}.", "dim"
+    if any(row.break_even_accepted_share is not None for row in document.drafts):
+        yield "Pays above: accepted ÷ drafted tokens from which on a run with the draft is faster.", "dim"
     yield f"Speeds are predictions, {document.speed}. Bytes are estimates; plan of one model confirms them.", "dim"
     for note in document.notes:
         yield f"Note: {note}.", "yellow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ggufspec.planning.speed import accepted_share
 from ggufspec.reports import table
 from ggufspec.reports.table import Table
 from ggufspec.reports.words import with_spread
@@ -10,13 +11,19 @@ from ggufspec.schema.text import number, of_memory
 
 
 def expected(document: RehearseDocument) -> Table:
-    """Tokens/s by acceptance; rows that beat target-only are bold."""
+    """Tokens/s by the chance per token; rows that beat target-only are bold."""
     rows = [
-        (f"{row.acceptance:.0%}", str(row.draft_length), number(row.tokens_per_s), f"{row.gain:.2f}×")
+        (
+            f"{row.acceptance:.0%}",
+            f"{accepted_share(row.acceptance, row.draft_length):.0%}",
+            str(row.draft_length),
+            number(row.tokens_per_s),
+            f"{row.gain:.2f}×",
+        )
         for row in document.expected
     ]
     gains = [index for index, row in enumerate(document.expected) if row.gain > 1]
-    columns = table.columns("Acceptance", "Draft length", "Tokens/s", "Against target-only")
+    columns = table.columns("Chance per token", "Accepted", "Draft length", "Tokens/s", "Against target-only")
     return Table("Expected", columns, rows, leading=gains)
 
 

@@ -49,7 +49,9 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOption:
-    """One way of running and what it is predicted to reach."""
+    """One way of running and what it is predicted to reach: ``target_only``, ``speculative`` with a fixed draft length,
+    or ``default``, which is what a run does.
+    """
 
     target: PlannedModel
     draft: PlannedModel | None
@@ -108,7 +110,7 @@ class PlanDocument:
     target: PlannedModel  # of the chosen option, and so is the draft
     draft: PlannedModel | None
     options: dict[str, PlannedOption | None]
-    predicted: dict[str, Amount | None]  # with ``depth`` tokens in the cache
+    predicted: dict[str, Amount | None]  # with ``depth`` tokens in the cache; ``acceptance`` is a chance per token
     choice: str
     why: str
     settings: dict[str, Any]
@@ -120,4 +122,7 @@ class PlanDocument:
     sweep: tuple[SweepRow, ...] = ()
     contexts: tuple[ContextRow, ...] = ()  # if no context was asked for
     draft_lengths: tuple[DraftLengthRow, ...] = ()
+    assumptions: tuple[str, ...] = ()  # what was neither measured nor named
+    tuned: dict[str, Any] | None = None  # what ``tune`` measured here
+    next: str = ""  # the command to type
     schema: str = field(default="ggufspec/plan@1")

@@ -31,7 +31,8 @@ class RankedModel:
     n_cpu_ffn: Count | None = None
     target_only_tokens_per_s: Amount | None = None
     speculative_tokens_per_s: Amount | None = None
-    break_even_acceptance: Share | None = None
+    break_even_acceptance: Share | None = None  # a chance per token
+    break_even_accepted_share: Share | None = None  # the same as accepted ÷ drafted tokens
     largest_context: Count | None = None  # tokens with all layers on the GPUs
     pareto: bool = False
     error: str = ""
@@ -54,7 +55,8 @@ class RankedDraft:
     tokens_per_s: Amount | None = None
     draft_length: Count | None = None
     costs_layers: Count | None = None  # target layers that its memory would hold
-    break_even_acceptance: Share | None = None
+    break_even_acceptance: Share | None = None  # a chance per token
+    break_even_accepted_share: Share | None = None  # the same as accepted ÷ drafted tokens
     error: str = ""
     hint: str = ""
 

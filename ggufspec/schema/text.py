@@ -57,6 +57,11 @@ def of_memory(size: float | None, digits: int = 1) -> str:
     return f"{size / 2**30:.{digits}f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
+def memory_of(used: float, total: float) -> str:
+    """A part of memory: ``1.7 of 12.0 GiB``."""
+    return f"{of_memory(used).removesuffix(' GiB' if total >= 2**30 else ' MiB')} of {of_memory(total)}"
+
+
 def gib(size: float) -> str:
     """Format a number of GiB, for places that state the unit elsewhere."""
     return f"{size / 2**30:.1f}"

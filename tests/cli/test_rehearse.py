@@ -119,7 +119,16 @@ def test_in_a_terminal(cli: Cli, columns: int) -> None:
     text = "\n".join(lines)
     assert "dummy weights for a model of 22 MB take at most" in text
     assert "Measured on dummy weights; acceptance assumed." in text
-    for word in ("Acceptance", "50%", "90%", "T(n) / T(1)", "0/9", "0/3", "Target-only at 0/9 layers reaches"):
+    for word in (
+        "Chance per token",
+        "Accepted",
+        "50%",
+        "90%",
+        "T(n) / T(1)",
+        "0/9",
+        "0/3",
+        "Target-only at 0/9 layers reaches",
+    ):
         assert word in text
 
 

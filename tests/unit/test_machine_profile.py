@@ -35,6 +35,7 @@ from ggufspec.planning.machine_profile import (
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.plan import Plan
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, weight_bytes
+from ggufspec.planning.verdict import why
 from ggufspec.settings.table import Settings
 
 CPU = Device("CPU", "a processor", "cpu", 0, 0)
@@ -249,7 +250,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
     monkeypatch.setattr(machine_profile, "measure", measure)
     guess = planned(no_calibrate=True)
     assert guess.is_guessed
-    assert "is guessed to reach" in planned(no_calibrate=True, drafter="none").why()
+    assert "Without a draft: guessed " in why(planned(no_calibrate=True, drafter="none"))
     assert not planned(vram=("24GiB",)).is_guessed  # all of it is on the card
     assert specs == []
     prediction = planned()

@@ -45,7 +45,7 @@ def document(target, draft=None, budget=24 * GIB, **more):
 def test_a_bar_has_every_part_and_its_legend():
     plan = document(model(16 * GIB, GIB, GIB // 4), model(4 * GIB, GIB // 8, 2**20))
     title, bar, *legend = report.bars(plan, 60)[:4]
-    assert title.plain == "GPU0  a card  speculative: 21.9 GiB of 24.0 GiB"
+    assert title.plain == "GPU0  a card  speculative: 21.9 of 24.0 GiB"
     assert len(bar.plain) == 60
     assert bar.plain == "".join(sorted(bar.plain, key="█▓▒░•·".index))
     assert bar.plain.count("█") == 40
@@ -61,10 +61,15 @@ def test_the_other_option_is_drawn_on_the_cards_only():
     host = PlannedDevice("CPU", "the host", 8 * GIB, 8 * GIB, 8 * GIB, 0, 0)
     lines = [line.plain for line in report.bars(replace(plan, devices=(*plan.devices, host)), 60)]
     assert [line for line in lines if " of " in line] == [
-        "GPU0  a card  speculative: 20.5 GiB of 24.0 GiB",
+        "GPU0  a card  speculative: 20.5 of 24.0 GiB",
         "CPU  the host  speculative: 0 MiB of 8.0 GiB",
-        "GPU0  a card  target-only: 16.5 GiB of 24.0 GiB",
+        "GPU0  a card  target-only: 16.5 of 24.0 GiB",
     ]
+
+
+def test_a_bar_says_what_is_left_free_on_purpose():
+    title = report.bars(document(model(16 * GIB), budget=24 * GIB - 2**28), 60)[0].plain
+    assert title.endswith("16.5 of 24.0 GiB, 256 MiB of it headroom")
 
 
 @given(
@@ -101,6 +106,43 @@ def test_the_table_says_what_differs_from_the_usual():
     rows = report.options(document(special, model(1))).cells
     assert rows[0] == ("target-only", "49/49, experts of 12 on CPU, KV q8_0/q4_0", "", "", "≈ 3.46")
     assert rows[1][2:] == ("45/81", "3", "≈ 33.3")
+
+
+def test_a_run_has_a_row_of_its_own():
+    target, draft = model(16 * GIB), model(4 * GIB)
+    plan = document(target, draft)
+    plan.options["default"] = PlannedOption(target, draft, 40.0, 3)
+    assert [row[0] for row in report.options(plan).rows] == ["target-only", "speculative", "default"]
+    assert report.options(plan).rows[2][3:] == ("adaptive", "≈ 40.0")
+    assert report.options(plan).leading == [2]
+    plan.settings["lookup"] = "not measured"
+    assert "run does" in report.explanations(plan)[0]
+    assert "not measured, so not counted" in report.explanations(plan)[0]
+    assert len(report.bars(plan, 60, everything=True)) == len(report.bars(document(target, draft), 60))
+    undrafted = replace(plan, choice="target-only", options=plan.options | {"default": None})
+    assert report.options(undrafted).leading == [0]
+
+
+def test_a_tuned_profile_shows_what_was_measured():
+    target, draft = model(16 * GIB), model(4 * GIB)
+    plan = document(target, draft, tuned={"tokens_per_s": 8.3, "date": "2026-11-28", "gain": 1.31})
+    plan.options["default"] = PlannedOption(target, draft, 4.0, 0)
+    rows = report.options(plan).rows
+    assert [row[0] for row in rows] == ["target-only", "speculative", "tuned here"]
+    assert rows[2][-1] == "8.30"  # no sign of a prediction
+    assert report.options(plan).leading == [2]
+
+
+def test_copies_to_the_card_are_named_once_and_explained():
+    copied = replace(model(16 * GIB), op_offload_min_batch=2)
+    plan = document(copied, model(4 * GIB))
+    assert report.options(plan).rows[0][1] == "45/81, rest copied over per batch"
+    assert report.options(document(replace(copied, gpu_layers=81, n_cpu_ffn=36))).rows[0][1] == (
+        "81/81, feed-forward of 36 on CPU, copied over per batch"
+    )
+    (line,) = report.explanations(plan)
+    assert line.startswith("copied over per batch: in batches of 2 tokens and more the GPU computes with copies of the")
+    assert report.explanations(document(model(16 * GIB))) == []
 
 
 def test_a_sweep_has_a_dash_where_nothing_fits():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,8 @@ from ggufspec.models.header import interpret
 from ggufspec.planning import catalogue, search
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.plan import Card, Machine
-from ggufspec.planning.speed import DeviceProfile, MachineProfile, pass_s
+from ggufspec.planning.speed import DeviceProfile, LookupRounds, MachineProfile, pass_s
+from ggufspec.planning.verdict import why
 from ggufspec.settings.table import Settings
 
 GIB = 2**30
@@ -158,8 +160,8 @@ def test_there_may_be_no_largest_context(model, target, gib):
 def test_the_draft_is_paid_in_target_layers(model):
     plan = make_plan(ask(model), machine(24))
     assert plan.draft_costs_layers == plan.target_only.target.gpu_layers - plan.pair.target.gpu_layers > 0
-    assert f"costs {plan.draft_costs_layers} target layers" in plan.why()
-    assert f"{plan.target_only.target.gpu_layers}/81 layers" in plan.why()
+    assert f"costs {plan.draft_costs_layers} target layers" in why(plan)
+    assert f"Fits in part: {plan.chosen.target.gpu_layers}/81 layers on the GPU" in why(plan)
 
 
 def test_the_choice_turns_at_the_break_even_acceptance(model):
@@ -175,8 +177,70 @@ def test_the_choice_turns_at_the_break_even_acceptance(model):
 def test_a_hopeless_draft_has_no_break_even(model):
     plan = make_plan(ask(model, target="llama3-8b-q3_k_l", draft="llama3-8b-q3_k_l"), machine(3))
     assert plan.choice == "target-only"
-    assert plan.break_even_acceptance is None
-    assert "no acceptance" in plan.why()
+    assert (plan.break_even_acceptance, plan.break_even_length, plan.break_even_share) == (None, 0, None)
+    assert "no usual rate would make it pay" in why(plan)
+    assert plan.at_pair < plan.default.tokens_per_s == plan.pair.tokens_per_s
+    on_host = make_plan(ask(model, target="llama3-8b-q3_k_l", draft="llama3-8b-q3_k_l"), machine())
+    assert on_host.default.tokens_per_s == on_host.at_pair > on_host.pair.tokens_per_s
+    assert on_host.default.draft_length == 0
+    assert "Leave the draft away, or measure it: guessed 1.00×" in why(on_host)
+
+
+def test_a_run_is_predicted_to_draft_only_where_that_pays(model):
+    for acceptance in (0.1, 0.5, 0.9):
+        plan = make_plan(ask(model, acceptance=acceptance), machine(24))
+        assert plan.default.tokens_per_s == max(plan.at_pair, plan.pair.tokens_per_s)
+        assert plan.default.target == plan.pair.target
+    fixed = replace(ask(model), is_adaptive=False)
+    assert make_plan(fixed, machine(24)).default is None
+
+
+def test_the_lookup_counts_as_far_as_it_was_seen(model):
+    """Rounds that gain nothing, and ones that gain much; the draft is chosen for what it does alone."""
+    plans = [
+        make_plan(replace(ask(model), lookup=lookup), machine(24))
+        for lookup in (None, LookupRounds(0.0, 0.0, 1.0), LookupRounds(0.3, 8.0, 1.1), LookupRounds(0.3, 2.0, 3.0))
+    ]
+    speeds = [plan.default.tokens_per_s for plan in plans]
+    assert speeds[0] == speeds[1] == speeds[2] < speeds[3]
+    assert len({plan.choice for plan in plans}) == 1
+
+
+def test_the_rates_of_a_verdict_can_be_compared(model):
+    """What is expected and from where on the draft pays: accepted ÷ drafted tokens, at one draft length."""
+    even = make_plan(ask(model), machine(24)).break_even_acceptance
+    for acceptance in (even - 0.05, even + 0.05):
+        plan = make_plan(ask(model, acceptance=acceptance), machine(24))
+        pays = acceptance > even
+        assert (plan.accepted_share > plan.break_even_share) == pays == (plan.choice == "speculative")
+        words = why(plan)
+        assert words.count("accepted at draft length") == 1
+        assert f"with {plan.accepted_share:.0%} accepted at draft length {plan.judged_length} (given; " in words
+        assert f"it {'pays' if pays else 'would pay'} above {plan.break_even_share:.0%})" in words
+        assert ("Use the draft: guessed" in words) == pays
+        assert ("Leave the draft away" in words) != pays
+        ratio = plan.default.tokens_per_s / plan.target_only.tokens_per_s
+        assert f"guessed {ratio:.2f}× (" in words
+
+
+def test_the_verdict_says_first_what_fits(model):
+    whole, part, host = (why(make_plan(ask(model), machine(*gib))) for gib in ((80,), (24,), ()))
+    assert re.match(r"Fits whole: 81/81 layers on the GPU, 3\d\.\d of 80\.0 GiB\. Use the draft", whole)
+    assert re.match(r"Fits in part: \d\d/81 layers on the GPU.*, 2\d\.\d of 24\.0 GiB; the rest is in RAM\. ", part)
+    assert re.match(r"Fits into memory: 3\d\.\d of 64\.0 GiB\. ", host)
+    little = replace(machine(), memory_bytes=8 * GIB)
+    assert re.match(r"Does not fit into memory: 3\d\.\d of 8\.0 GiB", why(make_plan(ask(model), little)))
+    alone = why(make_plan(ask(model, draft=None), machine(80)))
+    assert re.search(r"Without a draft: predicted \d+(\.\d+)? tokens/s\.$", alone)
+
+
+def test_what_cannot_fit_is_refused_without_a_dry_run(model):
+    def never(_):
+        raise AssertionError("a dry run")
+
+    search.check_fits(ask(model), machine(24), never)
+    with pytest.raises(GgufspecError, match="budget is 0 MiB"):
+        search.check_fits(ask(model), replace(machine(0.3, overhead=2**20), headroom_bytes=GIB), dry_run("GPU0"))
 
 
 def test_all_of_it_fits_a_large_card(model):

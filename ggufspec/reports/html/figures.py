@@ -217,10 +217,9 @@ def of_plan(document: PlanDocument) -> Iterator[Figure]:
     shown = cards or document.devices
     bars = []
     for device in shown:
-        for name, option in document.options.items():
-            if option is not None:
-                label = name.replace("_", "-") + (f", {device.name}" if len(shown) > 1 else "")
-                bars.append((label, plan.bytes_by_part(option, device)))
+        for name, option in plan.placed(document).items():
+            label = name + (f", {device.name}" if len(shown) > 1 else "")
+            bars.append((label, plan.bytes_by_part(option, device)))
     limit = shown[0].budget_bytes if len(shown) == 1 else 0
     yield _memory("VRAM" if cards else "Memory", bars, "the budget", limit)
     marks = []
