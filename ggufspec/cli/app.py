@@ -24,7 +24,7 @@ from typer.core import TyperCommand
 
 from ggufspec import __version__
 from ggufspec.cli.group import Group
-from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.errors import GgufspecError, UsageError, nearest
 from ggufspec.schema.base import ErrorDocument, to_line
 
 COMMANDS = {  # each is a module of this package; the first sentence of its help
@@ -136,11 +136,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _message(error: typer.TyperException) -> str:
     """Typer's message, without what pydantic puts before the message of a parser or says about its own ways."""
     text = error.format_message().replace(": Value error, ", ": ", 1)
-    return re.sub(r": Input (should be [^,]+), unable to parse.*", r": it \1", text)
+    text = re.sub(r"^Invalid value for ([^:]*)'(\S+)': ", r"\2: ", text)  # the last name of several
+    return re.sub(r": Input (should be [^,]+)(, unable to parse.*)?", r": it \1", text)
 
 
 def _usage_hint(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
+    if (found := re.search(r"'(.*)' is not one of (.*)", str(error))) and (
+        near := nearest(found[1], re.findall(r"[^\s',.]+", found[2]))
+    ):
+        return near
     return f"{context.command_path} --help" if context else "ggufspec --help"
 
 

@@ -220,7 +220,8 @@ def _read(word: str, options: Mapping[str, TyperOption], command: str) -> tuple[
     hint = llamacpp.ADVICE.get(name, "")
     if name in _FLAGS and not hint:
         raise UsageError(f"{command} does not take {name}", _help(command))
-    hint = hint or nearest(name, options, 2)
+    alike = [flag for flag in options if flag.startswith("--") == name.startswith("--")]
+    hint = hint or nearest(name, alike, 2)
     if not hint and short in options and not name.startswith("--"):
         hint = f"did you mean {short} {attached}?"
     raise UsageError(f"no such option: {name}", hint or _help(command))

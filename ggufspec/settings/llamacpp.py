@@ -55,7 +55,8 @@ _ADVICE = {  # what to do instead: names in llama.cpp
     "use -hf USER/REPO:QUANT": "-mu --model-url -dr --docker-repo",
     "set HF_TOKEN": "-hft --hf-token",
     "set HF_HUB_OFFLINE=1": "--offline",
-    "use ggufspec chat": "-cnv --conversation -i --interactive -if --interactive-first -mli --multiline-input",
+    "use ggufspec chat, which is a conversation": "-cnv --conversation -i --interactive -if --interactive-first "
+    "-mli --multiline-input",
     "use ggufspec run": "-st --single-turn",
     "use ggufspec run --raw": "-no-cnv --no-conversation",
     "leave it out: the model's chat template is used; --raw continues plain text": "--jinja",

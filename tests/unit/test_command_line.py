@@ -119,6 +119,24 @@ def test_a_mistake_comes_with_the_remedy(words: str, error: str, hint: str, caps
     assert f"next: {hint}" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (("export", "--to", "lmstudio"), "'lmstudio' is not one of llama-server", "did you mean 'lm-studio'?"),
+        (("compare", "--sort", "spede"), "--sort: 'spede' is not one of", "did you mean 'speed'?"),
+        (("bench", "--depth", "-1"), "--depth: it should be greater than or equal to 0", "ggufspec bench --help"),
+        (("serve", "--prot", "1"), "no such option: --prot", "did you mean '--port'"),
+        (("verify", "--drafter", "lookpu"), "there is no drafter 'lookpu'", "did you mean 'lookup'?"),
+    ],
+)
+def test_a_mistake_in_an_option_of_one_command(
+    words: tuple[str, ...], error: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refusal(capsys, *words)
+    assert error in said
+    assert f"next: {hint}" in said
+
+
 # ---- files
 
 
