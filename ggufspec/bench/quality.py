@@ -26,6 +26,7 @@ from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema.compare import Quality
+from ggufspec.schema.text import of_download
 
 _WIDTH = 32  # rows of logits that one call returns; a card has room for so many next to a model that was planned for 2
 _CELLS = 512  # of context; a passage has fewer tokens in every vocabulary that is in use, and is cut otherwise
@@ -152,7 +153,7 @@ def _create(
     wanted, free = 2 * total * vocabulary, host.free_disk_bytes(path.parent)
     if wanted > free - (64 << 20):
         raise ModelError(
-            f"the reference's probabilities take {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB of the disk are free",
+            f"the reference's probabilities take {of_download(wanted)}, and {of_download(free)} of the disk are free",
             "free some space, name another folder with --results, or leave it out with --no-quality",
         )
     np.save(_tokens(path), np.concatenate(passages))

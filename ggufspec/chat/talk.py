@@ -17,6 +17,7 @@ from ggufspec.chat.remote import Remote
 from ggufspec.chat.screen import Answering, Screen
 from ggufspec.child import Interrupted, Session
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.threads import is_due
 from ggufspec.errors import ChildError, GgufspecError, StopError
 from ggufspec.prompting import conversation
 from ggufspec.prompting.conversation import Conversation
@@ -103,7 +104,8 @@ class Talk:
         for note in notes:
             if note not in self.notes:  # a pair that is loaded again repeats its own
                 self.notes.append(note)
-                self.screen.note(note)
+                if is_due(note):
+                    self.screen.note(note)
 
     # ---- questions -------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ggufspec.llamacpp import chat_build, probe
 from ggufspec.reports import doctor as report
 from ggufspec.reports import table
 from ggufspec.schema.doctor import DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
-from ggufspec.schema.text import counted, gib
+from ggufspec.schema.text import counted, gib, of_file
 from ggufspec.verify import selfcheck
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -132,7 +132,7 @@ def _show(document: DoctorDocument) -> None:
         ("NVIDIA", f"driver {document.driver or 'of unknown version'}" if document.driver is not None else ""),
         ("processor", f"{machine.cpu}, {counted(machine.cores, 'core')} to use"),
         ("memory", f"{gib(machine.free_memory_bytes)} of {gib(machine.total_memory_bytes)} GiB can be had"),
-        ("models", f"{machine.model_folder}, {machine.free_disk_bytes / 1e9:,.0f} GB free"),
+        ("models", f"{machine.model_folder}, {of_file(machine.free_disk_bytes)} free"),
     ]
     out.print(table.pairs((name, value) for name, value in facts if value))
     if llama.devices:

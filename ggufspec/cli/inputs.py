@@ -126,11 +126,11 @@ def _calibrate(
         types, heads = machine_profile.types_of(headers), machine_profile.heads_of(headers)
         spec = replace(spec, types=types, heads=heads, cache_types=kinds)
     due = machine_profile.due(cache.cache_folder(), spec, host.usable_cpus(), host.others_cpus)
-    due = Due(spec, "") if always else due
-    if due is None:
+    due = Due(spec, "", needs=True) if always else due
+    if due is None or not (cache.first_today("calibration") or due.needs):
         return False
     if due.why:
-        ui.note(f"measuring this machine's speed, some ten seconds, once ({due.why}; --no-calibrate guesses)")
+        ui.note(f"measuring this machine's speed, 10 to 30 s ({due.why}; --no-calibrate guesses)")
     left = Threads(options.threads, cores=spec.threads).start()
     try:
         speed = machine_profile.measure(cache.cache_folder(), replace(due.spec, left=left), on_event=on_event)
@@ -140,7 +140,7 @@ def _calibrate(
         ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
         return False
     if speed.disturbed and where is None:  # a plan notes it itself
-        later = "an idle one is faster, and a plan on it measures again"
+        later = "predictions are low until ggufspec plan --calibrate measures it idle"
         ui.note(f"this machine was measured while {speed.disturbed}: {later}")
     return True
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ggufspec.files.cache import first_today
 from ggufspec.hardware import host
 from ggufspec.hardware.host import CpuUse, threads_left
 
+_BUSY = "other programs are using the CPUs"
 _FIRST_LOOK_S = 0.15  # the counters' steps are 10 ms
 _INTERVAL_S = 0.5
 _STALE_S = 2.0  # time between two answers after which the usage is out of date
@@ -95,6 +97,11 @@ class Threads:
         if not self.lowered:
             return ""
         return (
-            f"other programs are using the CPUs: llama.cpp gets fewer than {self.cores} threads while they do "
+            f"{_BUSY}: llama.cpp gets fewer than {self.cores} threads while they do "
             "(-t sets a number of threads for good)"
         )
+
+
+def is_due(note: str) -> bool:
+    """Whether a note is to be shown: :attr:`Threads.note` once a day, any other always."""
+    return not note.startswith(_BUSY) or first_today(_BUSY)

@@ -7,9 +7,12 @@ dropped; and without a folder that can be written, a temporary one serves for th
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -20,12 +23,15 @@ from ggufspec.errors import GgufspecError
 from ggufspec.files import untrusted
 from ggufspec.files.write import locked, replacing
 from ggufspec.schema import codec
+from ggufspec.schema.text import of_download
 
 Value = TypeVar("Value")
 
-_PROBE_BYTES = 1 << 16  # that show whether a disk has room
+_PROBE_BYTES = 1 << 16  # written to show whether a disk has room
 _LOCK_S = 2.0
+_DAY_S, _MOST_DAILY = 24 * 3600.0, 16
 _warnings: list[str] = []
+_today: set[tuple[Path, str]] = set()  # what this process has asked :func:`first_today`, also without a cache
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
@@ -52,8 +58,10 @@ def state_folder() -> Path:
 
 
 @functools.cache
-def writable(folder: Path) -> Path:
+def writable(folder: Path, room_bytes: int = 0) -> Path:
     """``folder``, created if need be; if it cannot be written, a temporary one, and :func:`warning` says so.
+
+    ``room_bytes`` must be free on its disk.
 
     Raises:
         GgufspecError: temporary files cannot be written either.
@@ -62,6 +70,8 @@ def writable(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_PROBE_BYTES))
+        if (free := shutil.disk_usage(folder).free) < room_bytes:
+            raise OSError(errno.ENOSPC, f"{of_download(free)} are free, and {of_download(room_bytes)} may be needed")
     except OSError as error:
         trouble = f"{folder}, which cannot be written: {error.strerror}"
     else:
@@ -127,6 +137,20 @@ class Table(Generic[Value]):
 
     def _entries(self) -> dict[str, Any]:
         return read(self._path, dict[str, Any]) or {}
+
+
+def first_today(name: str) -> bool:
+    """Whether none of this user's processes has asked this of ``name`` within the last 24 hours."""
+    folder, now = cache_folder(), time.time()
+    if (folder, name) in _today:
+        return False
+    _today.add((folder, name))
+    moments = Table(folder / "daily.json", float, _MOST_DAILY)
+    last = moments.get(name)
+    if last is not None and 0 <= now - last < _DAY_S:
+        return False
+    moments.put(name, now)
+    return True
 
 
 def _load(kind: type[Value], data: Any) -> Value | None:

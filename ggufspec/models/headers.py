@@ -92,7 +92,7 @@ def read_headers(
         GgufspecError: there is no network and no cached header, or the folder cannot be written.
         ChildError: llama.cpp died over a header.
     """
-    folder = (folder or writable(default_folder())).absolute()
+    folder = (folder or writable(default_folder(), MOST_HEADER_BYTES)).absolute()
     entries = [_kept(source, folder) for source in sources]
     missing = tuple(dict.fromkeys(entry for entry in entries if isinstance(entry, ModelFiles)))
     bytes_read: dict[ModelFiles, int] = {}

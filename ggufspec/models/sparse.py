@@ -18,6 +18,7 @@ from ggufspec.errors import GgufspecError, StopError
 from ggufspec.files.write import replacing
 from ggufspec.hardware.host import free_disk_bytes
 from ggufspec.llamacpp.quantize import random_blocks
+from ggufspec.schema.text import of_download
 
 Piece = tuple[int, bytes | memoryview]
 """An offset in the file and the data to write there."""
@@ -30,13 +31,11 @@ _EVENTS_S = 0.1
 
 
 def check_room(folder: Path, needed_bytes: int, name: str) -> None:
-    """Check that the disk has ``needed_bytes`` of free space; GgufspecError if not."""
-    free = free_disk_bytes(folder)
-    if needed_bytes + _ROOM > free:
-        raise GgufspecError(
-            f"dummy weights for {name} need {needed_bytes / 1e9:.1f} GB of disk, and {folder} has {free / 1e9:.1f}",
-            f"df -h {folder}",
-        )
+    """Check that the disk has room for ``needed_bytes``; a GgufspecError if it has not."""
+    free, needed_bytes = free_disk_bytes(folder), needed_bytes + _ROOM
+    if needed_bytes > free:
+        sizes = f"{of_download(needed_bytes)} of disk, and {folder} has {of_download(free)}"
+        raise GgufspecError(f"dummy weights for {name} need {sizes}", f"df -h {folder}")
 
 
 @contextmanager

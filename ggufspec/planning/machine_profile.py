@@ -325,10 +325,14 @@ def beside(new: MachineProfile, before: MachineProfile | None) -> MachineProfile
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be measured, and why, in a sentence."""
+    """What is to be measured, and why, in a sentence.
+
+    A plan ``needs`` it if nothing is known yet, or nothing of the type that most of the weights are in.
+    """
 
     spec: Spec
     why: str
+    needs: bool = False
 
 
 def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -> Due | None:
@@ -339,18 +343,20 @@ def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -
     """
     kept = _kept(folder, spec.threads)
     if kept is None:
-        return Due(spec, "it is not known yet")
+        return Due(spec, "it is not known yet", needs=True)
     here, speed = kept.speed.device(HOST), kept.speed
     if speed.disturbed and host.threads_left(spec.threads, cpus, others_cpus()) == spec.threads:
         known = (kind for kind in here.by_type if kind not in spec.types)
-        return Due(replace(spec, types=(*spec.types, *known)), f"it was measured while {speed.disturbed}")
+        needs = spec.types[0] not in here.by_type
+        return Due(replace(spec, types=(*spec.types, *known)), f"it was measured while {speed.disturbed}", needs)
     types = tuple(kind for kind in spec.types if kind not in here.by_type)
     known_heads = [set(here.attention.get(kind, {})) for kind in spec.cache_types]
     heads = tuple(head for head in spec.heads if not all(head in known for known in known_heads))
     if not types and not heads:
         return None
     what = ", ".join([*types, *(f"heads of {head}" for head in heads)])
-    return Due(replace(spec, types=types or spec.types[:1], heads=heads), f"{what} were not measured yet")
+    due_spec = replace(spec, types=types or spec.types[:1], heads=heads)
+    return Due(due_spec, f"{what} were not measured yet", needs=spec.types[0] in types)
 
 
 def beyond_cache_bytes() -> int:

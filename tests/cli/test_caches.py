@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 from processes import Cli, Finished
+
+from ggufspec.files import cache as caches
 
 GARBAGE = {
     "empty": b"",
@@ -116,6 +119,41 @@ def test_a_plan_needs_no_cache(cli: Cli, tmp_path: Path, what: str) -> None:
     assert "cannot be written: " in done.stderr
     assert {one for one in set(Path(tempfile.gettempdir()).glob("ggufspec-*")) - left if one.is_dir()} == set()
     assert without(cli, what, tmp_path)("plan", "demo", *CARD, "-q").stderr.count("nothing is kept") == 0
+
+
+def test_a_full_disk_is_as_good_as_none(cli: Cli, tmp_path: Path) -> None:
+    """Room for the probe and not for a header; a quota of this folder alone."""
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path]).returncode:
+        pytest.skip("only root may mount")
+    try:
+        for arguments in (("plan", "demo", *CARD), ("run", "demo", "-p", "def f(", "-n", "4")):
+            done = cli(*arguments, XDG_CACHE_HOME=str(tmp_path))
+            assert done.code == 0, done.stderr
+            assert f"nothing is kept in {tmp_path}/ggufspec/headers, which cannot be written: " in done.stderr
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_what_is_shown_once_a_day_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whether the last time was in this process or in another one; a damaged file, or none, counts as never."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def in_a_new_process() -> bool:
+        monkeypatch.setattr(caches, "_today", set())
+        return caches.first_today("this")
+
+    assert in_a_new_process()
+    assert not caches.first_today("this")
+    assert not in_a_new_process()
+    assert caches.first_today("that")
+    file = tmp_path / "ggufspec" / "daily.json"
+    file.write_text(json.dumps({"this": json.loads(file.read_text())["this"] - 25 * 3600}))
+    assert in_a_new_process()
+    file.write_bytes(GARBAGE["torn"])
+    assert in_a_new_process()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert in_a_new_process()
+    assert not caches.first_today("this")
 
 
 def test_a_rehearsal_and_an_answer_need_no_cache(cli: Cli, tmp_path: Path) -> None:

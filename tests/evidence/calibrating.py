@@ -31,6 +31,7 @@ AGAIN = "it was measured while"
 
 def asked(model: Path, cache: str, *more: str) -> dict[str, Any]:
     """A plan of the command line: what it predicts and says, and what others used meanwhile."""
+    (Path(cache) / "ggufspec" / "daily.json").unlink(missing_ok=True)  # of today's measurement
     command = [str(Path(sys.executable).with_name("ggufspec")), "plan", "-m", str(model), "--json", *more]
     before, began = host.cpu_use(), time.perf_counter()
     done = subprocess.run(

@@ -15,6 +15,7 @@ from ggufspec.api.pairs import open_pair, spec_of
 from ggufspec.api.plan import make_plan
 from ggufspec.cli import inputs
 from ggufspec.errors import ChildError, ModelError
+from ggufspec.files import cache
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
 from ggufspec.hardware.disturbance import Disturbance
@@ -260,6 +261,15 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
     assert prediction.target_only.tokens_per_s < guess.target_only.tokens_per_s
     planned()
     assert len(specs) == 1  # it is kept
+    disturbed = profile(dict.fromkeys(specs[0].types, 1e10), BUSY)
+    machine_profile._keep(tmp_path / "ggufspec", disturbed, machine_profile.identity(1))
+    monkeypatch.setattr(host, "others_cpus", lambda *_: 0.0)
+    planned()
+    assert len(specs) == 1  # it would be faster now, but once a day is enough
+    (tmp_path / "ggufspec" / "daily.json").unlink()
+    monkeypatch.setattr(cache, "_today", set())
+    planned()
+    assert len(specs) == 2
 
     def fails(*_: Any, **__: Any) -> MachineProfile:
         raise ChildError("llama.cpp died", "try again")
@@ -308,7 +318,7 @@ def test_every_plan_says_that_its_measurement_was_disturbed(tmp_path: Path, monk
         assert result.plan.notes == result.document().notes
         return [note for note in result.plan.notes if "measured" in note]
 
-    said = f"this machine was measured while {BUSY}: run `ggufspec plan` again when that is over; it measures anew then"
+    said = f"this machine was measured while {BUSY}: `ggufspec plan --calibrate` measures it again when that is over"
     for _ in range(2):
         assert notes() == [said]
     assert notes(gpu=("RTX 4090",), gpu_layers=1) == [said]
@@ -360,9 +370,12 @@ def test_a_disturbed_measurement_takes_the_place_of_none_but_a_disturbed_one():
 
 
 def test_what_is_due_is_what_is_not_known(tmp_path: Path):
+    needed: list[bool] = []
+
     def due(*types: str, others_cpus: float = 0.0, threads: int = 2, head: int = 64) -> tuple[set[str], str]:
         spec = Spec(threads, types=types, heads=(head,), cache_types=("f16",))
         found = machine_profile.due(tmp_path, spec, 2, lambda: others_cpus)
+        needed.append(bool(found and found.needs))
         return (set(found.spec.types), found.why) if found else (set(), "")
 
     def kept(speed: MachineProfile) -> None:
@@ -377,6 +390,8 @@ def test_what_is_due_is_what_is_not_known(tmp_path: Path):
     kept(profile({"f16": 1.0, "q4_K": 2.0}, BUSY, heads=(64,)))
     assert due("f16") == due("f16", others_cpus=0.4) == ({"f16", "q4_K"}, f"it was measured while {BUSY}")
     assert due("f16", others_cpus=1.0) == (set(), "")  # not yet
+    assert due("q5_0", "f16", others_cpus=1.0) == ({"q5_0"}, "q5_0 were not measured yet")
+    assert needed == [True, False, False, False, True, False, False, False, True]
 
 
 def test_the_types_and_heads_of_models(target: Path, draft: Path):

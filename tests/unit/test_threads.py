@@ -10,7 +10,7 @@ import pytest
 
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.threads import Threads, threads_left
+from ggufspec.decoding.threads import Threads, is_due, threads_left
 from ggufspec.hardware import host
 from ggufspec.hardware.host import CpuUse
 
@@ -200,3 +200,14 @@ class busy_programs:  # noqa: N801 - reads like a function
         for program in self.programs:
             program.kill()
             program.communicate()
+
+
+def test_the_note_is_due_once_a_day(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine.others = 1.0
+    threads = machine.threads()
+    threads.start()
+    assert is_due(threads.note)
+    assert not is_due(threads.note)
+    assert is_due("another note")
+    assert is_due("another note")
