@@ -120,6 +120,7 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
     rounds, drafted, accepted = (
         sum(column) for column in zip(*((s.rounds, s.drafted, s.accepted) for s in every), strict=True)
     )
+    at = by_position(s.drafted_by_position for s in every)
     return SpeculativeRun(
         **base,
         gpu_layers_draft=first.draft.gpu_layers if first.draft else 0,
@@ -128,13 +129,10 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
         tokens_per_round=sum(s.decoded for s in every) / max(rounds, 1),
         accepted_by_position=tuple(
             kept / drafted
-            for kept, drafted in zip(
-                by_position(s.accepted_by_position for s in every),
-                by_position(s.drafted_by_position for s in every),
-                strict=True,
-            )
+            for kept, drafted in zip(by_position(s.accepted_by_position for s in every), at, strict=True)
             if drafted
         ),
+        drafted_by_position=tuple(filter(None, at)),
         drafted=drafted,
         accepted=accepted,
         rounds=rounds,

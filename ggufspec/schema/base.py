@@ -65,6 +65,7 @@ class SpeculativeRun(Run):
     plain_rounds: Count = 0  # without a draft, because it would not have paid
     lookup_drafted: Count = 0  # from the n-gram lookup
     lookup_accepted: Count = 0
+    drafted_by_position: tuple[Count, ...] = ()  # tokens drafted at each position; empty in old results
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,9 +276,35 @@ def test_a_trial_that_failed_is_a_cross_with_its_reason():
     (best,) = [mark for mark in figure.marks if mark.label]
     assert (best.x, best.label) == (document.winner + 1, "winner")
     assert "measured again in the end" in figure.caption
-    reached = [mark.y for mark in figure.marks if mark.kind == "line"]
-    assert reached == sorted(reached)
-    assert reached[-1] == max(mark.y for mark in figure.marks)
+    assert not any(mark.kind == "line" for mark in figure.marks)
+
+
+def test_one_point_is_no_plot():
+    document = kept_results.tune()
+    for count, drawn in ((1, False), (2, True)):
+        some = replace(document, trials=document.trials[:count], winner=0, baseline=0)
+        assert ("search" in of(some)) is drawn
+    bench = kept_results.bench()
+    assert "acceptance" in of(bench)
+    run = replace(bench.runs["speculative"], accepted_by_position=(0.5,), drafted_by_position=(100,))
+    assert "acceptance" not in of(replace(bench, runs=bench.runs | {"speculative": run}))
+
+
+def test_positions_that_were_hardly_drafted_are_left_out():
+    bench = kept_results.bench()
+    shares, counts = (0.9, 0.8, 1.0, 0.0), (100, 10, 9, 1)
+    run = replace(bench.runs["speculative"], accepted_by_position=shares, drafted_by_position=counts)
+    figure = of(replace(bench, runs=bench.runs | {"speculative": run}))["acceptance"]
+    assert [(mark.x, mark.y) for mark in figure.marks] == [(1, 0.9), (2, 0.8)]
+    (row,) = figure.table.cells
+    assert row[2:] == ("90%", "80%")  # no columns for the others
+
+
+def test_an_axis_of_few_whole_numbers_has_each_once():
+    figure = of(kept_results.tune())["search"]
+    layer = charts.specification(figure)["layer"][0]
+    trials = len(kept_results.tune().trials)
+    assert layer["encoding"]["x"]["axis"]["values"] == [*range(1, trials + 1)]
 
 
 def test_a_cell_that_failed_is_a_row_with_its_reason():

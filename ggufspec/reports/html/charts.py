@@ -20,6 +20,7 @@ from ggufspec.reports.html.figures import PARTS, Figure
 WIDTH = 500  # CSS pixels
 _VEGA_LITE = "5.21"
 _SVG = "http://www.w3.org/2000/svg"
+_FEW = 12  # whole numbers that an axis names one by one
 _CROSS = "M-1,-1L1,1M1,-1L-1,1"
 
 Spec = dict[str, Any]
@@ -72,13 +73,16 @@ def _points(figure: Figure) -> list[Spec]:
     if any(isinstance(mark.x, str) for mark in figure.marks):
         x |= {"type": "ordinal", "sort": None, "axis": {"labelAngle": 0}}
     else:
-        whole = all(float(mark.x).is_integer() for mark in figure.marks)
-        x |= {"type": "quantitative", "axis": {"format": "d", "tickMinStep": 1} if whole else {"tickCount": 5}}
+        values = sorted({float(mark.x) for mark in figure.marks})
+        axis: Spec = {"tickCount": 5}
+        if all(value.is_integer() for value in values):
+            axis = {"format": "d"} | ({"values": values} if len(values) <= _FEW else {"tickMinStep": 1})
+        x |= {"type": "quantitative", "axis": axis}
         scale = "sqrt" if figure.name == "quality" else "linear"
         x["scale"] = {"type": scale, "zero": False, "nice": False, "padding": 12}
     y: Spec = {"field": "y", "type": "quantitative", "title": figure.y, "scale": {"zero": True}}
     if figure.name == "acceptance":
-        y |= {"axis": {"format": ".0%"}, "scale": {"domain": [0, 1]}}
+        y |= {"axis": {"format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1]}, "scale": {"domain": [0, 1.06]}}
     place = {"x": x, "y": y, "color": _colour(figure)}
     shape = {"field": "series", "scale": {"domain": list(figure.series)}, "legend": place["color"]["legend"]}
     order = {"order": {"field": "order"}}
@@ -120,7 +124,12 @@ def _drawn(figure: Figure, layers: Sequence[tuple[str, Spec, Spec]]) -> list[Spe
     """Layers of (kind of mark, how it is drawn, encoding), without those that the figure has no mark for."""
     kinds = {mark.kind for mark in figure.marks}
     return [
-        {"transform": [{"filter": f"datum.kind === '{kind}'"}], "mark": mark, "encoding": encoding}
+        {
+            # An empty label would take room above its panel, and move the panel's title up
+            "transform": [{"filter": f"datum.kind === '{kind}'" + " && datum.label" * ("text" in encoding)}],
+            "mark": mark,
+            "encoding": encoding,
+        }
         for kind, mark, encoding in layers
         if kind in kinds
     ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from math import isfinite
 from typing import Literal
 
@@ -27,7 +26,8 @@ TARGET_ONLY = "target-only"
 # Parts of a device's memory, in the order in which they are stacked.
 _KINDS = ("weights", "kv", "compute")
 PARTS = (*(f"{role} {kind}" for role in ("target", "draft") for kind in _KINDS), "overhead")
-_POSITIONS = 8  # of a draft, in a table; a figure has them all
+_POSITIONS = 8  # longest draft shown in a table; a figure has all positions
+_FEWEST_DRAFTED = 10  # tokens at a position, for its acceptance rate to be shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,17 @@ class Figure:
 
 
 def drawable(figures: Iterable[Figure]) -> tuple[Figure, ...]:
-    """The figures without marks that have no position: a divergence may have overflowed."""
+    """The figures without marks that have no position (a divergence may have overflowed), unless they are one point."""
 
     def has_position(mark: Mark) -> bool:
         return isfinite(mark.y) and (isinstance(mark.x, str) or isfinite(mark.x))
 
     found = [replace(figure, marks=list(filter(has_position, figure.marks))) for figure in figures]
-    return tuple(figure for figure in found if figure.marks)
+    return tuple(
+        figure
+        for figure in found
+        if len({mark.x for mark in figure.marks}) > 1 or (figure.form == "bars" and figure.marks)
+    )
 
 
 def _measured(
@@ -92,23 +96,37 @@ def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, Spec
         Mark(name, position, share, f"{pairing}: {share:.0%} accepted at position {position}", panel=panel)
         for pairing, name, panel, run in lines
         for position, share in enumerate(run.accepted_by_position, 1)
+        if _is_telling(run, position)
     ]
     rows = [
-        (pairing, accepted(run), *(f"{share:.0%}" for share in run.accepted_by_position[:_POSITIONS]))
+        (
+            pairing,
+            accepted(run),
+            *(
+                f"{share:.0%}" if _is_telling(run, position) else "–"
+                for position, share in enumerate(run.accepted_by_position[:_POSITIONS], 1)
+            ),
+        )
         for pairing, _, _, run in lines
     ]
-    heads = columns("Pairing", "Accepted", *map(str, range(1, _POSITIONS + 1)))
+    heads = columns("Pairing", "Acceptance rate", *map(str, range(1, _POSITIONS + 1)))
     return Figure(
         "acceptance",
-        "Acceptance by position",
-        "The share of drafted tokens that the target accepted, by position in the draft.",
+        "Acceptance rate by position",
+        "Accepted ÷ drafted tokens at each position of the draft. Positions drafted fewer than "
+        f"{_FEWEST_DRAFTED} times are left out.",
         "lines",
         "position in the draft",
-        "accepted",
+        "acceptance rate",
         series,
         marks,
-        Table("Acceptance by position", heads, rows).filled(least=2),
+        Table("Acceptance rate by position", heads, rows).filled(least=2),
     )
+
+
+def _is_telling(run: SpeculativeRun, position: int) -> bool:
+    """Whether enough was drafted at a position; old results do not have it."""
+    return not run.drafted_by_position or run.drafted_by_position[position - 1] >= _FEWEST_DRAFTED
 
 
 def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str = "", limit_bytes: int = 0) -> Figure:
@@ -266,21 +284,17 @@ def of_sweep(document: SweepDocument) -> Iterator[Figure]:
 
 
 def of_tune(document: TuneDocument) -> Iterator[Figure]:
-    measured = [_trial(document, trial) for trial in document.trials]
-    best = accumulate((mark.y for mark in measured), max)
-    reached = [
-        Mark("best so far", mark.x, y, f"{y:.2f} tokens/s", kind="line") for mark, y in zip(measured, best, strict=True)
-    ]
     yield Figure(
         "search",
         "The search",
         "Every setting, in the order in which they were tried. Those with an interval were measured again in the end, "
-        "side by side: the winner is one of them. A cross is a trial that failed.",
+        "side by side, and the winner is one of them; a point without one is a single trial, and may be luck. "
+        "A cross is a trial that failed.",
         "points",
         "trial",
         "tokens/s",
-        (TARGET_ONLY, "with draft", "best so far"),
-        (*reached, *measured),
+        (TARGET_ONLY, "with draft"),
+        [_trial(document, trial) for trial in document.trials],
     )
 
 
