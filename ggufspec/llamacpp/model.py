@@ -30,6 +30,7 @@ Logits = npt.NDArray[np.float32]
 EAGLE3 = "eagle3"  # architecture of heads whose "encoder" only joins rows
 
 _GGUF_MAGIC = b"GGUF"
+_MOST_LABEL = 24  # bytes of general.size_label
 
 
 def check_gguf(path: Path) -> None:
@@ -41,6 +42,13 @@ def check_gguf(path: Path) -> None:
 
 
 _ON_CPU = Placement()
+
+
+def size_label(parameters: int) -> str:
+    """A model's size as in its name: ``135M``, ``0.5B``, ``70B``."""
+    if parameters < 4e8:
+        return f"{parameters / 1e6:.0f}M"
+    return f"{parameters / 1e9:.{int(parameters < 9.95e9)}f}B"
 
 
 class Model:
@@ -94,12 +102,17 @@ class Model:
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantisation in llama.cpp's words, e.g. ``llama 1B Q4_0``; a size without a name is
-        left out.
+        """Architecture, size and quantisation: ``qwen2 0.5B Q4_K - Medium``.
+
+        llama.cpp's own size is that of a known model of as many layers (``1B``), or unknown.
         """
         buffer = ctypes.create_string_buffer(128)
         self._lib.llama_model_desc(self._handle, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace").replace(" ?B", "").replace(" (guessed)", "")
+        architecture, _, quantisation = buffer.value.decode("utf-8", "replace").split(" ", 2)
+        label = ctypes.create_string_buffer(_MOST_LABEL)
+        self._lib.llama_model_meta_val_str(self._handle, b"general.size_label", label, len(label))
+        size = label.value.decode("utf-8", "replace") or size_label(self._lib.llama_model_n_params(self._handle))
+        return f"{architecture} {size} {quantisation.replace(' (guessed)', '')}"
 
     def tokenize(self, text: str, *, special: bool = False, start: bool = True) -> list[int]:
         """Return the token ids of ``text``, with a BOS token if the model wants one and a text begins here (``start``).

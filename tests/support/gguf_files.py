@@ -17,6 +17,7 @@ def rewritten(
     data: Callable[[str, Any], Any] = lambda _, data: data,
     template: str = "",
     alignment: int = 0,
+    size_label: str = "",
 ) -> Path:
     """Write the model of ``source`` to ``path``, changed.
 
@@ -27,6 +28,7 @@ def rewritten(
         data: gives a tensor's data from its name and the data before.
         template: a chat template to add.
         alignment: of its tensors, if not the usual 32 bytes.
+        size_label: to add.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(path, "llama")
@@ -36,6 +38,8 @@ def rewritten(
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
             kind, of = field.types[0], field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(field.name, value(field.name, field.contents()), kind, of)
+    if size_label:
+        writer.add_size_label(size_label)
     if template:
         writer.add_chat_template(template)
     for tensor in reader.tensors:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from gguf_files import rewritten
 
 from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.model import Model, size_label
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.llamacpp.params import context_params
 
@@ -13,3 +17,26 @@ from ggufspec.llamacpp.params import context_params
 def test_outputs_fill_lines_of_the_cache(width: int, sequences: int, made: int) -> None:
     options = ContextOptions(512, width=width, threads=1, sequences=sequences)
     assert context_params(load(), options).n_outputs_max == made
+
+
+@pytest.mark.parametrize(
+    ("parameters", "label"),
+    [
+        (10_200_000, "10M"),
+        (134_515_008, "135M"),
+        (494_032_768, "0.5B"),
+        (1_543_714_304, "1.5B"),
+        (70_553_706_496, "71B"),
+    ],
+)
+def test_a_size_label_has_two_digits(parameters: int, label: str) -> None:
+    assert size_label(parameters) == label
+
+
+def test_a_model_is_described_by_its_own_size_and_not_by_a_known_model_of_as_many_layers(
+    target: Path, tmp_path: Path
+) -> None:
+    with Model(target) as model:
+        assert model.description == f"llama {size_label(model.parameters)} F16"
+    with Model(rewritten(target, tmp_path / "labelled.gguf", size_label="0.5B")) as model:
+        assert model.description == "llama 0.5B F16"
