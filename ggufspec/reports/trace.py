@@ -21,9 +21,12 @@ WRITERS = {
     "bonus": "the target's own after a draft that was accepted whole",
     "target": "the target's own",
 }
+_RESULTS = {"accepted": "accepted", "rejected": "rejected", "unread": "not checked"}
 _STYLES = {"accepted": "green", "rejected": "red", "unread": "dim", "added": "bold"}
 _NUMBERS = 6  # columns of q, p and their ratio
-_RULE = 20  # columns of what was compared, at least
+_RULE = 20  # columns of what was compared
+_CHOICE = " the target's choice"  # left out where there is no room
+_WIDE = 112  # columns with room
 _RESULT = 15
 _FEWEST_DIGITS = 3
 
@@ -111,7 +114,7 @@ def _drafted(round_: TracedRound, number: int, one: Drafted) -> Row:
         p=probability(p),
         ratio=probability(ratio),
         rule=compared(one.token, judged, greedy=greedy) if judged else "",
-        result=one.result if is_own or one.result == "rejected" else "accepted, lossy",
+        result=_RESULTS[one.result] if is_own or one.result == "rejected" else "accepted, lossy",
         kind=one.result,
         draft=one.draft.likeliest if one.draft else (),
         target=judged.target.likeliest if judged and one.result == "rejected" else (),
@@ -124,7 +127,7 @@ def _added(round_: TracedRound, added: Added) -> Row:
         rule = "from max(p − q, 0)" if added.distribution == "residual" else "drawn from p"
     else:
         rule = _own_choice(added.sum.total if added.sum else 0.0, greedy=greedy, masked=added.masked)
-    result = "" if not round_.drafted else "bonus" if added.source == "bonus" else "instead"
+    result = "" if not round_.drafted else "bonus" if added.source == "bonus" else "correction"
     rejected = added.source == "target" and bool(round_.drafted)  # its row has the target's likeliest already
     return Row(
         number="+",
@@ -173,7 +176,8 @@ def _below(judged: Judged, own: Own, *, greedy: bool) -> str:
     if less == more:
         return "equal: lower id"
     if greedy:
-        return f"{more - less:.2g} below" if more - less < 1 else f"{more - less:.2f} below"
+        gap = more - less
+        return f"{gap:.2g} logits below{_CHOICE}" if gap < 1 else f"{gap:.2f} logits below{_CHOICE}"
     return _distinct(less, "<", more, 2)
 
 
@@ -209,13 +213,15 @@ def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
     """The lines of a round on a terminal of ``width`` columns, with the ``likeliest`` tokens of each row."""
     from rich.text import Text
 
-    wide = max(8, min(24, width - _RULE - _RESULT - 3 * _NUMBERS - 16))
+    ruled = _RULE if width < _WIDE else _RULE + len(_CHOICE)
+    wide = max(8, min(24, width - ruled - _RESULT - 3 * _NUMBERS - 16))
     yield Text(heading(round_), style="bold")
     yield from (Text(line, style="dim") for sentence in readings(round_) for line in textwrap.wrap(sentence, width))
     if round_.drafted:
-        yield Text(_line(("", "", "token", "q", "p", "p/q", "rule"), wide).rstrip(), style="dim")
+        yield Text(_line(("", "", "token", "q", "p", "p/q", "rule"), wide, ruled).rstrip(), style="dim")
     for row in rows(round_):
-        line = Text(_line((row.number, row.who, row.token, row.q, row.p, row.ratio, row.rule), wide))
+        rule = row.rule if ruled > _RULE else row.rule.removesuffix(_CHOICE)
+        line = Text(_line((row.number, row.who, row.token, row.q, row.p, row.ratio, rule), wide, ruled))
         line.append(row.result, _STYLES[row.kind])
         if row.kind == "unread":
             line.stylize("dim")
@@ -227,13 +233,13 @@ def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
                 yield Text(text, style="dim")
 
 
-def _line(cells: Sequence[str], wide: int) -> str:
+def _line(cells: Sequence[str], wide: int, ruled: int) -> str:
     from rich.text import Text
 
     number, who, token, *numbers, rule = cells
     fitted = Text(token)
     fitted.truncate(wide, overflow="ellipsis", pad=True)
-    return f"{number:>2} {who:<6} {fitted} {' '.join(f'{one:>{_NUMBERS}}' for one in numbers)}  {rule:<{_RULE}} "
+    return f"{number:>2} {who:<6} {fitted} {' '.join(f'{one:>{_NUMBERS}}' for one in numbers)}  {rule:<{ruled}} "
 
 
 def _listed(name: str, found: Sequence[Likely], width: int) -> list[str]:

@@ -294,8 +294,9 @@ def test_what_was_compared(one, shown):
 
 def test_what_was_compared_when_greedy():
     own = Own(9, "x", 1.0, Sum(0.0, 0.0))
-    assert report.compared(7, judged(own=own, sum_=Sum(-3.25, 0.0)), greedy=True) == "3.25 below"
-    assert report.compared(7, judged(own=own, sum_=Sum(-0.000123, 0.0)), greedy=True) == "0.00012 below"
+    for gap, shown in ((3.25, "3.25"), (0.000123, "0.00012")):
+        compared = report.compared(7, judged(own=own, sum_=Sum(-gap, 0.0)), greedy=True)
+        assert compared == f"{shown} logits below the target's choice"
     assert report.compared(9, judged(own=own, sum_=Sum(0.0, 0.0)), greedy=True) == "own choice"
 
 
