@@ -85,10 +85,17 @@ def export(program: str, settings: Settings) -> ExportDocument:
     """
     form = _FORMATS[program]
     command = form.command(program, settings) if form.command else []
-    notes = tuple(filter(None, (settings.why, *form.notes(program, settings))))
+    notes = tuple(filter(None, (settings.why, _context_note(settings.context), *form.notes(program, settings))))
     comments = [f"{form.comment} {note}" for note in notes] if form.comment else []
     text = "\n".join([*comments, *form.lines(settings), *([shlex.join(command)] if command else [])])
     return ExportDocument(program, text, tuple(command), notes)
+
+
+def _context_note(context: ContextOptions) -> str:
+    if not context.ctx_size or context.cells == context.ctx_size:
+        return ""
+    given = f"the context of {context.cells} tokens is the plan's {context.ctx_size} with room for a draft"
+    return f"{given}, rounded up as llama.cpp does"
 
 
 # ---- llama.cpp's programs --------------------------------------------------------------------------------------------
@@ -192,11 +199,11 @@ def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
     if program in _WITH_CHAT:
         yield f"{program} keeps old prompts in up to 8 GiB of RAM; --cache-ram 0 turns that off"
     else:
-        yield "a prompt is wanted: add -p TEXT -n TOKENS"
+        yield "add a prompt: -p TEXT -n TOKENS"
     if settings.drafts:
-        yield "above temperature 0 its acceptance rule is another: more or fewer drafted tokens are kept"
+        yield "above temperature 0 llama.cpp has another acceptance rule: its acceptance rate differs from ggufspec's"
         if _splits_differ(settings) and not _only_device(settings):
-            yield "its -ts divides the draft too: the draft's layers are not where the plan has them"
+            yield "its -ts splits the draft too: the draft's layers are not where the plan puts them"
 
 
 def _llama_bench(program: str, settings: Settings) -> list[str]:
@@ -228,18 +235,18 @@ def _bench_notes(_: str, settings: Settings) -> Iterator[str]:
     yield from _file_notes(settings)
     context = settings.context
     yield (
-        "its context is as long as its test, so that it takes less memory than the plan; "
+        "its context is only as long as its test, which takes less memory than the plan; "
         f"-p 0 -n 128 -d {max(context.cells - 128, 0)} fills the plan's {context.cells} cells first"
     )
     if context.swa_full:
         yield "it has no --swa-full: a layer with a sliding window keeps only its window"
     if settings.draft:
-        yield "it has no draft: this measures target-only, placed as beside the draft"
+        yield "it has no draft: this measures target-only, with the layers planned next to the draft"
 
 
 def _file_notes(settings: Settings) -> Iterator[str]:
     if settings.target.repo or (settings.draft and settings.draft.repo):
-        yield "files are taken from the hub as they are there today: llama.cpp names no revision"
+        yield "llama.cpp downloads the newest files of the hub: it cannot name a revision"
     there = {device for _, device in map(parse_override, settings.placement.override_tensor)} - {HOST}
     if unknown := sorted(there - {*settings.devices}):
         yield f"-ot names {', '.join(unknown)}, cards that are not here: write llama.cpp's names, CUDA0 say"
@@ -319,7 +326,7 @@ def _is_plain(text: str) -> bool:
 
 def _preset_notes(_: str, settings: Settings) -> Iterator[str]:
     yield "llama-server --models-preset FILE; sections of several pairs go into one file"
-    yield "--models-max 1 keeps one model loaded at a time: the plan gives all memory to each"
+    yield "the plan gives all memory to one model: --models-max 1 keeps only one loaded"
     if variable := _variable(settings):
         yield f"the plan is for a server that is started with {variable}"
     yield from _llama_notes("llama-server", settings)
@@ -345,7 +352,7 @@ def _swap(settings: Settings) -> Iterator[str]:
 
 def _swap_notes(_: str, settings: Settings) -> Iterator[str]:
     yield "llama-swap --config FILE; models of several pairs go under one models:"
-    yield "a model that takes longer than 120 s to load needs healthCheckTimeout: SECONDS beside models:"
+    yield "a model that takes longer than 120 s to load needs healthCheckTimeout: SECONDS next to models:"
     yield from _llama_notes("llama-server", settings)
 
 
@@ -373,12 +380,12 @@ def _modelfile(settings: Settings) -> Iterator[str]:
 
 def _ollama_notes(_: str, settings: Settings) -> Iterator[str]:
     context, placement = settings.context, settings.placement
-    yield "num_gpu counts the output layer, as -ngl does; an Ollama from before it ran llama-server counts it last"
-    yield "num_ctx is for one request at a time: OLLAMA_NUM_PARALLEL=1 ollama serve"
+    yield "num_gpu includes the output layer, like -ngl; older versions of Ollama offload that layer last"
+    yield "the plan is for one request at a time: OLLAMA_NUM_PARALLEL=1 ollama serve"
     if settings.target.repo:
-        yield "the file is taken from the hub as it is there today: Ollama names no revision"
+        yield "Ollama downloads the newest file of the hub: it cannot name a revision"
     if settings.draft:
-        yield "target-only: Ollama drafts with MTP and DFlash heads only, not with a model like the draft"
+        yield "target-only: Ollama cannot use a draft model, only MTP and DFlash heads"
     if context.cache_type_k != context.cache_type_v:
         yield f"Ollama has one type for both caches, not {context.cache_type_k} and {context.cache_type_v}"
     elif context.cache_type_k != "f16":
@@ -389,24 +396,24 @@ def _ollama_notes(_: str, settings: Settings) -> Iterator[str]:
     if context.swa_full:
         yield "Ollama has no --swa-full: a layer with a sliding window keeps only its window"
     if placement.n_cpu_moe:
-        yield f"Ollama cannot keep the experts of {placement.n_cpu_moe} blocks on the CPU"
+        yield f"Ollama cannot keep the experts of {placement.n_cpu_moe} layers on the CPU"
     yield from _lacks("Ollama", settings)
 
 
 def _lacks(program: str, settings: Settings) -> Iterator[str]:
     """What neither Ollama nor LM Studio can be told."""
     if count := settings.placement.n_cpu_ffn:
-        yield f"{program} cannot keep the feed-forward weights of {count} blocks on the CPU"
+        yield f"{program} cannot keep the feed-forward weights of {count} layers on the CPU"
     if settings.placement.override_tensor:
-        yield f"{program} has no -ot: tensors are where their layer is"
+        yield f"{program} has no -ot: every tensor goes where its layer goes"
     if not settings.context.op_offload:
         yield f"{program} has no --no-op-offload: prompts take more of the card than the plan"
     if (mode := settings.placement.load_mode) != "auto":
-        yield f"{program} has no -lm {mode}: it decides how weights come into memory"
+        yield f"{program} has no -lm {mode}: it decides how weights are loaded"
     if settings.placement.no_host:
         yield f"{program} has no --no-host: the CPU computes batches more slowly"
     if variable := _variable(settings):
-        yield f"{program} has no {variable.partition('=')[0]} of its own: start it in an environment with {variable}"
+        yield f"the plan is for {program} started with {variable} in its environment"
     if settings.placement.split:
         yield f"{program} divides layers over several cards by itself, not by the plan's split"
     if settings.rpc:
@@ -454,12 +461,12 @@ def _share(settings: Settings) -> str:
 
 
 def _lm_studio_notes(_: str, settings: Settings) -> Iterator[str]:
-    yield "lms sets the context and the GPU offload; the rest is set in the load window of LM Studio"
-    yield "GPU Offload counts blocks without the output layer; LM Studio's log says how many layers it moved"
+    yield "lms load sets context and GPU offload; set the rest in LM Studio's load window"
+    yield "GPU Offload leaves the output layer out; LM Studio's log says how many layers it offloaded"
     if not settings.target.repo:
-        yield f"a file outside LM Studio's folder: {shlex.join(['lms', 'import', settings.target.name])}"
+        yield f"LM Studio sees only its own folder: {shlex.join(['lms', 'import', settings.target.name])}"
     if settings.draft:
-        yield "the draft is chosen in the chat sidebar, Speculative Decoding; LM Studio decides where it goes"
+        yield "choose the draft in the chat sidebar, Speculative Decoding; LM Studio decides where it goes"
     yield from _lacks("LM Studio", settings)
 
 

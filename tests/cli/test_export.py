@@ -185,7 +185,7 @@ def test_two_cards() -> None:
 def test_the_drafts_split(target, draft, devices, device, told) -> None:
     settings = replace(changed(PAIR, split=target, draft=Placement(-1, draft)), devices=devices)
     assert flag(command("llama-server", settings), "-devd") == device
-    assert note("llama-server", settings, "-ts divides the draft too") is not told
+    assert note("llama-server", settings, "-ts splits the draft too") is not told
 
 
 def test_a_draft_on_the_cpu_has_no_split() -> None:
@@ -256,7 +256,7 @@ def test_a_modelfile() -> None:
     ]
     comments = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
     assert comments == list(export("ollama", PAIR).notes)
-    for words in ("target-only", "num_gpu counts the output layer", "OLLAMA_KV_CACHE_TYPE=q8_0"):
+    for words in ("target-only", "num_gpu includes the output layer", "OLLAMA_KV_CACHE_TYPE=q8_0"):
         assert any(words in comment for comment in comments)
 
 
