@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ggufspec.schema.text import visible
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _MARKUP = re.compile(r"[\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")  # within a word an underscore is a letter
 _BEGINS = re.compile(r"^(\s*)(?=[#>+=-](?!\d))|^(\s*\d+)(?=[.)](?:\s|$))")  # a heading, a quotation, an item
 _WRAPPED = 24  # columns of the terminal that a long text needs
+_NARROW = 60  # columns: a narrower terminal shows a table that does not fit row by row
 BEST = "*"
 
 
@@ -117,10 +119,27 @@ def words(label: str) -> Column:
 
 
 def terminal(table: Table, width: int | None = None) -> RichTable:
-    """A rich table; the best of a column has a star. Columns beyond ``width`` are left out, the first two never."""
+    """A rich table; the best of a column has a star. Columns beyond ``width`` are left out, the first two never.
+
+    A narrow terminal shows a table that does not fit as one block for each row, a line for each of its columns.
+    """
     from rich import box
+    from rich.padding import Padding
     from rich.table import Table as RichTable
     from rich.text import Text
+
+    class Fitting(RichTable):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            needed = sum(_width(column, cells) + 2 for column, *cells in zip(table.columns, *full, strict=True)) - 2
+            if options.max_width >= min(needed, _NARROW):
+                yield from super().__rich_console__(console, options)
+                return
+            for number, row in enumerate(marked):
+                yield Text(row[0], style="bold")
+                rest = zip(table.columns[1:], row[1:], strict=False)
+                lines = [(Text(column.label, "not bold dim"), text) for column, text in rest if text]
+                why = table.failed.get(number, "").partition(":")[0]
+                yield Padding(pairs([*lines, *[(why, "")] * bool(why)]), (0, 0, 0, 2))
 
     table = table.seen_in("terminal")
     cells, best = table.cells, table.best
@@ -129,8 +148,9 @@ def terminal(table: Table, width: int | None = None) -> RichTable:
         [text + (BEST if (n, i) in best else " " if i in ranked and text else "") for i, text in enumerate(row)]
         for n, row in enumerate(cells)
     ]
-    shown = list(range(len(table.columns))) if width is None else _fitting(table.columns, marked, width)
-    made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    full = [[*row, *[""] * (len(table.columns) - len(row))] for row in marked]
+    shown = list(range(len(table.columns))) if width is None else _fitting(table.columns, full, width)
+    made = Fitting(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for index in shown:
         column = table.columns[index]
         made.add_column(column.label, justify=column.align, no_wrap=not column.wraps, overflow="fold")
@@ -169,15 +189,20 @@ def _fitting(heads: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
     shown: list[int] = []
     used = 0
     for index, column in enumerate(heads):
-        cells = [row[index] for row in rows if index < len(row)]
+        cells = [row[index] for row in rows]
         if index and not any(cells):
             continue
-        widest = max(map(len, (column.label, *cells)))
-        widest = min(widest, _WRAPPED) if column.wraps else widest
+        widest = _width(column, cells)
         if index < 2 or used + widest + 2 <= width:
             used += widest + 2
             shown.append(index)
     return shown
+
+
+def _width(column: Column, cells: Iterable[str]) -> int:
+    """Columns of the terminal that a column needs."""
+    widest = max(len(line) for cell in (column.label, *cells) for line in cell.split("\n"))
+    return min(widest, _WRAPPED) if column.wraps else widest
 
 
 # ---- Markdown -------------------------------------------------------------------------------------------------------

@@ -55,9 +55,22 @@ def test_the_terminal_has_stars_bars_and_the_word_failed() -> None:
     assert last.split() == ["d", "9.0", "1", "s*", "█"]
 
 
-@pytest.mark.parametrize(("width", "heads"), [(80, 5), (24, 3), (12, 2)])
+@pytest.mark.parametrize(("width", "heads"), [(200, 12), (80, 7), (62, 5)])
 def test_columns_that_do_not_fit_are_left_out(width: int, heads: int) -> None:
-    assert len(printed(SHOWN, width)[0].split()) == heads
+    wide = Table("", table.columns(*(f"column{n:03}" for n in range(12))), (("1",) * 12,))
+    assert len(printed(wide, width)[0].split()) == heads
+
+
+@pytest.mark.parametrize("width", [20, 40])
+def test_a_narrow_terminal_shows_row_by_row_and_leaves_nothing_out(width: int) -> None:
+    lines = printed(SHOWN, width)
+    assert all(len(line) <= width for line in lines)
+    assert lines[:4] == ["a|b", "Tokens/s  10.0*", "Load      3 s", "Bar       ██"]
+    text = " ".join(" ".join(lines).split())
+    assert "Remarks some longer" in text
+    assert text.endswith("c failed d Tokens/s 9.0 Load 1 s* Bar █")
+    small = Table("", table.columns("a", "b"), (("1", "2"),))
+    assert printed(small, width)[0].split() == ["a", "b"]  # it fits
 
 
 def test_markdown_escapes_and_keeps_what_is_for_files() -> None:
