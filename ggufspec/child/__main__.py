@@ -107,7 +107,8 @@ def main(argv: list[str]) -> None:
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints to stdout goes to stderr
     if verbosity == "-v":
-        logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stderr)
+        logging.basicConfig(format="%(message)s", stream=sys.stderr)
+        logging.getLogger("ggufspec").setLevel(logging.DEBUG)  # llama.cpp's log, and of other libraries only warnings
     else:  # only llama.cpp's log says why CUDA aborts: ggml_cuda_error in ggml/src/ggml-cuda/ggml-cuda.cu
         errors = logging.StreamHandler(sys.stderr)
         errors.setLevel(logging.ERROR)

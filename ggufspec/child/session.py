@@ -86,7 +86,8 @@ class Session:
             result = _result(child.outcome(on_event), ready_type)
         except KeyboardInterrupt:
             try:
-                raise Interrupted(_partial(child.last_outcome(on_event), ready_type)) from None
+                with interrupts.stopping():
+                    raise Interrupted(_partial(child.last_outcome(on_event), ready_type)) from None
             finally:
                 self._end(0)
         except BaseException:
@@ -115,7 +116,8 @@ class Session:
                 if child.stops:  # a second Ctrl-C
                     raise
                 child.stop()
-                raise Interrupted(_partial(child.outcome(on_event), reply_type)) from None
+                with interrupts.stopping():
+                    raise Interrupted(_partial(child.outcome(on_event), reply_type)) from None
         except Interrupted:
             raise
         except KeyboardInterrupt:

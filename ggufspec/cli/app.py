@@ -6,6 +6,7 @@ imports, ``ggufspec --help`` waits for.
 
 from __future__ import annotations
 
+import codecs
 import functools
 import importlib
 import importlib.metadata
@@ -26,6 +27,7 @@ from ggufspec import __version__
 from ggufspec.cli.group import Group
 from ggufspec.errors import GgufspecError, UsageError, nearest
 from ggufspec.schema.base import ErrorDocument, to_line
+from ggufspec.schema.text import in_ascii
 
 COMMANDS = {  # each is a module of this package; the first sentence of its help
     "bench": "Measure target-only, draft-only and speculative decoding.",
@@ -154,7 +156,7 @@ def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:
 
     if "--json" in arguments:
         ui.data(to_line(ErrorDocument(message, hint)))  # after lines of JSON it is one more
-    ui.failure(message, hint)
+    ui.failure(message, hint, stopped=code == 130)
     return code
 
 
@@ -174,8 +176,10 @@ def _ready() -> None:
             number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: its own
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    codecs.register_error("ascii", in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="ascii")
 
 
 def _end(number: int, _: FrameType | None) -> None:

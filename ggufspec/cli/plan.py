@@ -109,7 +109,7 @@ def _rank(
         for one in ranks.tables(document, out.width):
             out.print(table.terminal(one, out.width))
         for line, style in ranks.lines(document):
-            out.print(line, style=style)
+            out.whole(line, style=style) if line.startswith("next: ") else out.print(line, style=style)
 
     ui.result(document, show)
     return 0
@@ -154,6 +154,6 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
         out.print(f"Chance per token: {chance:.0%}, {document.settings['acceptance_from']}.", style="dim")
     for note in document.notes:
         out.print(f"Note: {note}.", style="yellow")
-    if not everything:
+    if not everything and not ui.flags().quiet:
         more = "draft lengths, " * bool(document.draft_lengths) + "other contexts, " * has_contexts
         out.print(f"-v adds {more}all memory and what figures rest on.", style="dim")

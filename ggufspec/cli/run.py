@@ -107,7 +107,7 @@ def described(pair: Pair, spec: Spec, resolved: Resolved, result: Result, interr
 
 def end(interrupted: bool) -> int:
     if interrupted:
-        ui.failure("interrupted", "")
+        ui.failure("interrupted", "", stopped=True)
     return 130 if interrupted else 0
 
 

@@ -293,8 +293,8 @@ def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
         path, body = "completions", '{"prompt": "def main(", "max_tokens": 32}'
         ui.note("the model has no chat template: only completions are answered (--chat-template FILE gives one)")
     json_type = " -H 'Content-Type: application/json'"
-    err.say("  try: ", (f"curl {url}/v1/{path}{key}{json_type} -d '{body}'", "bold"))
-    ui.note(f"  base URL for editors and agents: {url}/v1; page: {url}/")
+    err.whole("  try: ", (f"curl {url}/v1/{path}{key}{json_type} -d '{body}'", "bold"))
+    ui.note(f"  base URL for editors and agents: {url}/v1\n  page: {url}/")
 
 
 def _access(reply: Reply, seconds: float) -> None:

@@ -53,16 +53,19 @@ class Console(console.Console):
         else:
             super().on_broken_pipe()
 
+    def whole(self, *parts: str | tuple[str, str], style: str = "") -> None:
+        """Print a line that is never broken, such as a command or an address: what is copied is one line."""
+        self.print(Text.assemble(*parts, style=style), soft_wrap=True)
+
     def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
         """Print sentences, some parts with a style of their own: in a terminal broken between words, else in one line.
 
         Words that are longer than a line and commands stay whole, so that they can be copied.
         """
-        text = Text.assemble(*parts, style=style)
         if not self.is_terminal:
-            self.print(text, soft_wrap=True)
+            self.whole(*parts, style=style)
             return
-        for line in _visible(text).split(allow_blank=True):
+        for line in _visible(Text.assemble(*parts, style=style)).split(allow_blank=True):
             for piece in line.divide(_ends(line.plain, self.width)):
                 piece.rstrip()
                 self.print(piece, soft_wrap=True)

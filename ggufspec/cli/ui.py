@@ -5,12 +5,13 @@ from __future__ import annotations
 import codecs
 import json
 import logging
+import os
 import re
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import typer
@@ -27,18 +28,20 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ggufspec.cli.terminal import Console
+from ggufspec.schema import interrupts
 from ggufspec.schema.base import Document, to_json
 from ggufspec.schema.text import visible
 from ggufspec.settings.table import Flags
 
 _flags = Flags()
-_bars: list[Console] = []  # where a bar is shown, which makes room for what is said
+_live: list[Console] = []  # where a bar or a spinner is shown, which makes room for notes
 
 
 def begin(given: Flags) -> None:
     """Start a command; its flags hold until the next one starts."""
     global _flags
     _flags = given
+    interrupts.acknowledge_with(_stopping)
 
 
 def flags() -> Flags:
@@ -60,9 +63,17 @@ def confirmed(question: str, *, default: bool) -> bool:
 
 
 def out(theme: Theme | None = None) -> Console:
-    """Standard output, as wide as the terminal; 100 columns if there is none."""
-    columns = None if sys.stdout.isatty() else shutil.get_terminal_size((100, 24)).columns
+    """Standard output, as wide as the terminal, also where it is piped; 100 columns without one."""
+    columns = None if sys.stdout.isatty() else shutil.get_terminal_size((_columns(), 24)).columns
     return Console(width=columns, theme=theme)
+
+
+def _columns() -> int:
+    """Width of the terminal that standard error or input is on."""
+    for number in (2, 0):
+        with suppress(OSError):
+            return os.get_terminal_size(number).columns or 100
+    return 100
 
 
 def err() -> Console:
@@ -90,16 +101,25 @@ def result(document: Document, show: Callable[[], None]) -> None:
 
 
 def note(text: str) -> None:
-    """Print a note to standard error, unless ``-q`` is given."""
-    if not _flags.quiet:
-        (_bars[-1] if _bars else err()).say(text, style="dim")
+    """Print a note to standard error, unless ``-q`` is given; without ``-v`` only if it is due."""
+    from ggufspec.decoding.threads import is_due
+
+    if _flags.quiet or not (_flags.verbose or is_due(text)):
+        return
+    (_live[-1] if _live else err()).say(text, style="dim")
 
 
-def failure(message: str, hint: str) -> None:
+def _stopping() -> None:
+    """Acknowledge Ctrl-C, below the ``^C`` that a terminal shows at the end of whatever line it is on."""
+    note("stopping…" if _live or not err().is_terminal else "\nstopping…")
+
+
+def failure(message: str, hint: str, *, stopped: bool = False) -> None:
+    """Print an error and what to type next; one that the user ``stopped`` is none."""
     console = err()
-    console.say(("error: ", "bold red"), message)
+    console.say(("" if stopped else "error: ", "bold red"), message)
     if hint:
-        console.say(("  next: ", "bold"), hint)
+        console.whole(("  next: ", "bold"), hint)
 
 
 def hear() -> None:
@@ -139,11 +159,11 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
     console = err()
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
-        _bars.append(console)
+        _live.append(console)
         try:
             yield lambda done, total, what: bar.update(task, completed=done, total=total or None, description=what)
         finally:
-            _bars.pop()
+            _live.remove(console)
 
 
 @contextmanager
@@ -152,11 +172,14 @@ def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
     if not is_live():
         yield lambda _: None
         return
-    status = err().status("")
+    console = err()
+    status = console.status("")
 
     def show(what: str) -> None:
         status.update(Text(what, "dim", no_wrap=True, overflow="ellipsis"))
         status.start()  # nothing is shown until something takes long
+        if console not in _live:
+            _live.append(console)
 
     try:
         if with_what:
@@ -164,6 +187,8 @@ def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
         yield show
     finally:
         status.stop()
+        if console in _live:
+            _live.remove(console)
 
 
 @contextmanager

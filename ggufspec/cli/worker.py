@@ -84,4 +84,4 @@ def _say(event: dict[str, Any]) -> None:
     err = ui.err()
     err.say(f"serving {', '.join(shown)} at {event['endpoint']}; Ctrl-C ends it")
     command = (f"ggufspec bench demo --rpc {reached}:{port}", "bold")
-    err.say(f"  {where}: ", command)
+    err.whole(f"  {where}: ", command)

@@ -1,4 +1,4 @@
-"""Holds back Ctrl-C and termination signals while a block must complete."""
+"""Ctrl-C and termination signals: held back while a block must complete, and acknowledged where stopping takes long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,27 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+_MOMENT_S = 0.1
+_acknowledge: Callable[[], None] | None = None
+
 _NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def acknowledge_with(call: Callable[[], None]) -> None:
+    """Call this, from any thread, where what Ctrl-C interrupted takes longer to stop than a moment."""
+    global _acknowledge
+    _acknowledge = call
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """Stop something in the block, after Ctrl-C."""
+    timer = threading.Timer(_MOMENT_S, _acknowledge or (lambda: None))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import re
 
 _PICTURES = 0x2400  # block of control pictures, in the order of C0
 _DELETE = "\u2421"
+_ASCII = dict(zip("≈×…–−÷·✗█▓▒░▪", "~x.--/.x#=-.o", strict=True)) | {"±": "+/-", "≤": "<=", "≥": ">="}
 HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb\ufffe\uffff]"
 )
@@ -33,6 +34,13 @@ def _shown(found: re.Match[str]) -> str:
     if code == 0x7F:
         return _DELETE
     return "\ufffd" if 0xD800 <= code <= 0xDFFF else f"<U+{code:04X}>"
+
+
+def in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Replace what an encoding lacks by characters that read alike: a handler for ``codecs.register_error``."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ASCII.get(each, "?") for each in error.object[error.start : error.end]), error.end
 
 
 def of_file(size: float | None) -> str:

@@ -166,6 +166,7 @@ def test_quiet_leaves_the_answer(cli: Cli) -> None:
 def test_verbose_shows_the_log_of_llama_cpp_on_stderr(cli: Cli) -> None:
     done = cli("run", *PROMPT, "-n", "4", "-v", "--json")
     assert "llama_model_loader" in done.stderr
+    assert "Attempting to acquire lock" not in done.stderr  # the log of filelock
     assert done.document()["schema"] == "ggufspec/run@1"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shlex
 import signal
 import socket
 import threading
@@ -14,6 +16,7 @@ from typing import Any
 
 import chat_models
 import httpx2
+import pexpect
 import psutil
 import pytest
 from endpoints import CHATML, PATIENCE_S, Endpoint, events, serving, template
@@ -520,6 +523,22 @@ def test_it_ends_when_told(tmp_path: Path, number: int, code: int) -> None:
         assert endpoint.process.wait(PATIENCE_S) == code
         assert endpoint.process.stderr is not None
         assert b"Traceback" not in endpoint.process.stderr.read()
+
+
+def test_its_first_lines_can_be_copied(cli: Cli) -> None:
+    """A terminal breaks a long line itself, and copies it as one; a line end of ours would be copied, too."""
+    child = cli.terminal("serve", "demo", "--port", "0", columns=80)
+    child.expect("Ctrl-C ends it")
+    child.expect(r"page: http://\S+/\r\n")
+    lines = child.before.splitlines()
+    (command,) = (line for line in lines if "curl" in line)
+    words = shlex.split(re.sub(r"\x1b\[[\d;]*m", "", command).partition("try: ")[2])
+    assert words[0] == "curl"
+    assert json.loads(words[-1])["max_tokens"] == 32
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
 
 
 # ---- keys, and how it begins -----------------------------------------------------------------------------------------

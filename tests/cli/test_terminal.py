@@ -38,6 +38,13 @@ def test_paths_and_commands_stay_whole(whole: str) -> None:
     assert whole in said(f"some words before it that take their place, then {whole}")[-1]
 
 
+def test_what_is_whole_is_never_broken() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=40, force_terminal=True, no_color=True, _environ={})
+    console.whole("  try: ", 'curl http://127.0.0.1:8080/v1 -d \'{"a long": "body"}\'')
+    assert file.getvalue() == '  try: curl http://127.0.0.1:8080/v1 -d \'{"a long": "body"}\'\n'
+
+
 def test_a_sentence_about_ggufspec_is_no_command() -> None:
     assert (
         max(map(len, said("llama-cpp-python 0.1 is installed, and ggufspec is made for " + "another one " * 9))) <= 80

@@ -201,7 +201,7 @@ def test_a_pair_of_the_hub_is_planned_by_its_headers_and_fetched_on_demand(far: 
 def test_without_a_network_the_reason_is_told(far: Cli) -> None:
     planned, missing, fetched, events = lines(far, FAR)
     assert "HF_HUB_OFFLINE" in planned[1]
-    assert planned[2] == "unset HF_HUB_OFFLINE"
+    assert planned[2].startswith("unset HF_HUB_OFFLINE")
     assert missing[2] == "ggufspec pull far"
     assert "HF_HUB_OFFLINE" in fetched[1]
     assert events == []

@@ -267,7 +267,7 @@ def test_what_was_pulled_is_there_without_a_network(online: Cli, server: Server)
     assert done.document()["error"] == f"on this machine {BIG} has no model in Q8_0; it has Q4_K_M"
     assert done.document()["hint"].startswith("unset HF_HUB_OFFLINE")
     done = online("pull", "-hf", SMALL, "-y", "--json", HF_HUB_OFFLINE="1")
-    assert done.document()["hint"] == "unset HF_HUB_OFFLINE"
+    assert done.document()["hint"].startswith("unset HF_HUB_OFFLINE; without a network, ggufspec profiles list ")
 
 
 # ---- what breaks off -----------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def test_ctrl_c_is_quiet_and_keeps_what_came(online: Cli, server: Server, made: 
     shown = plain(rest(child))
     assert child.exitstatus == 130
     assert time.monotonic() - began < 5
-    assert "error: interrupted; what was downloaded is kept" in shown
+    assert "interrupted; what was downloaded is kept" in shown
     assert "Traceback" not in shown
     assert "big-Q4_K_M.gguf" in shown
     assert size(partial(online, path)) > MB

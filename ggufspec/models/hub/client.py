@@ -34,6 +34,7 @@ _MOST_PAUSE_S = 60.0  # longest wait at a server's request without telling the u
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _PROXIES = "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY"
+_WITHOUT_NETWORK = "without a network, ggufspec profiles list says what fits, and ggufspec models what is on this disk"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -485,7 +486,8 @@ def _near(repo: str, file: str, revision: str | None) -> list[str]:
 
 
 def _offline(shown: str) -> OfflineError:
-    return OfflineError(f"{shown} is not on this machine, and HF_HUB_OFFLINE forbids requests", "unset HF_HUB_OFFLINE")
+    message = f"{shown} is not on this machine, and HF_HUB_OFFLINE forbids requests"
+    return OfflineError(message, f"unset HF_HUB_OFFLINE; {_WITHOUT_NETWORK}")
 
 
 def _unreachable(shown: str, error: Exception) -> UnreachableError:
@@ -493,4 +495,5 @@ def _unreachable(shown: str, error: Exception) -> UnreachableError:
 
     broke = isinstance(error, httpx2.ReadError | httpx2.RemoteProtocolError)  # e.g. a connection kept too long
     message = f"{shown} cannot be reached: {str(error) or type(error).__name__}"
-    return (BrokenConnectionError if broke else UnreachableError)(message, "check the network and try again")
+    hint = f"check the network and try again; {_WITHOUT_NETWORK}"
+    return (BrokenConnectionError if broke else UnreachableError)(message, hint)
