@@ -95,40 +95,42 @@ def show(name: Name) -> int:
 @command(
     "ggufspec profiles new my-pair",
     "ggufspec profiles new my-pair -hf USER/TARGET-GGUF:Q4_K_M -hfd USER/DRAFT-GGUF:Q8_0",
+    confirms=True,
 )
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help=_HELP)],
     *,
     why: Annotated[str | None, option("--why TEXT", "What the pair is for.")] = None,
-    force: Annotated[bool, option("--force", "Overwrite your profile of this name.")] = False,
+    force: Annotated[bool, option("--force", "As -y.", hidden=True)] = False,
     given: Annotated[
         Settings,
         takes(*("files", "hub", "ctx_size", "draft_max"), ctx_size={"default": None}, draft_max={"shown": ""}),
     ],
 ) -> int:
-    """Write a profile of your own. Both models must be found, and the draft must serve the target.
+    """Write a profile of your own. Its models must be found, and a draft must serve the target.
 
-    Asks for what is missing on a terminal. A profile of yours overrides a bundled one of the same name.
+    Asks on a terminal if no target is given. A profile of yours overrides a bundled one of the same name.
     """
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
         raise UsageError(f"{name!r} is not a profile name", "letters, digits and . _ + - after the first: my-pair")
     path = stored.user_folder() / f"{name}.toml"
-    if path.exists() and not force:
-        raise UsageError(f"there is a profile {name!r} at {path}", "--force overwrites it; or choose another name")
-    spec = inputs.pair_spec(_asked(given))
-    target, draft = _place(spec.target), _place(spec.draft or "")
+    if path.exists() and not (force or ui.flags().yes):
+        raise UsageError(f"there is a profile {name!r} at {path}", "-y overwrites it; or choose another name")
+    if not given.given(("model", "hf_repo")):
+        given = _asked(given)
+        why = why or _ask("What is it for? (Enter for nothing)")
+    spec = inputs.pair_spec(given)
+    places = [_place(source) for source in (spec.target, spec.draft) if source]
     with inputs.planning() as tell:
-        known = read_headers([target, draft], None, tell)
-        warnings = check_pair(known[0], known[1])
-    if why is None:
-        why = typer.prompt("What is it for?", default="", show_default=False, err=True) if ui.can_ask() else ""
+        known = read_headers(places, None, tell)
+        warnings = check_pair(known[0], known[1]) if spec.draft else ()
     profile: dict[str, Any] = {
         "name": name,
-        "why": why.strip() or "A pair of my own.",
-        "source": f"{_page(target)} with {_page(draft)}",
-        "target": _table(target, known[0]),
-        "draft": _table(draft, known[1]),
+        "why": (why or "").strip() or "A pair of my own.",
+        "source": " with ".join(map(_page, places)),
     }
+    for role, place, header in zip(("target", "draft"), places, known, strict=False):
+        profile[role] = _table(place, header)
     if settings := given.given(("ctx_size", "draft_max")):
         profile["settings"] = settings
     try:
@@ -188,7 +190,14 @@ def check(
             bar(done, len(wanted), name)
             found.append(_check(name))
     document = schema.CheckDocument(tuple(found), all(row.ok for row in found))
-    ui.result(document, lambda: ui.out().print(table.terminal(report.checks(document))))
+    out = ui.out()
+
+    def show() -> None:
+        out.print(table.terminal(report.checks(document)))
+        for hint in dict.fromkeys(hint for row in found for hint in row.hints if hint):
+            out.whole(("next: ", "bold"), hint)
+
+    ui.result(document, show)
     return 0 if document.ok else 1
 
 
@@ -353,16 +362,26 @@ def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
 
 
 def _asked(given: Settings) -> Settings:
-    for role, file, repo in (("target", "model", "hf_repo"), ("draft", "model_draft", "hf_repo_draft")):
-        if given.given((file, repo)):
-            continue
-        if not ui.can_ask():
-            ways = f"{OPTIONS[repo].flag} USER/REPO:QUANT, or {OPTIONS[file].flag} FILE"
-            raise UsageError(f"no {role} is given", ways)
-        typed = typer.prompt(f"The {role}: a file, or USER/REPO:QUANT in the hub", err=True).strip()
-        is_file = "://" in typed or (typed.endswith(".gguf") and ":" not in typed)
-        given = replace(given, **{file if is_file else repo: typed})
+    """The target, and the draft unless that is given, as typed on a terminal."""
+    ways = f"{OPTIONS['hf_repo'].flag} USER/REPO:QUANT, or {OPTIONS['model'].flag} FILE"
+    no_target = UsageError("no target is given", ways)
+    if not ui.can_ask():
+        raise no_target
+    place = "a file, or USER/REPO:QUANT in the hub"
+    for question, file, repo in (
+        (f"The target: {place}", "model", "hf_repo"),
+        (f"The draft: {place} (Enter for none)", "model_draft", "hf_repo_draft"),
+    ):
+        if not given.given((file, repo)) and (typed := _ask(question)):
+            is_file = "://" in typed or (typed.endswith(".gguf") and ":" not in typed)
+            given = replace(given, **dict[str, Any]({file if is_file else repo: typed}))
+        if not given.given(("model", "hf_repo")):
+            raise no_target
     return given
+
+
+def _ask(question: str) -> str:
+    return str(typer.prompt(question, default="", show_default=False, prompt_suffix=" ", err=True)).strip()
 
 
 def _place(source: str | Path | HubFile) -> Path | HubFile:

@@ -38,9 +38,10 @@ _DRAFTERS = (*DRAFTERS, "both")
 )
 def verify(
     *,
-    prompts: Annotated[
-        int | None, option("--prompts N", "Use this many of the bundled prompts.  [8, all]", min=1)
+    prompt_count: Annotated[
+        int | None, option("--prompt-count N", "Use this many of the bundled prompts.  [8, all]", min=1)
     ] = None,
+    prompts: Annotated[int | None, option("--prompts N", "As --prompt-count.", min=1, hidden=True)] = None,
     seeds: Annotated[int | None, option("--seeds N", f"Answers to each prompt at --temp.  [{_SEEDS}]", min=1)] = None,
     quick: Annotated[
         bool,
@@ -71,7 +72,7 @@ def verify(
     of the residual rule have to follow the target's own distribution. The exit code is 0 only if all of it holds.
 
     The amount is fixed, some 25,000 tokens: a minute or two for the bundled pair on two cores, hours for a model that
-    does 2 tokens/s. --quick takes some 1,000, -n, --prompts and --seeds for anything between.
+    does 2 tokens/s. --quick takes some 1,000, -n, --prompt-count and --seeds for anything between.
     """
     rules = _rules(accept)
     if given.value("temp") <= 0:
@@ -83,10 +84,12 @@ def verify(
     longest = max(policy.draft_max for policy in EVERY_POLICY)
     widest = "both" if pair.draft else "mtp+lookup" if own_head else "lookup"
     resolved = inputs.resolve(pair, replace(given, drafter=widest, draft_max=longest, strict=True))  # takes the most
-    if prompts is not None and prompts > len(PROMPTS):
-        raise UsageError(f"--prompts {prompts}: there are {len(PROMPTS)} bundled prompts", "--seeds gives more answers")
+    prompt_count = prompt_count or prompts
+    if prompt_count is not None and prompt_count > len(PROMPTS):
+        message = f"--prompt-count {prompt_count}: there are {len(PROMPTS)} bundled prompts"
+        raise UsageError(message, "--seeds gives more answers")
     named = (drafter_text(with_head(parse_drafters(name), resolved.pair.head)) for name in checked)
-    count = prompts or (_QUICK_PROMPTS if quick else len(PROMPTS))
+    count = prompt_count or (_QUICK_PROMPTS if quick else len(PROMPTS))
     spec = Spec(
         target=pair.target,
         draft=pair.draft,

@@ -65,8 +65,7 @@ def checks(document: CheckDocument) -> Table:
 
 
 def _found(row: ProfileCheck) -> str:
-    hints = (f"next: {hint}" for hint in dict.fromkeys(row.hints) if hint)
-    return "\n".join((*row.problems, *row.warnings, *hints)) or "good"
+    return "\n".join((*row.problems, *row.warnings)) or "good"
 
 
 def _colour(row: ProfileCheck) -> str:

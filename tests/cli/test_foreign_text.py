@@ -140,7 +140,6 @@ def test_what_is_printed_on_a_terminal(cli: Cli, hostile: dict[str, str], case: 
     """Colours, and what moves the cursor for a progress bar, are ours."""
     code, arguments = words(case, hostile)
     child = cli.terminal(*arguments, columns=80)
-    child.send("\n" if case == "profiles new" else "")  # it asks what the pair is for
     shown = rest(child)
     assert child.exitstatus == code, shown
     ours = re.compile(r"\x1b\[(?:[\d;]*m|\?25[lh]|1A|2K)|\r")

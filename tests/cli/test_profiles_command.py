@@ -230,8 +230,8 @@ def test_a_profile_of_the_hub(cli: Cli, online: dict[str, str]) -> None:
 
     again = cli("profiles", "new", "my-pair", "-hf", TARGET, "-hfd", DRAFT, **online)
     assert again.code == 2
-    assert "--force" in again.stderr
-    forced = cli("profiles", "new", "my-pair", "-hf", TARGET, "-hfd", DRAFT, "--force", "--json", **online)
+    assert "-y overwrites it" in again.stderr
+    forced = cli("profiles", "new", "my-pair", "-hf", TARGET, "-hfd", DRAFT, "-y", "--json", **online)
     assert forced.document()["profile"]["settings"]["ctx_size"] is None
     assert forced.document()["compatible"] == "yes"
 
@@ -267,13 +267,34 @@ def test_what_is_missing_is_asked_for_on_a_terminal(cli: Cli, online: dict[str, 
     assert tomllib.loads(path.read_text())["why"] == "A pair of my own."
 
 
+def test_enter_is_no_draft_and_no_target_is_an_error(cli: Cli, online: dict[str, str]) -> None:
+    child = cli.terminal("profiles", "new", "lonely", **online)
+    for question, typed in (("The target", TARGET), (r"The draft.* \(Enter for none\)", ""), ("What is it for", "")):
+        child.expect(question)
+        child.sendline(typed)
+    rest(child)
+    assert child.exitstatus == 0
+    path = Path(cli.environment["HOME"]) / ".config" / "ggufspec" / "profiles" / "lonely.toml"
+    assert set(tomllib.loads(path.read_text())) == {"name", "why", "source", "target"}
+    child = cli.terminal("profiles", "new", "nothing", **online)
+    child.expect("The target")
+    child.sendline("")
+    assert "no target is given" in plain(rest(child))
+    assert child.exitstatus == 2
+
+
+def test_nothing_is_asked_where_the_models_are_given(cli: Cli, online: dict[str, str]) -> None:
+    child = cli.terminal("profiles", "new", "given", "-hf", TARGET, "-hfd", DRAFT, **online)
+    assert "What is it for" not in plain(rest(child))
+    assert child.exitstatus == 0
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "code", "words"),
     [
         ("../x", ("-hf", TARGET, "-hfd", DRAFT), 2, "'../x' is not a profile name"),
         ("x.toml", ("-hf", TARGET, "-hfd", DRAFT), 2, "'x.toml' is not a profile name"),
         ("x", (), 2, "no target is given"),
-        ("x", ("-hf", TARGET), 2, "no draft is given"),
         ("x", ("-hf", TARGET, "-m", "a.gguf", "-hfd", DRAFT), 2, "and -hf are given"),
         ("x", ("-hf", TARGET, "-md", "http://127.0.0.1:1/x.gguf"), 2, "a profile names files of this machine"),
         ("x", ("-hf", TARGET, "-hfd", "user/none:Q8_0"), 1, "no repository user/none"),
@@ -448,6 +469,7 @@ def test_each_failure_is_a_row(cli: Cli, mine: Path, online: dict[str, str]) -> 
     assert shown.code == 1
     assert "has no file" in " ".join(shown.stdout.split())
     assert "good" in shown.stdout
+    assert shown.stdout.splitlines()[-1].startswith("next: ")  # whole, to be copied
 
 
 def test_a_file_that_was_replaced_at_its_source(cli: Cli, mine: Path, online: dict[str, str], tmp_path: Path) -> None:
@@ -469,4 +491,5 @@ def test_without_a_network_all_but_local_ones_fail(cli: Cli, mine: Path) -> None
     assert done.code == 1
     good, demo = done.document()["checks"]
     assert "HF_HUB_OFFLINE" in good["problems"][0]
+    assert "ggufspec profiles list" in good["hints"][0]
     assert demo["ok"]
