@@ -63,7 +63,7 @@ def bench(
         Settings,
         takes(
             *("profile", "files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "placement", "devices"),
-            *("drafting", "context", "sampling", "results", "exports", "no_calibrate"),
+            *("drafting", "context", "sampling", "results", "fresh", "exports", "no_calibrate"),
             pair={"shown": BENCH_PAIR},
             predict={
                 **FIXED_LENGTH,
@@ -228,6 +228,6 @@ def _show(document: BenchDocument) -> None:
         out.print(table.terminal(portions, out.width))
     for line in report.remarks(document, everything=everything):
         out.print(line, style="dim")
-    if not everything:
+    if not everything and not ui.flags().quiet:
         kinds = "each kind of prompt, " if portions else ""
         out.print(f"-v adds {kinds}prompt speeds and llama.cpp's log.", style="dim")

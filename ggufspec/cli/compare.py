@@ -67,7 +67,7 @@ def compare(
         Settings,
         takes(
             *("files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "devices", "drafting", "context"),
-            *("sampling", "results", "exports"),
+            *("sampling", "results", "fresh", "exports"),
             model={"metavar": "FILE,FILE", "help": "Target models, GGUF files."},
             model_draft={
                 "metavar": "FILE,FILE",

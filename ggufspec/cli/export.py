@@ -8,8 +8,8 @@ from typing import Annotated
 
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import FILES_OR_URLS, command, one_of, option, takes
+from ggufspec.cli.results import check_exports, write
 from ggufspec.errors import GgufspecError
-from ggufspec.files.write import check_writable, write_whole
 from ggufspec.models import mmproj
 from ggufspec.models.headers import read_headers
 from ggufspec.models.hub.client import HubFile
@@ -24,6 +24,7 @@ from ggufspec.settings.table import Settings
 @command(
     "ggufspec export demo --to llama-server",
     "ggufspec export -m TARGET.gguf -md DRAFT.gguf -ngl 45 -c 4096 --to ollama -o Modelfile",
+    confirms=True,
 )
 def export(
     *,
@@ -49,8 +50,7 @@ def export(
     finds that drafting does not pay, target-only is exported; --drafter draft or mtp keeps the drafter. Notes on
     standard error say what the program has no setting for.
     """
-    if output is not None:
-        check_writable(output)
+    check_exports(given, output)
     if given.no_draft:
         given = replace(given, drafter="none")
     pair = inputs.pair_spec(given)
@@ -78,7 +78,7 @@ def export(
     if output is None:
         ui.data(text)
     else:
-        write_whole(output, text + "\n")
+        write(output, text + "\n")
     for note in () if ui.flags().json else made.notes:
         if output is not None or note not in made.text:
             ui.note(note)

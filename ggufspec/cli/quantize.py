@@ -21,6 +21,7 @@ from ggufspec.models.headers import read_headers
 from ggufspec.reports import table
 from ggufspec.reports.quantize import outputs, results
 from ggufspec.schema.quantize import Quantised, QuantizeDocument
+from ggufspec.schema.text import of_download
 from ggufspec.settings.table import Settings
 
 _ROOM = 16 << 20  # that must be left on the disk
@@ -29,12 +30,13 @@ _ROOM = 16 << 20  # that must be left on the disk
 @command(
     "ggufspec quantize MODEL-F16.gguf --types Q8_0,Q4_K_M,Q3_K_L",
     "ggufspec quantize MODEL-F16.gguf --types Q4_0 -o models -t 8 --json",
+    confirms=True,
 )
 def quantize(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Model in F32, F16 or BF16.", show_default=False)],
     types: Annotated[str, option("--types TYPES", "Types, as listed above: Q8_0,Q4_K_M,Q3_K_L.")],
     folder: Annotated[Path | None, option("-o --output FOLDER", "Folder to write to.  [the folder of FILE]")] = None,
-    force: Annotated[bool, option("--force", "Overwrite existing files.")] = False,
+    force: Annotated[bool, option("--force", "As -y.", hidden=True)] = False,
     requantize: Annotated[
         bool, option("--requantize", "Accept a FILE that is already quantised. Quality is lost twice.")
     ] = False,
@@ -68,16 +70,18 @@ def quantize(
     for path in paths.values():
         if path.exists() and path.samefile(file):
             raise UsageError(f"{path} is the model itself", "-o FOLDER writes elsewhere")
-        if path.exists() and not force:
-            raise UsageError(f"{path} is there already", "--force writes over it; -o FOLDER writes elsewhere")
+        if path.exists() and not (force or ui.flags().yes):
+            raise UsageError(f"{path} exists already", "-y overwrites it; -o FOLDER writes elsewhere")
     if quantised:
-        ui.note(f"warning: {file.name} is quantised already ({quantised}); what it lost, every type here loses too")
+        ui.note(
+            f"warning: {file.name} is quantised already (mostly {quantised}); what it lost, every type here loses too"
+        )
 
     chosen = _done(job.Spec(file.absolute(), wanted, 1)).chosen
     needed, free = sum(one.file_bytes for one in chosen.values()), free_disk_bytes(where)
     if needed + _ROOM > free:
-        each = ", ".join(f"{name} {one.file_bytes / 1e9:.2f} GB" for name, one in chosen.items())
-        message = f"{each}: {needed / 1e9:.2f} GB, and {where} has {free / 1e9:.2f} GB free"
+        each = ", ".join(f"{name} {of_download(one.file_bytes)}" for name, one in chosen.items())
+        message = f"{each}: {of_download(needed)}, and {where} has {of_download(free)} free"
         raise GgufspecError(message, f"df -h {where}")
     for name, one in chosen.items():
         if one.unfit:
@@ -105,7 +109,7 @@ def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
     kind = max(lossy, key=lambda kind: lossy[kind], default="")
     if kind and not requantize:
         raise UsageError(
-            f"{file.name} is quantised already ({kind}): another type made of it has the losses of both",
+            f"{file.name} is quantised already (mostly {kind}): another type made of it has the losses of both",
             "start from the model's F16 file, or accept the loss with --requantize",
         )
     return kind

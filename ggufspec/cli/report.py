@@ -11,11 +11,10 @@ from rich.console import Group
 
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, takes
-from ggufspec.cli.results import check_exports
+from ggufspec.cli.results import check_exports, write
 from ggufspec.errors import GgufspecError
 from ggufspec.files import untrusted
 from ggufspec.files.cache import results_folder
-from ggufspec.files.write import write_whole
 from ggufspec.reports import report as reports
 from ggufspec.reports.documents import Result, read
 from ggufspec.reports.html import sections
@@ -26,30 +25,36 @@ from ggufspec.settings.table import Settings
 
 Files = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="FILE.json", help="Results; all of the results folder if none.", show_default=False),
+    typer.Argument(metavar="FILE.json", help="Saved results.  [all in the results folder]", show_default=False),
 ]
 
 
 @command(
     "ggufspec report --html report.html",
     "ggufspec report desktop.json laptop.json --html both.html --export-markdown both.md",
+    confirms=True,
 )
 def report(files: Files = None, *, given: Annotated[Settings, takes("results", "html", "export_markdown")]) -> int:
-    """Show saved results. They come from compare, tune and bench --sweep, or from the JSON files given.
+    """Show saved results. They come from bench, compare and tune, or from the JSON files given.
 
-    Tables go to the terminal. --html makes one page with plots that needs no network, with the results of all machines
-    that are given. --json gives all of them as one document, which a report on another machine takes as a file.
+    Prints tables, or writes them to files. --html writes one page with plots, which needs no network and has the
+    results of all machines. --json prints all results as one document, which report on another machine reads as a file.
     """
     check_exports(given)
     found, left_out = _given(files) if files else _kept(given.results or results_folder())
     machines = sections.report(list(found.values()))
     if given.html is not None:  # before anything is printed: its reader may go, as head does
-        write_whole(given.html, page(list(found.values())))
+        write(given.html, page(list(found.values())))
     if given.export_markdown is not None:
-        write_whole(given.export_markdown, reports.markdown(machines))
+        write(given.export_markdown, reports.markdown(machines))
     bodies = {name: {"schema": document.schema, **asdict(document)} for name, document in found.items()}
     out = ui.out()
-    ui.result(ReportDocument(bodies, left_out), lambda: out.print(Group(*reports.terminal(machines, out.width))))
+
+    def show() -> None:
+        if given.html is None and given.export_markdown is None:
+            out.print(Group(*reports.terminal(machines, out.width)))
+
+    ui.result(ReportDocument(bodies, left_out), show)
     for each in left_out:
         ui.note(f"left out: {each.failure.error}")
     return 0

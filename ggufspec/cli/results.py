@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from rich.text import Text
 
 from ggufspec.cli import ui
-from ggufspec.errors import GgufspecError, StopError
+from ggufspec.errors import GgufspecError, StopError, UsageError
 from ggufspec.files.cache import is_temporary, results_folder, writable
 from ggufspec.files.write import check_writable, write_whole
 from ggufspec.reports.html.page import page
@@ -27,10 +27,27 @@ from ggufspec.settings.table import OPTIONS, Settings
 _Document = TypeVar("_Document", "BenchDocument", "CompareDocument", "SweepDocument", "TuneDocument", "VerifyDocument")
 
 
-def check_exports(given: Settings) -> None:
-    """An error before the run if a file of ``--export-json`` and its like cannot be written."""
-    for path in given.given(("export_json", "export_markdown", "export_csv", "html")).values():
+_EXPORTS = ("export_json", "export_markdown", "export_csv", "html")
+
+
+def check_exports(given: Settings, *more: Path | None) -> None:
+    """Check before the run the files of ``--export-json`` and its like, and ``more``; an empty file is none yet.
+
+    Raises:
+        GgufspecError: a file cannot be written.
+        UsageError: it exists, and ``-y`` is not given.
+    """
+    for path in filter(None, (*given.given(_EXPORTS).values(), *more)):
         check_writable(path)
+        if not ui.flags().yes and path.is_file() and path.stat().st_size:
+            raise UsageError(f"{path} exists already", "-y overwrites it; or name another file")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that the user named (:func:`check_exports` has checked it), and note that."""
+    write_whole(path, text)
+    if path.is_file():  # no device or pipe
+        ui.note(f"wrote {path}")
 
 
 def folder(given: Settings) -> Path:
@@ -83,27 +100,29 @@ def finish(
         ui.note(note)
     failures = [failed] if failed else []
 
-    def write(path: Path | None, text: Callable[[], str]) -> bool:
+    def export(path: Path | None, text: Callable[[], str], how: Callable[[Path, str], None] = write) -> bool:
         if path is None:
             return False
         try:
-            write_whole(path, text())
+            how(path, text())
         except GgufspecError as error:
             failures.append(error)
             return False
         return True
 
-    if kept and write(kept, lambda: to_json(document) + "\n") and not is_temporary(kept):
+    if kept and export(kept, lambda: to_json(document) + "\n", write_whole) and not is_temporary(kept):
         before = f"; {counted(resumed, 'trial')} from before, --fresh measures everything again"
         ui.note(f"kept in {kept}{before if resumed else ''}")
-    write(given.export_json, lambda: to_json(document) + "\n")
-    write(given.export_markdown, lambda: markdown(document))
-    write(given.export_csv, lambda: visible(csv(document)))
-    write(given.html, lambda: page([cast(Any, document)]))
+    export(given.export_json, lambda: to_json(document) + "\n")
+    export(given.export_markdown, lambda: markdown(document))
+    export(given.export_csv, lambda: visible(csv(document)))
+    export(given.html, lambda: page([cast(Any, document)]))
     for failure in failures:
         ui.failure(failure.message, failure.hint)
     if document.interrupted:
-        ui.failure("interrupted; what is shown was measured before", hint)
+        if hint and given.given(_EXPORTS):
+            hint += "; -y overwrites what it wrote"
+        ui.failure("interrupted; what is shown was measured before", hint, stopped=True)
         return 130
     return failures[0].exit_code if failures else 0
 

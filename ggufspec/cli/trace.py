@@ -11,9 +11,8 @@ import typer
 from ggufspec.chat.stream import source_styles
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, option, takes
-from ggufspec.cli.results import check_exports
+from ggufspec.cli.results import check_exports, write
 from ggufspec.cli.run import GROUPS, answered, described, end, prepare, show_statistics
-from ggufspec.files.write import write_whole
 from ggufspec.reports import trace as report
 from ggufspec.reports.trace_page import render
 from ggufspec.schema import codec
@@ -87,7 +86,7 @@ def trace(
     else:
         _print_answer(document)
     if given.html is not None:
-        write_whole(given.html, render(document, seen))
+        write(given.html, render(document, seen))
     if not ui.flags().json:
         show_statistics(document)
     return end(interrupted)

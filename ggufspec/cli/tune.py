@@ -55,7 +55,7 @@ def tune(
         Settings,
         takes(
             *("profile", "files", "hub", "prompt", "prompts", "raw", "predict", "repetitions", "allow_kv", "placement"),
-            *("devices", "drafting", "context", "sampling", "results", "exports", "no_calibrate"),
+            *("devices", "drafting", "context", "sampling", "results", "fresh", "exports", "no_calibrate"),
             predict={**FIXED_LENGTH, "default": 64},
             repetitions={"default": 3, "help": "Trials of each finalist, interleaved."},
             rare=("sampling", "raw", "fresh"),
@@ -141,7 +141,8 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
     elif document.stopped:
         out.print(f"The search ended: {document.stopped}. --explain gives the reasons.", style="dim")
     if document.saved:
-        out.print(f"Saved to {document.saved}: ggufspec bench {name}", style="dim")
+        out.whole(f"Saved to {document.saved}", style="dim")
+        out.whole("next: ", (f"ggufspec bench {name}", "bold"))
 
 
 def _gain(document: TuneDocument) -> str:

@@ -744,7 +744,7 @@ class Settings:
         metavar="FOLDER",
         shown="your data folder",
     )
-    fresh: bool | None = option("--fresh", "Measure again what is already saved.", "results")
+    fresh: bool | None = option("--fresh", "Measure again what is already saved.", "fresh")
     export_json: Path | None = option("--export-json", "Write the JSON document to this file.", "exports")
     export_markdown: Path | None = option(
         "--export-markdown", "Write the table to this file as Markdown.", "exports", where="rare"
@@ -782,7 +782,7 @@ class Flags:
     json: bool = option("--json", "Print one JSON document, on failure too.", "flags")
     quiet: bool = option("-q --quiet", "No progress, no notes.", "flags")
     verbose: bool = option("-v --verbose", "Show more detail, and llama.cpp's log.", "flags")
-    yes: bool = option("-y --yes", "Download without asking; answer yes.", "yes")
+    yes: bool = option("-y --yes", "Answer yes: download, overwrite files.", "yes")
 
 
 def table(record: type[Any]) -> dict[str, Option]:

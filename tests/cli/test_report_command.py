@@ -28,8 +28,10 @@ def test_results_of_two_machines_are_one_page(cli: Cli, kept: Path, tmp_path: Pa
     files = [str(kept / "0-bench.json"), str(kept / "3-compare.json")]
     done = cli("report", *files, "--html", str(page), "--export-markdown", str(table))
     assert done.code == 0, done.stderr
-    assert done.stderr == ""
-    for text in (done.stdout, page.read_text(encoding="utf-8"), table.read_text(encoding="utf-8")):
+    assert (done.stdout, done.stderr) == ("", f"wrote {page}\nwrote {table}\n")
+    printed = cli("report", *files)
+    assert (printed.code, printed.stderr) == (0, "")
+    for text in (printed.stdout, page.read_text(encoding="utf-8"), table.read_text(encoding="utf-8")):
         assert "NVIDIA GeForce RTX 4090" in text
         assert "NVIDIA GeForce RTX 4060 Laptop GPU" in text
         assert "47.2 ± 0.5" in text
@@ -43,7 +45,7 @@ def test_it_keeps_to_the_terminal_and_needs_no_colour(cli: Cli, kept: Path, colu
     assert done.code == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= columns
-    for title in ("Quality of the targets", "VRAM by part", "Acceptance by position", "Trials"):
+    for title in ("Quality of the targets", "VRAM by part", "Acceptance rate by position", "Trials"):
         assert title in done.stdout
 
 
@@ -123,13 +125,33 @@ def test_a_file_that_is_no_result_is_an_error_that_names_it(cli: Cli, kept: Path
     bad, page = kept / "bad.json", kept / "page.html"
     bad.write_text(content)
     page.write_text("kept from before")
-    done = cli("report", str(kept / "0-bench.json"), str(bad), "--html", str(page))
+    done = cli("report", str(kept / "0-bench.json"), str(bad), "--html", str(page), "-y")
     assert done.code == 1
     assert str(bad) in plain(done.stderr)
     assert words in plain(done.stderr)
     assert "next: " in plain(done.stderr)
     assert page.read_text() == "kept from before"
     assert bad.read_text() == content
+
+
+def test_a_file_is_overwritten_only_with_y(cli: Cli, kept: Path):
+    page, result = kept / "page.html", kept / "0-bench.json"
+    page.write_text("from before")
+    done = cli("report", result, "--html", page)
+    assert done.code == 2
+    assert done.stderr == f"error: {page} exists already\n  next: -y overwrites it; or name another file\n"
+    assert page.read_text() == "from before"
+    assert cli("report", result, "--html", page, "-y").stderr == f"wrote {page}\n"
+    assert page.read_text().startswith("<!doctype html>")
+    page.write_text("")  # as mktemp leaves it
+    assert cli("report", result, "--html", page).code == 0
+    device = cli("report", result, "--html", "/dev/stdout")
+    assert (device.code, device.stderr) == (0, "")
+    assert "</html>" in device.stdout
+
+
+def test_fresh_is_no_option_of_a_report(cli: Cli):
+    assert cli("report", "--fresh").code == 2
 
 
 def test_a_page_that_cannot_be_written_is_found_first(cli: Cli, kept: Path):

@@ -53,7 +53,8 @@ def tuned(new_cli: Callable[[], Cli]) -> tuple[Cli, Finished, Path]:
 def test_the_document(tuned: tuple[Cli, Finished, Path]) -> None:
     cli, done, _ = tuned
     kept = run_logs(cli)[0].with_suffix(".json")
-    assert (done.code, done.stderr) == (0, f"kept in {kept}\n")
+    written = "".join(f"wrote {name}\n" for name in ("table.md", "trials.csv", "page.html"))
+    assert (done.code, done.stderr) == (0, f"kept in {kept}\n{written}")
     document = done.document()
     assert document["schema"] == "ggufspec/tune@1"
     trials = document["trials"]
