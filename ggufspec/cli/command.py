@@ -175,6 +175,8 @@ class Command(TyperCommand):
                 more = ("-h, --help, --help-all", "Show this help, or all options.")
                 found["Output"].append(more if self._has_more else ("-h, --help", "Show this help."))
                 continue
+            if getattr(one, "hidden", False):
+                continue
             panel = _panel(one) or (OWN if isinstance(one, TyperOption) else "Arguments")
             if everything or not panel.endswith(RARE):
                 record = one.get_help_record(ctx) or ("", "")
