@@ -24,7 +24,7 @@ from ggufspec.models.profile import Tuned
 from ggufspec.planning import rehearsed, search
 from ggufspec.planning.describe import document
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.history import expected_acceptance, lookup_rounds
+from ggufspec.planning.history import accepted_share, expected_acceptance, lookup_rounds
 from ggufspec.planning.memory import check_overrides, check_part, has_snapshots
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlanRequest
 from ggufspec.planning.quantisations import TWIN_ORIGIN, twin_acceptance
@@ -82,16 +82,18 @@ class PlanResult:
                 search.contexts(self.plan, self.dry_runs) if contexts and self.context_from != CONTEXT_GIVEN else ()
             )
         sources = {"acceptance_from": self.plan.request.acceptance_from, "context_from": self.context_from}
-        return document(self.plan, self.described(), sources | self._lookup(), rows, others, self._next())
+        return document(self.plan, self.described(), sources | self._seen(), rows, others, self._next())
 
-    def _lookup(self) -> dict[str, str]:
-        """Whether the lookup's share is in the prediction of a run."""
-        request = self.plan.request
-        if self.plan.default is None or not request.has_lookup:
-            return {}
-        return {
-            "lookup": f"{request.lookup.share:.0%} of the text, measured here" if request.lookup else "not measured"
-        }
+    def _seen(self) -> dict[str, str]:
+        """What runs on this machine showed of the drafters, and whether the lookup is in the prediction of a run."""
+        request, found = self.plan.request, dict[str, str]()
+        if request.draft is not None:
+            drafters = [request.draft.header.fingerprint, *["lookup"] * request.has_lookup]
+            found["accepted_here"] = accepted_share(cache_folder(), request.target.header.fingerprint, drafters)
+        if self.plan.default is not None and request.has_lookup:
+            known = request.lookup
+            found["lookup"] = f"{known.share:.0%} of the text here" if known else "not counted: too little seen here"
+        return found
 
     def _next(self) -> str:
         """The command to type: measure what may pay, use what was tuned, and run the target where no draft helps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import inf
@@ -53,6 +54,7 @@ class Experience:
             raise ValueError("more accepted than drafted")
         if not (0 <= self.drafted < inf and 0 <= self.emitted < inf):
             raise ValueError("a number of tokens that cannot be")
+        self.drafted = max(self.drafted, sum(self.reached))
 
     def count(self, position: int, *, accepted: bool) -> None:
         """A token at this position was judged."""
@@ -65,6 +67,8 @@ class Experience:
     def joined(self, newer: Experience) -> Experience:
         """This and what came later."""
         share = 0.5 ** (sum(newer.reached) / _HALVED_BY)
+        if newer.emitted and not self.emitted:  # an older version wrote it, which did not count all
+            share = 0.0
 
         def add(old: list[float], new: list[float]) -> list[float]:
             return [share * before + now for before, now in zip_longest(old, new, fillvalue=0.0)]
@@ -115,6 +119,14 @@ def expected_acceptance(
         seen = f"{reached:,.0f} tokens measured here"
         words = f"from {seen}" if reached >= PRIOR_TOKENS else f"mostly {words}, {seen}"
     return rate, words
+
+
+def accepted_share(folder: Path, target: str, drafters: Iterable[str]) -> str:
+    """Accepted ÷ drafted tokens of all answers on this machine, in words; empty if these drafters drafted nothing."""
+    known = [experience(folder, target, drafter) for drafter in drafters]
+    drafted = sum(one.drafted for one in known)
+    accepted = sum(sum(one.accepted) for one in known)
+    return f"{accepted / drafted:.0%} of {drafted:,.0f} drafted tokens" if round(drafted) else ""
 
 
 def lookup_rounds(folder: Path, target: str) -> LookupRounds | None:

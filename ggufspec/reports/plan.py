@@ -120,8 +120,10 @@ def explanations(document: PlanDocument) -> list[str]:
     lines = []
     if document.options.get("default") and not document.tuned:
         lookup = document.settings.get("lookup", "")
-        more = f" and the n-gram lookup ({lookup}{', so not counted' * (lookup == 'not measured')})" if lookup else ""
+        more = f" and the n-gram lookup ({lookup})" if lookup else ""
         lines.append(f"default is what run does: drafts only as far as that pays, with the draft{more}.")
+    if seen := document.settings.get("accepted_here"):
+        lines.append(f"Runs here accepted {seen}, at the lengths that they chose.")
     copied = [option for option in placed(document).values() if _copied(option.target)]
     if copied:
         least = max(option.target.op_offload_min_batch for option in copied)

@@ -489,7 +489,7 @@ def test_what_does_not_pay_is_left_out(cli: Cli) -> None:
     assert alone.code == 0
     assert "-md" not in shlex.split(alone.stdout)
     assert "drafting does not pay here: " in alone.stderr
-    assert "break-even acceptance" in alone.stderr
+    assert "Leave the draft away: " in alone.stderr
     kept = cli("export", "demo", *card, "--drafter", "draft")
     assert flag(shlex.split(kept.stdout), "--spec-type") == "draft-simple"
     pays = cli("export", "demo", "--vram", "1GiB", "--acceptance", "0.95", "--to", "llama-swap")

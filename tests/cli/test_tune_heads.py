@@ -137,7 +137,7 @@ def test_what_is_not_worth_it_is_named() -> None:
 
 def test_acceptance_of_the_target_s_own_head_is_known_to_later_plans(cli: Cli, whole: Path) -> None:
     pair = ("-m", whole, "--drafter", "mtp")
-    assert "a prior: nothing is known of this pair" in cli("plan", *pair, "-v", COLUMNS="120").stdout
+    assert "Chance per token: 70%, assumed." in cli("plan", *pair, "-v", COLUMNS="120").stdout
     done = cli("bench", *pair, "-p", "def f(", "-n", "16", "-r", "1", "--draft-policy", "fixed", "--json")
     assert done.document()["runs"]["speculative"]["drafted"] > 0, done.stderr
-    assert "measured here before" in cli("plan", *pair, "-v", COLUMNS="120").stdout
+    assert "tokens measured here" in cli("plan", *pair, "-v", COLUMNS="120").stdout

@@ -12,7 +12,7 @@ from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.experience import PairExperience
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.models.headers import read_headers
-from ggufspec.planning.history import expected_acceptance, experience
+from ggufspec.planning.history import accepted_share, expected_acceptance, experience
 
 DRAFTERS = {"draft": "d", "lookup": "lookup"}
 F16 = LatencyModel({1: 0.052, 2: 0.066, 4: 0.074, 8: 0.100, 16: 0.153})
@@ -40,6 +40,7 @@ def test_tokens_are_of_who_drafted_them(tmp_path):
     assert (draft.accepted, draft.reached) == ([1, 1], [1, 2])
     assert (lookup.accepted, lookup.reached) == ([1], [1])
     assert [(draft.drafted, draft.emitted), (lookup.drafted, lookup.emitted)] == [(3, 6), (2, 6)]
+    assert accepted_share(tmp_path, "t", DRAFTERS.values()) == "60% of 5 drafted tokens"
     assert expected_acceptance(tmp_path, "t", "d", None)[1] == "mostly assumed, 3 tokens measured here"
 
 

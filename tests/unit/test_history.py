@@ -95,6 +95,13 @@ def test_what_the_lookup_writes_is_known_after_some_answers(tmp_path):
     assert lookup_rounds(tmp_path, "other").share == 0
 
 
+def test_what_an_older_version_counted_in_part_is_left(tmp_path):
+    record(tmp_path, "t", "lookup", (90,), (100,))
+    add_experience(tmp_path, "t", "lookup", Experience([10], [20], drafted=40, emitted=300))
+    found = lookup_rounds(tmp_path, "t")
+    assert (found.share, found.drafted, found.gained) == pytest.approx((30 / 300, 2, 1.5))
+
+
 def test_nothing_drafted_teaches_nothing(tmp_path):
     add_experience(tmp_path, "t", "d", Experience())
     assert list(tmp_path.iterdir()) == []

@@ -115,9 +115,10 @@ def test_a_run_has_a_row_of_its_own():
     assert [row[0] for row in report.options(plan).rows] == ["target-only", "speculative", "default"]
     assert report.options(plan).rows[2][3:] == ("adaptive", "≈ 40.0")
     assert report.options(plan).leading == [2]
-    plan.settings["lookup"] = "not measured"
+    plan.settings.update({"lookup": "not counted", "accepted_here": "53% of 213 drafted tokens"})
+    assert report.explanations(plan)[1].startswith("Runs here accepted 53% of 213 drafted tokens, ")
     assert "run does" in report.explanations(plan)[0]
-    assert "not measured, so not counted" in report.explanations(plan)[0]
+    assert "n-gram lookup (not counted)" in report.explanations(plan)[0]
     assert len(report.bars(plan, 60, everything=True)) == len(report.bars(document(target, draft), 60))
     undrafted = replace(plan, choice="target-only", options=plan.options | {"default": None})
     assert report.options(undrafted).leading == [0]
