@@ -8,21 +8,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ggufspec.bench import quality, trial
+from ggufspec.bench.extent import Costs, Extent, fit
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import spread
-from ggufspec.bench.summary import by_kind, by_part, machine
-from ggufspec.bench.trials import Progress, Trials, identity
+from ggufspec.bench.summary import by_kind, by_part, machine, speed
+from ggufspec.bench.trials import START_S, Progress, Trials, identity, size_bytes
 from ggufspec.errors import GgufspecError
 from ggufspec.files.write import scratch
 from ggufspec.schema import codec
 from ggufspec.schema.base import Failure, Portion, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
-from ggufspec.schema.text import counted
+from ggufspec.schema.text import counted, duration
 
 LOG = "ggufspec/compare-log@2"
 MORE = 2  # times the requested repetitions, at most, if leaders overlap
 _FEWEST = 3  # trials for an interval
 _NAMED = 3  # cells of a long list
+_MEASURED_SHARE = 0.85  # of a budget, that trials are made to fit; the rest is for what was estimated wrongly
+_QUALITY_SHARE = 0.25  # of a budget, at most, that is kept for the targets' quality
+_QUALITY_TOKENS = 3500  # of prompts, that take as long as the text: 2,276 tokens, with all of their logits
 
 ByDevice = dict[str, dict[str, int]]
 
@@ -36,6 +40,7 @@ class Contender:
     spec: trial.Spec | None
     bytes: ByDevice = field(default_factory=dict)
     failure: Failure | None = None
+    predicted_tokens_per_s: float = 0.0  # 0 if nothing was predicted
 
     @property
     def name(self) -> str:
@@ -46,7 +51,8 @@ class Contender:
 class Experiment:
     """What to compare: every cell, target-only of each target among them, and the targets' quality if asked for.
 
-    ``repetitions`` are trials of each cell; up to :data:`MORE` times as many more of those that lead. ``settings`` and
+    ``repetitions`` are trials of each cell; up to :data:`MORE` times as many more of those that lead. With a
+    ``budget_s`` they may become fewer, and prompts too; answers get shorter if they may be ``cut``. ``settings`` and
     ``notes`` are for the document.
     """
 
@@ -58,6 +64,16 @@ class Experiment:
     quality: bool = False
     verbose: bool = False
     notes: tuple[str, ...] = ()
+    budget_s: float | None = None
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How a budget is shared among cells, and how far the plan's speeds are off: measured ÷ predicted."""
+
+    extent: Extent
+    off: float = 1.0
 
 
 class Comparison:
@@ -71,11 +87,17 @@ class Comparison:
         self.experiment = experiment
         self.trials = Trials(log, verbose=experiment.verbose, attempt=attempt)
         self._log = log
-        self._runs = {one.spec: one for one in experiment.contenders if one.spec is not None}
+        self._use(experiment)
         self._judged = sorted(experiment.targets, key=lambda one: -one.size_bytes)
         if not experiment.quality or len(self._judged) < 2:
             self._judged = []
+        self._unjudged = self._judged
         self._qualities: dict[str, Quality | Failure] = {}
+
+    def _use(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self._runs = {one.spec: one for one in experiment.contenders if one.spec is not None}
+        self.trials.predicted = {run: one.predicted_tokens_per_s for run, one in self._runs.items()}
 
     def run(self, progress: Progress) -> None:
         """Measure every cell in turn, the leading ones again, then the qualities.
@@ -84,12 +106,87 @@ class Comparison:
             GgufspecError: the log cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
+        if self.experiment.budget_s is not None and self._runs:
+            progress(0, len(self._runs), "a short trial, to share the budget")
+            self._share(self.experiment.budget_s)
         names = {run: contender.name for run, contender in self._runs.items()}
         done = self.trials.run(
             names, self.experiment.repetitions, progress, more=MORE, leaders=self._again, later=len(self._judged)
         )
-        total = done + len(self._judged)
+        total, self.trials.left_s = done + len(self._judged), 0.0
         self._judge(lambda number, name: progress(done + number, total, f"quality of {name}"))
+
+    @property
+    def left_s(self) -> float:
+        """An estimate of the seconds until the end; infinity if nothing is known."""
+        quality_s = sum(map(self._quality_s, self._unjudged))
+        return max(0.0, min(self.trials.left_s + quality_s, self.trials.budget_s - self.trials.spent_s))
+
+    def _quality_s(self, model: ComparedModel) -> float:
+        runs = (run for run, one in self._runs.items() if (one.target, one.draft) == (model.name, None))
+        results = [result for run in runs for result in self.trials.results[run].values()]
+        read = trial.prompt_speed(answer for result in results for answer in result.answers)
+        return START_S + results[0].load_s + _QUALITY_TOKENS / read if read else 0.0
+
+    def _share(self, budget_s: float) -> None:
+        """Make trials as short as the budget requires, by one short trial and the plan's speeds."""
+        experiment, first = self.experiment, next(iter(self._runs))
+        most = Extent(len(first.prompts), first.max_tokens, experiment.repetitions, bool(self._judged))
+        key = key_of("extent", budget_s, codec.dump(most))
+        share = self._log.get(key, Share)  # as before, or the trials in the log would be others
+        if share is None:
+            share = self._shared(budget_s, most)
+            self._log.put(key, share)
+        extent, self.trials.budget_s = share.extent, budget_s
+        notes = [_left_out(budget_s, most, extent)] if replace(extent, quality=most.quality) != most else []
+        if most.quality and not extent.quality:
+            self._judged = self._unjudged = []
+            notes.append(
+                f"--budget {duration(budget_s)} has no time for the targets' quality: a longer one measures it"
+            )
+        contenders = (
+            replace(
+                one,
+                spec=_shortened(one.spec, extent) if one.spec else None,
+                predicted_tokens_per_s=one.predicted_tokens_per_s * share.off,
+            )
+            for one in experiment.contenders
+        )
+        settings = {"prompts": extent.prompts, "max_tokens": extent.max_tokens, "repetitions": extent.repetitions}
+        self._use(
+            replace(
+                experiment,
+                contenders=tuple(contenders),
+                repetitions=extent.repetitions,
+                settings=experiment.settings | settings | {"budget_s": budget_s},
+                notes=(*experiment.notes, *notes),
+            )
+        )
+
+    def _shared(self, budget_s: float, most: Extent) -> Share:
+        probed = None
+        for run in self._runs:
+            short = replace(run, prompts=run.prompts[:1], kinds=run.kinds[:1], max_tokens=min(16, run.max_tokens))
+            if (probed := self.trials.probe(short)) is not None:
+                break
+        if probed is None:  # nothing can run, and the trials will say why
+            return Share(most)
+        read = [answer.statistics for answer in probed.answers]
+        prompt_s, tokens_per_s = sum(one.prompt_s for one in read), speed(probed)
+        slower = self.trials.predicted[run] or tokens_per_s
+        costs = []
+        for one in self._runs:
+            ratio = slower / (self.trials.predicted[one] or slower)
+            load_s = START_S + probed.load_s * size_bytes(one) / max(size_bytes(run), 1)
+            costs.append(Costs(load_s, prompt_s * ratio, ratio / tokens_per_s))
+        prompt_tokens = sum(one.prompt_read for one in read)
+        quality_s = sum(
+            START_S + probed.load_s + _QUALITY_TOKENS * prompt_s / max(prompt_tokens, 1) for _ in self._judged
+        )
+        quality = most.quality and quality_s <= _QUALITY_SHARE * budget_s
+        left_s = _MEASURED_SHARE * budget_s - self.trials.spent_s - (quality_s if quality else 0.0)
+        extent = fit(left_s, costs, replace(most, quality=quality), cut=self.experiment.cut)
+        return Share(extent, tokens_per_s / slower)
 
     def _again(self) -> list[trial.Spec]:
         """The leaders, if they have an interval at all."""
@@ -102,6 +199,7 @@ class Comparison:
         reference: quality.Spec | None = None
         with scratch(self._log.path.parent) as folder:
             for number, model in enumerate(self._judged):
+                self._unjudged = self._judged[number:]
                 progress(number, model.name)
                 cell = alone[model.name]
                 if cell.spec is None:  # what cannot run cannot be read with either
@@ -148,14 +246,22 @@ class Comparison:
     def document(self, *, interrupted: bool = False) -> CompareDocument:
         """Everything that has been measured so far."""
         leaders = self.leaders()
+        missing = sum(not self.trials.results[run] and run not in self.trials.failures for run in self._runs)
+        cells = tuple(self.cell(one, leads=one.spec in leaders) for one in self.experiment.contenders)
+        notes = (*self.experiment.notes, *self._log.notes, *_once(self.trials.notes()))
+        if missing and not interrupted:
+            notes = (
+                *notes,
+                f"{counted(missing, 'cell')} had no time within the budget: a longer --budget measures all",
+            )
         return CompareDocument(
             machine=machine(),
             settings=self.experiment.settings,
             targets=tuple(map(self._target, self.experiment.targets)),
             drafts=self.experiment.drafts,
-            cells=tuple(self._cell(one, one.spec in leaders) for one in self.experiment.contenders),
+            cells=cells,
             warnings=tuple(self._warnings(leaders)),
-            notes=(*self.experiment.notes, *self._log.notes, *_once(self.trials.notes())),
+            notes=notes,
             interrupted=interrupted,
         )
 
@@ -163,7 +269,8 @@ class Comparison:
         found = self._qualities.get(model.name)
         return replace(model, failure=found) if isinstance(found, Failure) else replace(model, quality=found)
 
-    def _cell(self, contender: Contender, leads: bool) -> Cell:
+    def cell(self, contender: Contender, *, leads: bool = False) -> Cell:
+        """A cell with what has been measured so far."""
         spec, run, speedup, failure = contender.spec, None, None, contender.failure
         kinds: tuple[Portion, ...] = ()
         thinking: tuple[Portion, ...] = ()
@@ -209,6 +316,26 @@ class Comparison:
             if good := len(self.trials.results[run]):
                 warnings.append(f"{self._runs[run].name} failed after {counted(good, 'trial')}: {failure.error}")
         return warnings
+
+
+def _shortened(spec: trial.Spec, extent: Extent) -> trial.Spec:
+    """A trial with fewer prompts, at equal distances so that their kinds stay, and shorter answers."""
+    chosen = [number * len(spec.prompts) // extent.prompts for number in range(extent.prompts)]
+    prompts, kinds = (
+        tuple(texts[number] for number in chosen) if texts else () for texts in (spec.prompts, spec.kinds)
+    )
+    return replace(spec, prompts=prompts, kinds=kinds, max_tokens=extent.max_tokens)
+
+
+def _left_out(budget_s: float, most: Extent, extent: Extent) -> str:
+    """What a budget cut, as a note."""
+    counts = (
+        (extent.max_tokens, most.max_tokens, "token"),
+        (extent.repetitions, most.repetitions, "trial"),
+        (extent.prompts, most.prompts, "prompt"),
+    )
+    cut = [f"{found} of {counted(wanted, thing)}" for found, wanted, thing in counts if found < wanted]
+    return f"to end within {duration(budget_s)} each cell has {', '.join(cut)}"
 
 
 def overlap(one: Spread, other: Spread) -> bool:

@@ -34,6 +34,7 @@ from ggufspec.settings.registry import DRAFTERS, parse_drafters, with_head
 from ggufspec.settings.table import Settings, names
 
 NONE = "none"
+TOKENS = 128  # of an answer
 WORDS = (*(name for name, row in DRAFTERS.items() if not row.needs_file), NONE)  # instead of a draft's file
 _ONE_OF_THEM = "compare one of them at a time"
 _PLACEMENT = names(group="placement")
@@ -66,6 +67,7 @@ class Planned:
 
     options: DecoderOptions
     bytes: ByDevice
+    predicted_tokens_per_s: float = 0.0  # 0 if nothing was planned, or in a log of an earlier version
 
 
 # ---- pairings and their names
@@ -157,7 +159,9 @@ class Matrix:
         options = self._given.given(name for group in groups for name in names(group=group))
         return key_of(cells, options, codec.dump(self._prompts, tuple[Prompt, ...]), self._given.raw, machine())[:12]
 
-    def experiment(self, log: RunLog, on_event: OnEvent | None = None, *, quality: bool) -> Experiment:
+    def experiment(
+        self, log: RunLog, on_event: OnEvent | None = None, *, quality: bool, budget_s: float | None = None
+    ) -> Experiment:
         """Read headers and place cells, as in an earlier run if ``log`` has one; a cell that cannot run has its reason.
 
         Raises:
@@ -184,6 +188,8 @@ class Matrix:
             quality=quality,
             verbose=self._verbose,
             notes=tuple(dict.fromkeys(self._format_notes())),
+            budget_s=budget_s,
+            cut=self._given.predict is None,
         )
 
     def _ask(self, target: Path) -> prompting.Result | GgufspecError:
@@ -211,7 +217,7 @@ class Matrix:
             options=options,
             sampling=sampling(self._given),
             **asked.trial,
-            max_tokens=self._given.value("predict"),
+            max_tokens=self._given.predict or TOKENS,
             rpc=self._given.rpc or (),
         )
 
@@ -251,7 +257,7 @@ class Matrix:
             check_room(spec, max(asked.tokens))
         except UsageError as error:
             return replace(cell, failure=Failure.of(error))
-        return replace(cell, spec=spec, bytes=planned.bytes)
+        return replace(cell, spec=spec, bytes=planned.bytes, predicted_tokens_per_s=planned.predicted_tokens_per_s)
 
     def _header(self, path: Path) -> Known:
         if path not in self._headers:
@@ -268,7 +274,9 @@ class Matrix:
                 plan = make_plan(opened, on_event=self._on_event).document()
         option = plan.options["speculative" if options.needs_draft else "target_only"] if plan else None
         overheads = {device.name: device.overhead_bytes for device in plan.devices} if plan else {}
-        return Planned(resolved.pair, parts(option, overheads) if option else {})
+        if option is None:
+            return Planned(resolved.pair, {})
+        return Planned(resolved.pair, parts(option, overheads), option.tokens_per_s)
 
 
 def _models(files: Iterable[File], names_: Mapping[Path, str]) -> tuple[ComparedModel, ...]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import fmean, median
 from typing import TypeVar
 
 from ggufspec import child
@@ -22,6 +26,8 @@ from ggufspec.schema.text import counted
 from ggufspec.settings.registry import is_lossy
 
 _BUSY = 0.1  # of a card's time, before the first trial
+START_S = 1.0  # of a child process
+LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
 
 Progress = Callable[[int, int, str], None]
 _Item = TypeVar("_Item")
@@ -60,11 +66,20 @@ def identity(path: Path) -> str:
         return str(path)
 
 
+def seconds(result: trial.Result) -> float:
+    """What a trial took, with its start, its load and its warm-up."""
+    answers = [one.statistics for one in result.answers]
+    warm_up_s = max((one.prompt_s for one in answers), default=0.0)
+    return START_S + result.load_s + warm_up_s + sum(one.prompt_s + one.decode_s for one in answers)
+
+
 class Trials:
     """Trials by run and repetition, of an earlier measurement too if the log has them; what failed is not tried again.
     A trial that other programs disturbed is repeated, also if only a later one shows that the machine can be quieter.
 
-    ``resumed`` is how many the log had, ``attempt`` what does a trial.
+    ``resumed`` is how many the log had, ``attempt`` what does a trial. ``predicted`` are tokens/s by the plan.
+    ``spent_s`` is what trials took, those of the log too; no trial begins that would end after ``budget_s``.
+    ``left_s`` is an estimate of what the rest takes.
     """
 
     def __init__(
@@ -73,6 +88,8 @@ class Trials:
         self.results: dict[trial.Spec, dict[int, trial.Result]] = defaultdict(dict)
         self.failures: dict[trial.Spec, Failure] = {}
         self.resumed = 0
+        self.predicted: dict[trial.Spec, float] = {}
+        self.budget_s, self.spent_s, self.left_s = math.inf, 0.0, math.inf
         self.watch = CardWatch()
         self._log, self._verbose, self._attempt = log, verbose, attempt or trial.attempt
         self._keys: dict[trial.Spec, str] = {}
@@ -89,9 +106,10 @@ class Trials:
         leaders: Callable[[], Sequence[trial.Spec]] = tuple,
         later: int = 0,
     ) -> int:
-        """Measure what is missing, in the order of :func:`rounds`; returns how many trials that were.
+        """Measure what is missing, in the order of :func:`rounds`, and what the budget allows; returns how many trials.
 
-        ``progress`` is told the name of each run before its trial, and of so many steps that follow ``later``.
+        ``progress`` is told the name of each run before its trial and with each answer, and of so many steps that
+        follow ``later``.
 
         Raises:
             GgufspecError: the log cannot be written.
@@ -100,34 +118,63 @@ class Trials:
         done, total = 0, repetitions * len(names) + later
         for repetition, runs in rounds(tuple(names), repetitions, more, leaders):
             total += len(runs) if repetition >= repetitions else 0
-            for run in runs:
-                progress(done, total, names[run])
-                self.measure(run, repetition)
+            for place, run in enumerate(runs):
+                rest_s = self._rest_s([*runs[place + 1 :], *[*names] * max(0, repetitions - 1 - repetition)])
+                tell = partial(self._tell, partial(progress, done, total), names[run], run, rest_s)
+                tell(0)
+                if not self.measure(run, repetition, tell):
+                    return done
                 done += 1
         return done
 
-    def measure(self, run: trial.Spec, repetition: int) -> None:
+    def _tell(self, progress: Callable[[str], None], name: str, run: trial.Spec, rest_s: float, answers: int) -> None:
+        many = len(run.prompts)
+        self.left_s = rest_s + (1 - answers / max(many, 1)) * self._rest_s([run])
+        progress(name + (f", {answers} of {counted(many, 'answer')}" if answers else ""))
+
+    def measure(self, run: trial.Spec, repetition: int, tell: Callable[[int], None] = lambda _: None) -> bool:
         """Do a trial unless the run has failed, or the trial is in the log, and repeat what was disturbed.
+
+        Returns whether the budget allowed it.
 
         Raises:
             GgufspecError: it cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
         if run in self.failures:
-            return
+            return True
         if (result := self._log.get(self._entry(run, repetition), trial.Result)) is not None:
             self.resumed += 1
+            self.spent_s += seconds(result)
             self.results[run][repetition] = result
-            return
+            return True
         again: tuple[trial.Spec, int] | None = (run, repetition)
         while again is not None:
-            self._try(*again)
+            if self.spent_s + self.trial_s(again[0]) > self.budget_s:
+                return repetition in self.results[run]  # what was disturbed stays so
+            self._try(*again, tell)
             least = min((one.others_cpus for found in self.results.values() for one in found.values()), default=0.0)
             again = to_repeat(self._tries, least)
+        return True
 
-    def _try(self, run: trial.Spec, repetition: int) -> None:
+    def probe(self, run: trial.Spec) -> trial.Result | None:
+        """Do a trial that does not count; None if it fails."""
+        began = time.monotonic()
+        done = self._attempt(run, verbose=self._verbose)
+        self.spent_s += time.monotonic() - began
+        return done.result
+
+    def _try(self, run: trial.Spec, repetition: int, tell: Callable[[int], None]) -> None:
         """Do a trial; of several tries at it the least disturbed counts."""
-        done, tries = self._attempt(run, on_event=self.watch.see, verbose=self._verbose), (run, repetition)
+        began = time.monotonic()
+
+        def see(event: child.Event) -> None:
+            self.watch.see(event)
+            if event.get("event") == "answer":
+                tell(event["index"] + 1)
+
+        done, tries = self._attempt(run, on_event=see, verbose=self._verbose), (run, repetition)
+        self.spent_s += time.monotonic() - began
         self.watch.look_for_strangers()
         if done.failure is not None:
             self.failures[run] = done.failure
@@ -139,6 +186,30 @@ class Trials:
             self._log.put(self._entry(run, repetition), done.result)
             self.results[run][repetition] = done.result
         before.append(done.result.others_cpus)
+
+    def trial_s(self, run: trial.Spec) -> float:
+        """Seconds that a trial will take; 0 if nothing is known.
+
+        They are those of the run's others, or else what its prediction comes to, and how far predictions are off.
+        """
+        if known := self.results.get(run):
+            return fmean(map(seconds, known.values()))
+        tokens = len(run.prompts) * run.max_tokens
+        results = [(one, result) for one, found in self.results.items() for result in found.values()]
+        off = [speed(result) / self.predicted[one] for one, result in results if self.predicted.get(one)]
+        speeds = [speed(result) for _, result in results]
+        tokens_per_s = self.predicted.get(run, 0.0) * (median(off) if off else 1.0)
+        tokens_per_s = tokens_per_s or (fmean(speeds) if speeds else 0.0)
+        if not tokens_per_s:
+            return 0.0
+        fixed = [seconds(one) - sum(answer.statistics.decode_s for answer in one.answers) for _, one in results]
+        load_s = fmean(fixed) if fixed else START_S + size_bytes(run) / LOAD_BYTES_PER_S
+        return load_s + tokens / tokens_per_s
+
+    def _rest_s(self, runs: Iterable[trial.Spec]) -> float:
+        """What these trials take; infinity if that is not known."""
+        found = [self.trial_s(run) for run in runs if run not in self.failures]
+        return sum(found) if all(found) else math.inf
 
     def _entry(self, run: trial.Spec, repetition: int) -> str:
         return f"{self.key(run)} {repetition}"
@@ -177,6 +248,11 @@ class Trials:
         if not self._unlike:
             return notes
         return (*notes, f"{counted(len(self._unlike), 'pair')} of trials met different loads: no speedup counts them")
+
+
+def size_bytes(run: trial.Spec) -> int:
+    """Bytes of a run's files; those that are not there will be its failure."""
+    return sum(path.stat().st_size for path in (run.target, run.draft) if path is not None and path.exists())
 
 
 class CardWatch:

@@ -14,6 +14,7 @@ from ggufspec.api.options import decoder_options, sampling
 from ggufspec.bench.compare import LOG, Comparison
 from ggufspec.bench.matrix import (
     NONE,
+    TOKENS,
     WORDS,
     File,
     Matrix,
@@ -24,8 +25,10 @@ from ggufspec.bench.matrix import (
     without_file,
 )
 from ggufspec.bench.run_log import RunLog
+from ggufspec.bench.trials import Progress
 from ggufspec.cli import inputs, pull, ui
-from ggufspec.cli.parameters import FIXED_LENGTH, command, option, profile_names, takes
+from ggufspec.cli.live import Live, live
+from ggufspec.cli.parameters import FIXED_LENGTH, command, option, profile_names, seconds, takes
 from ggufspec.cli.results import check_exports, finish, folder, measured
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files import untrusted
@@ -59,6 +62,15 @@ def compare(
             autocompletion=profile_names,
         ),
     ] = None,
+    budget: Annotated[
+        float | None,
+        option(
+            "--budget TIME",
+            "Time limit, such as 90s or 10m. To fit, answers get shorter, then trials, prompts and last cells fewer.  "
+            "[none]",
+            parser=seconds,
+        ),
+    ] = None,
     no_quality: Annotated[bool, option("--no-quality", "Skip measuring the targets' quality.")] = False,
     sort: Annotated[
         Sort, option("--sort COLUMN", f"Column to sort the rows by. One of {', '.join(Sort)}.")
@@ -76,17 +88,16 @@ def compare(
             },
             hf_repo={"metavar": "REPO", "help": "Target models, USER/REPO:QUANT,QUANT."},
             hf_repo_draft={"metavar": "REPO", "help": "Draft models, USER/REPO:QUANT,QUANT."},
-            predict={**FIXED_LENGTH, "default": 128},
+            predict={**FIXED_LENGTH, "shown": f"{TOKENS}; what fits with --budget"},
             repetitions={"default": 3, "help": "Trials of each cell; leaders get more."},
             rare=("sampling", "raw", "fresh"),
         ),
     ],
 ) -> int:
-    """Compare many pairs by speed, memory, energy and quality.
+    """Compare many targets with many drafts by speed, speedup, acceptance rate, memory, energy and quality.
 
-    Speedup and acceptance are there too, and the quality is each quantisation's. Every cell runs at its own best
-    placement, in turn with the others. A failure is a row with its reason. The same command resumes an interrupted
-    run. Quality is measured against the largest target.
+    Every cell runs at its own best placement, in turn with the others. A failure is a row with its reason. The same
+    command resumes an interrupted run. Quality is measured against the largest target.
     """
     own_prompts = inputs.own_prompts(given)
     check_exports(given)
@@ -101,10 +112,12 @@ def compare(
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         check_writable(kept)
         with inputs.planning() as on_event:
-            experiment = matrix.experiment(log, on_event, quality=not no_quality)
+            experiment = matrix.experiment(log, on_event, quality=not no_quality, budget_s=budget)
         comparison = Comparison(experiment, log)
         trials = comparison.trials
-        interrupted = measured(comparison.run, lambda: any(trials.results.values()))
+        interrupted = measured(
+            lambda line: comparison.run(_watched(comparison, line)), lambda: any(trials.results.values()), live
+        )
     document = comparison.document(interrupted=interrupted)
     failed = not interrupted and not any(cell.run for cell in document.cells)
     return finish(
@@ -214,6 +227,20 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairi
         yield Pairing(files[0], draft, pair.settings)
 
 
+def _watched(comparison: Comparison, line: Live) -> Progress:
+    """Show how far it is, and each cell after its first trial."""
+    shown = set[str]()
+
+    def progress(done: int, total: int, what: str) -> None:
+        for one in comparison.experiment.contenders:
+            if one.spec and one.name not in shown and comparison.trials.results.get(one.spec):
+                shown.add(one.name)
+                line.say(report.in_a_line(comparison.cell(one)))
+        line(f"{min(done + 1, total)} of {total}: {what}", comparison.left_s)
+
+    return progress
+
+
 def _show(document: CompareDocument, sort: Sort) -> None:
     out = ui.out()
     names = report.names_of(document, max(12, out.width // 4))
@@ -224,6 +251,7 @@ def _show(document: CompareDocument, sort: Sort) -> None:
         out.print(Text.assemble(("failed ", "bold red"), reason))
     out.print(report.verdict(document), style="bold")
     if portions := report.portions(document, names):
+        out.print(f"{portions.title}:")
         out.print(table.terminal(portions, out.width))
     legend = ["* is the best of its column", "± is the 95 % interval"]
     if tokens := next((model.quality.tokens for model in document.targets if model.quality), 0):

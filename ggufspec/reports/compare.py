@@ -131,6 +131,15 @@ def results(
     return Table("Results", columns, rows, failed, leading, groups).filled(least=3)
 
 
+def in_a_line(cell: Cell) -> str:
+    """A cell that was measured, with what is known of it so far."""
+    assert cell.run is not None
+    parts = [f"{speed(cell.run)} tokens/s"]
+    parts += [f"speedup {ratio(cell.speedup)}"] if cell.speedup else []
+    parts += [f"{share} accepted"] if (share := accepted(cell.run)) else []
+    return f"{cell_name(cell.target, cell.draft)}: {', '.join(parts)}"
+
+
 def portions(document: CompareDocument, names: tuple[dict[str, str], dict[str, str]] | None = None) -> Table | None:
     """What the draft of the fastest cell that has one brought by kind of prompt; None if that is not known."""
     best = next((cell for cell in ordered(document, Sort.SPEED) if cell.run is not None and cell.draft), None)
@@ -191,7 +200,7 @@ def verdict(document: CompareDocument) -> str:
     leaders = [cell for cell in measured if cell.leads and cell is not best]
     text = f"Fastest: {cell_name(best.target, best.draft)}, {with_spread(best.run.tokens_per_s)} tokens/s"
     if best.speedup is not None:
-        text += f", {over(best.speedup, 'target-only')}"
+        text += f", speedup {over(best.speedup, 'over target-only')}"
     if leaders:
         names = [cell_name(cell.target, cell.draft) for cell in leaders]
         text += f"; within the noise of {names[0] if len(names) == 1 else f'{len(names)} others'}"

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -187,6 +188,33 @@ def test_ctrl_c_shows_what_was_measured(cli: Cli, models: Path, tmp_path: Path) 
     assert json.loads(stdout)["interrupted"]
     assert "the same command resumes" in stderr
     assert "Traceback" not in stderr
+
+
+def test_a_budget_makes_trials_shorter(cli: Cli, models: Path, tmp_path: Path) -> None:
+    command = ("compare", "-m", models / "t-F16.gguf", "-md", f"{models / 'd.gguf'},lookup", "--budget", "20s")
+    done = cli(*command, "--no-quality", "--results", tmp_path, "--json")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    settings = document["settings"]
+    assert settings["budget_s"] == 20
+    assert settings["max_tokens"] < 128 or settings["repetitions"] == 3
+    for cell in document["cells"]:
+        assert cell["run"] is None or cell["run"]["prompts"] == settings["prompts"]
+    before = len(trials(tmp_path))
+    again = cli(*command, "--no-quality", "--results", tmp_path, "--json").document()
+    assert again["settings"] == settings
+    assert trials(tmp_path)[:before] == trials(tmp_path)[:before]
+
+
+def test_rows_are_shown_as_they_finish(cli: Cli, models: Path, tmp_path: Path) -> None:
+    command = ("compare", "-m", str(models / "t-F16.gguf"), "-md", str(models / "d.gguf"), "-n", "16", "-r", "2")
+    text = plain(rest(cli.terminal(*command, "--results", str(tmp_path), columns=100)))
+    assert re.search(r"t-F16 \(target-only\): [\d.]+ tokens/s", text)
+    assert re.search(r"t-F16 \+ d: [\d.]+ tokens/s, speedup [\d.]+×(, \d+% accepted)?", text)
+    assert re.search(r"1 of 4: t-F16 \(target-only\), 1 of 8 answers +\d:\d\d:\d\d left: ", text)
+    assert "By kind of prompt: t-F16 + d:" in text
+    piped = cli(*command, "--results", tmp_path)
+    assert "1 of 4" not in piped.stdout + piped.stderr
 
 
 def test_the_table_in_a_terminal(cli: Cli, models: Path, tmp_path: Path) -> None:

@@ -397,6 +397,97 @@ def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, run_log, monkeyp
     )
 
 
+# a budget
+
+
+def shared(budget_s, repetitions=3, prompts=4, cut=True):
+    """An experiment with a prediction for each cell, that is off by 2: trials of 100 tokens at 10 tokens/s."""
+    asked = experiment(*FOUR, repetitions=repetitions)
+    contenders = tuple(
+        replace(one, spec=replace(one.spec, prompts=("a prompt",) * prompts), predicted_tokens_per_s=20.0)
+        for one in asked.contenders
+    )
+    return replace(asked, contenders=contenders, budget_s=budget_s, cut=cut)
+
+
+class Timed:
+    """Takes as long as it says: answers at 10 tokens/s, by a clock of its own."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.asked = 0.0, []
+        monkeypatch.setattr(trials, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(trial, "attempt", self)
+
+    def __call__(self, spec, **_):
+        self.asked.append(spec)
+        one = result(10.0)
+        (answer,) = one.answers
+        statistics = replace(answer.statistics, tokens=spec.max_tokens + 1, decode_s=spec.max_tokens / 10.0)
+        answers = tuple(replace(answer, statistics=statistics) for _ in spec.prompts)
+        found = replace(one, answers=answers, draft=one.draft if spec.draft else None)
+        self.now += trials.seconds(found)
+        return trial.Attempt(found)
+
+
+@pytest.mark.parametrize("budget_s", [30.0, 60.0, 120.0, 300.0, 1000.0])
+def test_a_budget_is_kept_and_shared(run_log, monkeypatch, budget_s):
+    """What is cut first: the length of answers, then trials, then prompts, then cells."""
+    clock = Timed(monkeypatch)
+    document = run(shared(budget_s=budget_s), run_log()).document()
+    assert clock.now <= budget_s
+    assert clock.now > 0.5 * budget_s or budget_s == 1000.0
+    settings = document.settings
+    assert settings["budget_s"] == budget_s
+    shape = settings["prompts"], settings["max_tokens"], settings["repetitions"]
+    assert shape == clock_shapes()[budget_s]
+    measured = [cell.run is not None for cell in document.cells]
+    assert all(measured)
+    assert len({(len(one.prompts), one.max_tokens) for one in clock.asked[1:]}) == 1, "cells are measured alike"
+    assert any("to end within" in note for note in document.notes) == (shape != (4, 100, 3))
+    count = len(clock.asked)
+    again = run(shared(budget_s=budget_s), run_log())
+    assert len(clock.asked) == count, "the same command measures nothing twice, the short trial neither"
+    assert again.document().cells == document.cells
+
+
+def clock_shapes():
+    """(prompts, tokens, trials) by budget."""
+    return {
+        30.0: (1, 32, 1),
+        60.0: (2, 45, 1),
+        120.0: (4, 52, 1),
+        300.0: (4, 43, 3),
+        1000.0: (4, 100, 3),
+    }
+
+
+def test_what_does_not_fit_at_all_is_left_out(run_log, monkeypatch):
+    clock = Timed(monkeypatch)
+    document = run(shared(budget_s=16.0), run_log()).document()
+    measured = [cell.run is not None for cell in document.cells]
+    assert measured[0]
+    assert not measured[-1]
+    assert clock.now <= 16.0
+    assert any("had no time within the budget" in note for note in document.notes)
+    assert report.results(document).failed[3] == "not measured"
+
+
+def test_answers_of_a_requested_length_are_not_cut(run_log, monkeypatch):
+    Timed(monkeypatch)
+    document = run(shared(budget_s=100.0, cut=False), run_log()).document()
+    assert (document.settings["prompts"], document.settings["max_tokens"]) == (1, 100)
+
+
+def test_the_time_left_is_known_from_the_predictions_and_then_from_trials(run_log, monkeypatch):
+    Timed(monkeypatch)
+    comparison = Comparison(shared(budget_s=None, repetitions=1), run_log())
+    left = []
+    comparison.run(lambda *_: left.append(comparison.left_s))
+    one = 1 + 1 + 0.5 + 4 * 10.5
+    assert left[0] == pytest.approx(4 * (1 + 4 * 100 / 20), rel=0.05)
+    assert left[1:] == pytest.approx([3 * one, 2 * one, one], rel=0.05)
+
+
 # quality
 
 

@@ -1,0 +1,54 @@
+"""How much of a comparison fits into a budget. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+_FEWEST_TOKENS, _LEAST_TOKENS = 32, 8  # of an answer, before trials and prompts are left out, and after that
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What each cell measures: answers of ``max_tokens`` to so many prompts, so many times; whether quality follows."""
+
+    prompts: int
+    max_tokens: int
+    repetitions: int
+    quality: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of one cell: to load it, to read a prompt, for each token of an answer."""
+
+    load_s: float
+    prompt_s: float
+    token_s: float
+
+    def trial_s(self, extent: Extent) -> float:
+        """Return the seconds of a trial, whose first prompt is read twice, to warm up."""
+        answers_s = extent.prompts * extent.max_tokens * self.token_s
+        return self.load_s + (extent.prompts + 1) * self.prompt_s + answers_s
+
+
+def fit(budget_s: float, cells: Sequence[Costs], most: Extent, *, cut: bool) -> Extent:
+    """Return the most that fits: first answers get shorter, then trials fewer, then prompts fewer.
+
+    ``cut``: whether answers may get shorter. The least is one trial of an answer to one prompt.
+    """
+
+    def tokens(extent: Extent) -> int:
+        without_s = extent.repetitions * sum(one.trial_s(replace(extent, max_tokens=0)) for one in cells)
+        token_s = extent.repetitions * extent.prompts * sum(one.token_s for one in cells)
+        return int((budget_s - without_s) / max(token_s, 1e-9))
+
+    fewest = min(_FEWEST_TOKENS, most.max_tokens) if cut else most.max_tokens
+    fewer_trials = [replace(most, repetitions=count) for count in range(most.repetitions, 0, -1)]
+    fewer_prompts = [replace(most, repetitions=1, prompts=count) for count in range(most.prompts - 1, 0, -1)]
+    for extent in (*fewer_trials, *fewer_prompts):
+        if (found := tokens(extent)) >= fewest:
+            return replace(extent, max_tokens=min(found, most.max_tokens))
+    least = min(_LEAST_TOKENS, most.max_tokens) if cut else most.max_tokens
+    extent = replace(most, repetitions=1, prompts=1)
+    return replace(extent, max_tokens=max(least, min(tokens(extent), most.max_tokens)))
