@@ -43,6 +43,19 @@ def weights_of(kinds: Sequence[str]) -> list[float]:
     return [weight * len(kinds) / sum(weights) for weight in weights]
 
 
+def paired_mean(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
+    """Geometric mean of the ratio, pair by pair, with Student's 95 % interval; a single pair has no interval.
+
+    Of few pairs it is wider than :func:`paired_ratios`: three that point the same way by chance are one in four.
+    """
+    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
+    logs = [math.log(ratio) for ratio in ratios]
+    middle, half = fmean(logs), 0.0
+    if len(logs) > 1:
+        half = student(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    return Spread(math.exp(middle), (math.exp(middle - half), math.exp(middle + half)), tuple(ratios))
+
+
 def mean_ratio(
     numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]], kinds: Sequence[str] = ()
 ) -> Spread:

@@ -8,17 +8,17 @@ from typing import Annotated
 from ggufspec.bench import prompting
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, ui
+from ggufspec.cli.live import live
 from ggufspec.cli.parameters import FIXED_LENGTH, command, option, seconds, takes
 from ggufspec.cli.results import check_exports, finish, folder, measured, show_files
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.reports import table
 from ggufspec.reports import tune as report
-from ggufspec.reports.words import over, ratio
 from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings.registry import drafts_with_file
 from ggufspec.settings.table import Settings
-from ggufspec.tune.document import FEWEST, not_worth_it, tune_document
+from ggufspec.tune.document import tune_document
 from ggufspec.tune.experiment import EVERY, without_tuned
 from ggufspec.tune.experiment import experiment as tune_experiment
 from ggufspec.tune.profile import profile_name, template
@@ -48,7 +48,10 @@ def tune(
             max=50,
         ),
     ] = 0.1,
-    save: Annotated[str | None, option("--save NAME", "Profile to write.  [PAIR; or the target's name]")] = None,
+    save: Annotated[
+        str | None,
+        option("--save NAME", "Profile to write, even if too close to call.  [if clear: PAIR, or the target's name]"),
+    ] = None,
     no_save: Annotated[bool, option("--no-save", "Do not write a profile.")] = False,
     explain: Annotated[bool, option("--explain", "Explain why this setting won. Says what was learned, too.")] = False,
     given: Annotated[
@@ -65,9 +68,10 @@ def tune(
     """Find the fastest setting of a pair on this machine.
 
     Layers, drafts, threads, flash attention and more are tried. It starts from the plan, measures the most promising
-    settings, learns from every trial, and stops when nothing promises more or the budget is spent. The winner is
-    written to a profile of yours, which run and bench use from then on. A trial that runs out of memory is a row.
-    The same command resumes an interrupted search. Options that are given are not searched.
+    settings, learns from every trial, and stops when nothing promises more or the budget is spent. A winner that is
+    clearly faster than the planned setting and target-only is written to a profile of yours, which run and bench use
+    from then on; otherwise it is too close to call. A trial that runs out of memory is a row. The same command resumes
+    an interrupted search. Options that are given are not searched.
     """
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")
@@ -92,12 +96,14 @@ def tune(
         run = Tuning(experiment, log)
         if run.resumed:
             ui.note(f"resuming with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
-        interrupted = measured(run.run, lambda: run.kept, ui.busy)
+        if shortage := run.shortage():
+            ui.note(shortage)
+        interrupted = measured(run.run, lambda: run.kept, live)
         failed: GgufspecError | None = None
         document = tune_document(run, interrupted=interrupted)
         if document.winner is None and not interrupted:
             failed = GgufspecError("every setting failed", "ggufspec doctor; -v shows llama.cpp's log")
-        elif not no_save and not interrupted and run.compared:
+        elif not no_save and not interrupted and (document.decided or save is not None):
             try:
                 saved = save_profile(document, name, made_from, pair, opened.options, len(run.kept))
                 document = replace(document, saved=saved)
@@ -105,7 +111,7 @@ def tune(
                 failed = error
     return finish(
         document,
-        lambda: _show(document, name, explain=explain),
+        lambda: _show(document, name, explain=explain, no_save=no_save),
         given,
         markdown=report.markdown,
         csv=report.comma_separated,
@@ -118,7 +124,7 @@ def tune(
 # ---- what is seen ----------------------------------------------------------------------------------------------------
 
 
-def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
+def _show(document: TuneDocument, name: str, *, explain: bool, no_save: bool) -> None:
     out = ui.out()
     show_files(document.pair)
     settings = document.settings
@@ -132,9 +138,14 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
     if document.winner is not None:
         best = document.trials[document.winner]
         assert best.tokens_per_s is not None
-        lead = "so far" if document.interrupted else "The fastest"
-        out.print(f"{lead.capitalize()}: {report.setting_name(document, best.setting)}.", style="bold green")
-        out.print(" ".join(filter(None, (_gain(document), not_worth_it(document.trials, best.setting)))))
+        lead = "So far" if document.interrupted else "The fastest" if document.decided else "Leading"
+        style = "bold green" if document.decided else "bold"
+        out.print(f"{lead}: {report.setting_name(document, best.setting)}.", style=style)
+        out.print(document.verdict)
+        if not document.decided and not document.interrupted:
+            saved = f"Nothing was saved; --save {name} keeps it anyway." if not (document.saved or no_save) else ""
+            advice = f"{document.advice[:1].upper()}{document.advice[1:]}." if document.advice else ""
+            out.say(" ".join(filter(None, (saved, advice))))
     if explain:
         for sentence in document.explanation:
             out.print(f"- {sentence}")
@@ -143,21 +154,3 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
     if document.saved:
         out.whole(f"Saved to {document.saved}", style="dim")
         out.whole("next: ", (f"ggufspec bench {name}", "bold"))
-
-
-def _gain(document: TuneDocument) -> str:
-    assert document.winner is not None
-    if len(document.trials) == 1 and document.settings["space"] > 1:
-        return "Only this was measured, so that nothing is saved: a larger --budget, or fewer tokens with -n, goes on."
-    if document.winner == document.baseline:
-        beaten = "beat it side by side" if document.trials[document.winner].searched else "that was measured beat it"
-        return f"That is what was planned: no other setting {beaten}."
-    if document.baseline is not None and document.trials[document.baseline].tokens_per_s is None:
-        return "What was planned failed."
-    if document.gain is None:
-        return "There was no time to measure it against what was planned, side by side."
-    count = len(document.gain.samples)
-    if count < FEWEST:
-        few = f"{ratio(document.gain)} what was planned, by {counted(count, 'trial')} of each"
-        return f"{few}: too few for an interval. -r {FEWEST} or a larger --budget makes more."
-    return over(document.gain, "what was planned") + ("." if document.gain.ci95[0] > 1 else ", within the noise.")

@@ -85,12 +85,24 @@ def trials(document: TuneDocument, *, best: int | None = None) -> Table:
         shown = [t for place, t in enumerate(shown) if place < best or t.index in named]
     rows = []
     for trial in shown:
-        mark = "best" if trial.index == document.winner else "planned" if trial.index == document.baseline else ""
-        mark = mark or ("final" if best is not None and trial.searched else "")
+        mark = _mark(document, trial, is_short=best is not None)
         setting = (_layers(document, trial.setting), *(trial.setting,) * 4)
         rows.append((trial.index + 1, *setting, trial.predicted_tokens_per_s, trial.tokens_per_s or False, mark))
     failed = {n: "failed" for n, trial in enumerate(shown) if trial.tokens_per_s is None}
     return Table("Trials", COLUMNS, rows, failed, [n for n, one in enumerate(shown) if one.index == document.winner])
+
+
+def _mark(document: TuneDocument, trial: TuneTrial, *, is_short: bool) -> str:
+    """What the last column says; documents of older versions have no verdict."""
+    if trial.index == document.winner and (document.decided or not document.verdict):
+        return "best"
+    if trial.index == document.baseline:
+        return "planned"
+    if trial.index == document.winner or trial.index in document.close:
+        return "close"
+    if not is_short or trial.tokens_per_s is None:
+        return ""
+    return "final" if trial.searched else "1 trial" if len(trial.tokens_per_s.samples) == 1 else ""
 
 
 def _median(trial: TuneTrial) -> float:

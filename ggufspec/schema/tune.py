@@ -60,6 +60,11 @@ class TuneDocument:
     gain: Spread | None  # winner ÷ baseline, measured interleaved at the end
     stopped: str  # why the search ended
     saved: str | None  # profile that the winner was written to
+    speedup: Spread | None = None  # winner ÷ target_only, measured interleaved at the end
+    decided: bool = False  # intervals say that the winner is faster than the baseline and target_only, or it is planned
+    close: tuple[Count, ...] = ()  # indices of trials that are not told from the winner
+    verdict: str = ""  # in sentences
+    advice: str = ""  # what may settle it, if it is not decided
     explanation: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     interrupted: bool = False

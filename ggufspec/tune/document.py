@@ -9,15 +9,15 @@ from dataclasses import asdict
 from ggufspec.bench.disturbed import repeated
 from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import machine, settings_of
+from ggufspec.hardware.host import BUSY_CPUS
 from ggufspec.schema.base import Spread
 from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
-from ggufspec.settings.registry import DRAFTERS, drafters_label, parse_drafters
+from ggufspec.settings.registry import drafters_label
 from ggufspec.tune.run import Measurement, Tuning
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
+from ggufspec.tune.verdict import Verdict, judge, not_worth_it
 
-_SAME = 1.0
-FEWEST = 3  # trials side by side, for an interval to mean something
 _MOST_EFFECTS = 8
 
 
@@ -26,7 +26,7 @@ def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
     rows = _trials(tuning)
     place = {row.setting: row.index for row in rows}
     space, first = tuning.experiment.space, tuning.experiment.first[0]
-    winner = tuning.winner()
+    winner, alone, verdict = tuning.winner(), tuning.target_only(), judge(tuning)
 
     def row(index: int | None) -> int | None:
         return None if index is None else place.get(space[index].setting)
@@ -45,25 +45,35 @@ def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
         trials=tuple(rows),
         winner=row(winner),
         baseline=row(first),
-        target_only=row(tuning.target_only()),
+        target_only=row(alone),
         gain=tuning.ratio(winner, first) if winner is not None and winner != first else None,
+        speedup=tuning.ratio(winner, alone) if winner is not None and alone not in (None, winner) else None,
+        decided=verdict.decided,
+        close=tuple(found for index in verdict.close if (found := row(index)) is not None),
+        verdict=" ".join(filter(None, (verdict.text, not_worth_it(tuning)))),
+        advice=verdict.advice,
         stopped=tuning.stopped,
         saved=None,
-        explanation=tuple(explanation(tuning)),
-        notes=(*tuning.experiment.notes, *tuning.log.notes, *repeated(tuning.tries().values()), *_uneven(tuning)),
+        explanation=tuple(explanation(tuning, verdict)),
+        notes=(*tuning.experiment.notes, *tuning.log.notes, *repeated(tuning.tries().values()), *_disturbed(tuning)),
         interrupted=interrupted,
     )
 
 
-def _uneven(tuning: Tuning) -> tuple[str, ...]:
-    """Whether repetitions of the final do not count, or should not."""
-    uneven = tuning.uneven()
-    if not uneven:
-        return ()
-    which = f"{counted(len(uneven), 'repetition')} of the final"
-    if uneven == tuning.rounds():
-        return (f"in {which}, all there are, the finalists met different loads: tune again on an idle machine",)
-    return (f"{which} {'does' if len(uneven) == 1 else 'do'} not count: the finalists met different loads",)
+def _disturbed(tuning: Tuning) -> tuple[str, ...]:
+    """Sentences if repetitions of the final do not count, or if other programs disturbed what counts."""
+    uneven, notes = tuning.uneven(), list[str]()
+    if uneven and uneven != tuning.rounds():
+        verb = "does" if len(uneven) == 1 else "do"
+        which = f"{counted(len(uneven), 'repetition')} of the final"
+        notes.append(f"{which} {verb} not count: the finalists met different loads")
+    others = sorted(tuning.loads())
+    if others and (middle := others[len(others) // 2]) >= BUSY_CPUS:
+        notes.append(
+            f"the verdict rests on trials during which other programs used {middle:.1f} CPUs: "
+            "another setting may win on an idle machine"
+        )
+    return tuple(notes)
 
 
 def _trials(tuning: Tuning) -> list[TuneTrial]:
@@ -91,7 +101,7 @@ def _trials(tuning: Tuning) -> list[TuneTrial]:
     return made
 
 
-def explanation(tuning: Tuning) -> list[str]:
+def explanation(tuning: Tuning, verdict: Verdict) -> list[str]:
     """Why this setting, a sentence each."""
     space, first = tuning.experiment.space, tuning.experiment.first[0]
     rows, winner = _trials(tuning), tuning.winner()
@@ -112,23 +122,11 @@ def explanation(tuning: Tuning) -> list[str]:
     )
     sentences += (f"{change}: {gain}." for change, gain in _effects(space, tuning.measured(), tuning.spread).items())
     best = space[winner].setting
-    if winner == first:
-        beaten = "beat it side by side" if tuning.rounds() else "that was measured beat it"
-        sentences.append(
-            f"What was planned is the fastest: no other setting {beaten}."
-            if len(rows) > 1
-            else "Only what was planned was measured."
-        )
-    elif first in tuning.measured():
+    if winner != first:
         changed = ", ".join(difference(space[first].setting, best))
-        sentences.append(
-            f"Against what was planned the winner has: {changed}{_ratio_text(tuning.ratio(winner, first))}."
-        )
-    alone = tuning.target_only()
-    sentences += filter(None, [not_worth_it(rows, best)])
-    if best.drafted and alone is not None:
-        ratio = _ratio_text(tuning.ratio(winner, alone), comma=" it is")
-        sentences.append(f"Against the fastest target-only setting{ratio}." if ratio else "Target-only is slower.")
+        lead = "The winner" if verdict.decided else "The setting that leads"
+        sentences.append(f"{lead} differs from what was planned in: {changed}.")
+    sentences += filter(None, [verdict.text, not_worth_it(tuning)])
     prompts = {row.setting: row.prompt_tokens_per_s for row in rows}
     planned_speed, own_speed = prompts.get(space[first].setting), prompts.get(best)
     if best.ubatch_size != DEFAULT_MICRO_BATCH and planned_speed and own_speed:
@@ -137,27 +135,6 @@ def explanation(tuning: Tuning) -> list[str]:
             f"tokens/s instead of {planned_speed:.0f}."
         )
     return sentences
-
-
-def not_worth_it(trials: Sequence[TuneTrial], best: TunedSetting) -> str:
-    """Which drafters were measured and are not in the best setting, in a sentence; empty without any."""
-    measured = {name for trial in trials if trial.tokens_per_s for name in parse_drafters(trial.setting.drafter)}
-    left = [DRAFTERS[name].label for name in DRAFTERS if name in measured - {*parse_drafters(best.drafter)}]
-    if not left:
-        return ""
-    without = f"the {drafters_label(best.drafter)} alone is faster" if best.drafted else "target-only is the fastest"
-    verb = f"The {left[0]} is not" if len(left) == 1 else f"Neither the {' nor the '.join(left)} is"
-    return f"{verb} worth it here: {without}."
-
-
-def _ratio_text(ratio: Spread | None, comma: str = ":") -> str:
-    if ratio is None:
-        return ""
-    low, high = ratio.ci95
-    if len(ratio.samples) < FEWEST:
-        return f"{comma} {ratio.median:.2f}× as fast, from too few trials for an interval"
-    doubt = "" if low > _SAME or high < _SAME else ", within the noise"
-    return f"{comma} {ratio.median:.2f}× as fast (95 % interval {low:.2f} to {high:.2f}){doubt}"
 
 
 def _effects(space: Sequence[Candidate], measured: Sequence[int], spread_of: Callable[[int], Spread]) -> dict[str, str]:

@@ -84,7 +84,7 @@ def _busy() -> tuple[str, ...]:
     if others < BUSY_CPUS:
         return ()
     used = f"other programs use {others:.1f} of {usable_cpus()} CPUs"
-    return (f"{used}: what is fastest meanwhile may not be on an idle machine; tune again with --fresh then",)
+    return (f"{used}: another setting may win on an idle machine; rerun with --fresh when it is quiet",)
 
 
 def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:

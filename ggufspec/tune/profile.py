@@ -17,7 +17,7 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.models.profile import Pair, Profile, Tuned, find, is_name, load_profile, toml_of, user_folder
 from ggufspec.schema.tune import TuneDocument, TunedSetting
 from ggufspec.settings.table import OLD_NAMES, names
-from ggufspec.tune.document import FEWEST
+from ggufspec.tune.run import FEWEST
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH
 
 _COMMENTS = {

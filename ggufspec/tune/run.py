@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ggufspec import child
 from ggufspec.bench import trial
 from ggufspec.bench.disturbed import are_alike, to_repeat
 from ggufspec.bench.run_log import RunLog, key_of
-from ggufspec.bench.statistics import paired_ratios, spread
+from ggufspec.bench.statistics import paired_mean, spread
 from ggufspec.bench.summary import machine, speed
 from ggufspec.bench.trial import Attempt, attempt
 from ggufspec.bench.trials import identity, rounds
@@ -21,7 +22,7 @@ from ggufspec.files.write import file_name
 from ggufspec.llamacpp.options import STREAM_WIDTH
 from ggufspec.schema import codec
 from ggufspec.schema.base import Failure, Spread
-from ggufspec.schema.text import number
+from ggufspec.schema.text import counted, duration, number
 from ggufspec.schema.tune import TunedSetting
 from ggufspec.tune.search import Done, Next, Search
 from ggufspec.tune.space import Candidate, difference
@@ -29,9 +30,14 @@ from ggufspec.tune.space import Candidate, difference
 LOG = "ggufspec/tune-log@1"
 _LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
 _MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", "buffer")
+_START_S = 1.0  # of a child process
+_LETTERS = 4  # of a token
+_READ = 8  # tokens of a prompt that are read in the time of one that is generated, until a trial was measured
 _SAME = 1.0
-_FINAL_SHARE = 0.4  # of the budget, that the final may keep back
-_FEWEST_FINALISTS = 2
+FINAL_SHARE = 0.4  # of the budget, that is kept back for the final
+_FEWEST_FINALISTS, _RIVALS = 2, 3  # the best, target-only, what was planned
+FEWEST = 2  # repetitions of the final, for an interval
+_MORE, _MORE_IN_BUDGET = 1, 99  # times the repetitions at most, if the first place is open
 _FINAL = "final"  # the log's key of the finalists; trials are under their numbers
 
 
@@ -116,6 +122,7 @@ class Final:
         searched: trials that the search had made.
         rules: what the search was; with other rules, a larger budget say, it goes on.
         stopped: why it ended.
+        left_out: settings that should have been finalists, and that the budget had no time for.
     """
 
     settings: tuple[TunedSetting, ...]
@@ -123,10 +130,11 @@ class Final:
     searched: int
     rules: str
     stopped: str
+    left_out: tuple[TunedSetting, ...] = ()
 
 
 Try = Callable[[trial.Spec], Attempt]
-Show = Callable[[str], None]
+Show = Callable[[str, float], None]
 
 
 @dataclass
@@ -157,7 +165,9 @@ class Tuning:
         self._final = self.log.get(_FINAL, Final)
 
     def run(self, show: Show) -> None:
-        """Search, then measure the finalists interleaved; ``show`` gets a line before each trial.
+        """Search, then measure the finalists interleaved.
+
+        ``show`` gets what is measured, and the seconds that are left of the budget.
 
         Raises:
             UsageError: the budget is too short for one trial.
@@ -174,12 +184,13 @@ class Tuning:
 
     def _search(self, show: Show) -> None:
         while True:
-            proposal = self._again() or self.search.suggest()
+            proposal = (self._again() if self.search.tried_first else None) or self.search.suggest()
             if isinstance(proposal, Done):
                 self.stopped = proposal.why
                 break
             if self.search.trials and self._left_s < self._trial_s(proposal.index) + self._final_s():
-                self.stopped = f"the budget of {_minutes(self.experiment.budget_s or 0)} was spent"
+                budget = duration(self.experiment.budget_s or 0)
+                self.stopped = f"another trial and the final would not fit into {budget}"
                 break
             self._measure(proposal, 0, show)
         self._end()
@@ -202,17 +213,23 @@ class Tuning:
     def _end(self) -> None:
         """Choose who is measured side by side; if they are the same as in a final before, that one goes on."""
         before, leading = self._final, self._leading()
-        while len(leading) > _FEWEST_FINALISTS and self._round_s(leading) > self._left_s:
-            leading.pop()
+        left_out = list[int]()
+        for fewest, repetitions in ((_RIVALS, self.experiment.repeats), (_FEWEST_FINALISTS, FEWEST)):
+            while len(leading) > fewest and repetitions * self.round_s(leading) > self._left_s:
+                left_out.append(leading.pop())
         settings = tuple(self.experiment.space[index].setting for index in leading)
         above = max((kept.repetition for kept in self.kept), default=0)
         if before is not None and (before.searched == self._searched or set(before.settings) == set(settings)):
             settings, above = before.settings, before.above
-        self._final = Final(settings, above, self._searched, self._rules, self.stopped)
+        others = tuple(self.experiment.space[index].setting for index in left_out)
+        self._final = Final(settings, above, self._searched, self._rules, self.stopped, others)
         self.log.put(_FINAL, self._final)
 
     def _side_by_side(self, show: Show) -> None:
-        """Measure the finalists in turn, and again as long as the first place is open or they met different loads."""
+        """Measure the finalists in turn, and again while the first place is open or they met different loads.
+
+        With a budget it goes on until that is spent.
+        """
         finalists, above = self.finalists(), self._final.above if self._final else 0
         if len(finalists) < _FEWEST_FINALISTS:
             return
@@ -221,12 +238,14 @@ class Tuning:
             few = len(self._whole()) - len(self.uneven()) < self.experiment.repeats
             return finalists if few or self._unsure() else []
 
-        turns = rounds(finalists, self.experiment.repeats, 1, leaders)
+        more = _MORE if self.experiment.budget_s is None else _MORE_IN_BUDGET
+        turns = rounds(finalists, self.experiment.repeats, more, leaders)
         for repetition, turn in turns:
             number = above + repetition + 1
             missing = [index for index in turn if not self._has(index, number)]
-            if missing and self._left_s < self._round_s(missing):
-                self.stopped += "; the budget left no time for the whole final"
+            if missing and self._left_s < self.round_s(missing):
+                if repetition < self.experiment.repeats:
+                    self.stopped += "; the budget left no time for the whole final"
                 return
             for index in missing:
                 proposal = Next(index, self.search.expected(index), f"final, repetition {repetition + 1}")
@@ -243,6 +262,11 @@ class Tuning:
         settings = self._final.settings if self._final else ()
         return [self._index[setting] for setting in settings if setting in self._index]
 
+    def left_out(self) -> list[int]:
+        """Settings that should have been finalists, and that the budget had no time for."""
+        settings = self._final.left_out if self._final else ()
+        return [self._index[setting] for setting in settings if setting in self._index]
+
     def _leading(self) -> list[int]:
         """Who would be in the final by what is known now, the most important first."""
         return self.search.finalists(self.experiment.first[:1])
@@ -252,14 +276,21 @@ class Tuning:
     def _measure(self, proposal: Next, repetition: int, show: Show) -> None:
         candidate = self.experiment.space[proposal.index]
         changes = ", ".join(difference(self.experiment.space[self.experiment.first[0]].setting, candidate.setting))
-        show(self._progress(proposal.why if repetition else changes or "the planner's choice"))
-        began = self.clock()
+        left_s, began, doing = self._left_s, self.clock(), proposal.why if repetition else changes
+        show(self._progress(doing), left_s)
+
+        def on_event(event: child.Event) -> None:
+            if event.get("event") == "answer":
+                answers = f", {event['index'] + 1} of {counted(len(spec.prompts), 'answer')}"
+                show(self._progress(doing, answers), left_s - (self.clock() - began))
+
         spec = replace(
             self.experiment.spec,
             options=candidate.options,
             draft=self.experiment.spec.draft if candidate.options.needs_draft else None,
         )
-        tried = self.attempt(spec) if self.attempt else attempt(spec, verbose=self.experiment.verbose)
+        verbose = self.experiment.verbose
+        tried = self.attempt(spec) if self.attempt else attempt(spec, on_event=on_event, verbose=verbose)
         seconds = self.clock() - began
         result = tried.result
         kept = Measurement(
@@ -276,12 +307,10 @@ class Tuning:
         self.log.put(str(len(self.kept)), kept)
         self._learn(kept)
 
-    def _progress(self, doing: str) -> str:
-        budget = self.experiment.budget_s
-        spent = f"{self.spent_s:.0f} s" + (f" of {budget:.0f} s" if budget else "")
+    def _progress(self, doing: str, answers: str = "") -> str:
         speeds = [kept.tokens_per_s for kept in self.kept if kept.tokens_per_s]
         best = f", best {number(max(speeds))} tokens/s" if speeds else ""
-        return f"trial {len(self.kept) + 1}, {spent}{best}: {doing}"
+        return f"trial {len(self.kept) + 1}{answers}{best}: {doing or 'the planned setting'}"
 
     def _learn(self, kept: Measurement) -> None:
         """From a trial of this run or an earlier one."""
@@ -324,16 +353,32 @@ class Tuning:
         """Seconds that a trial of a setting will take: what all take, and its tokens."""
         fixed = [kept.seconds - self._tokens() / kept.tokens_per_s for kept in self.kept if kept.tokens_per_s]
         if not fixed:
-            files = (self.experiment.spec.target, self.experiment.spec.draft)
-            fixed = [sum(path.stat().st_size for path in files if path) / _LOAD_BYTES_PER_S]
+            spec = self.experiment.spec
+            size = sum(path.stat().st_size for path in (spec.target, spec.draft) if path)
+            read = sum(map(len, (*spec.prompts, spec.prompts[0]))) / _LETTERS  # the first one to warm up, too
+            fixed = [_START_S + size / _LOAD_BYTES_PER_S + read / _READ / self.search.expected(index)]
         return max(0.0, sum(fixed) / len(fixed)) + self._tokens() / self.search.expected(index)
 
-    def _round_s(self, indices: Iterable[int]) -> float:
+    def round_s(self, indices: Iterable[int]) -> float:
+        """Seconds that a trial of each of these settings will take."""
         return sum(self._trial_s(index) for index in indices)
 
     def _final_s(self) -> float:
-        needed = self.experiment.repeats * self._round_s(self._leading())
-        return min(needed, _FINAL_SHARE * (self.experiment.budget_s or math.inf))
+        """Seconds to keep back for the final; none before the planner's choices, and two settings, were measured."""
+        leading = self._leading()
+        if not self.search.tried_first or len(self.measured()) < _FEWEST_FINALISTS:
+            return 0.0
+        trial_s = self.round_s(leading) / len(leading)
+        needed, least = (
+            self.experiment.repeats * trial_s * max(_FEWEST_FINALISTS, count)
+            for count in (len(leading), min(len(leading), _RIVALS))
+        )
+        return min(needed, max(least, FINAL_SHARE * (self.experiment.budget_s or math.inf)))
+
+    def least_s(self) -> float:
+        """Seconds that a comparison of the planner's choices takes: a trial of each, and their final."""
+        first = self.experiment.first[:2]
+        return (1 + self.experiment.repeats) * self.round_s((*first, first[-1])[:2])
 
     def _check_budget(self) -> None:
         budget, first = self.experiment.budget_s, self.experiment.first[0]
@@ -342,27 +387,42 @@ class Tuning:
         needed = self._trial_s(first)
         if needed > budget:
             raise UsageError(
-                f"a budget of {_minutes(budget)} is too short for one trial, which takes about {_minutes(needed)}",
-                f"--budget {max(1, round(20 * needed / 60))}m is enough for some twenty, or fewer tokens with -n",
+                f"a budget of {duration(budget)} is too short for one trial, which takes about {duration(needed)}",
+                f"--budget {as_budget(self.least_s())} compares two settings; -n makes trials shorter",
             )
+
+    def shortage(self) -> str:
+        """Say what budget would be enough, if this one cannot hold a comparison; else empty."""
+        budget, least_s, trial_s = self.experiment.budget_s, self.least_s(), self._trial_s(self.experiment.first[0])
+        if budget is None or not trial_s <= budget < least_s or len(self.experiment.space) < 2:
+            return ""
+        holds = counted(int(budget / trial_s), "trial")
+        tokens_s = self._tokens() / self.search.expected(self.experiment.first[0])
+        room_s = budget / (2 + 2 * self.experiment.repeats) - (trial_s - tokens_s)
+        tokens = int(self.experiment.spec.max_tokens * room_s / tokens_s) // 8 * 8
+        fewer = f", or -n {tokens}," if tokens > 0 else ""
+        return (
+            f"{duration(budget)} is enough for {holds} of about {duration(trial_s)}: "
+            f"at least --budget {as_budget(least_s)}{fewer} lets the search compare two settings"
+        )
 
     # ---- the answer
 
     def winner(self) -> int | None:
         """Index in the space of the setting that won; the planner's own if no other one is faster."""
         first = self.experiment.first[0]
-        return max(self._standing(), key=lambda index: (self.spread(index).median, index == first), default=None)
+        return max(self.standing(), key=lambda index: (self.spread(index).median, index == first), default=None)
 
     def target_only(self) -> int | None:
         """Index in the space of the fastest setting without a draft, by the same trials as the winner."""
         others = [index for index in self.measured() if index not in self.finalists()]  # all of the final's failed
-        for among in (self._standing(), others):
+        for among in (self.standing(), others):
             alone = [index for index in among if not self.experiment.space[index].setting.drafted]
             if alone:
                 return max(alone, key=lambda index: self.spread(index).median)
         return None
 
-    def _standing(self) -> list[int]:
+    def standing(self) -> list[int]:
         """Who may win: finalists that never failed in the final; without a final, everything that succeeded."""
         rounds, finalists = self.rounds(), self.finalists()
         sound = [i for i in finalists if rounds and all(self._speed(i, number) for number in rounds)]
@@ -414,15 +474,19 @@ class Tuning:
         return spread(self.speeds(self.experiment.space[index].setting)[0])
 
     def ratio(self, index: int, rival: int) -> Spread | None:
-        """By how much one setting is faster than another, repetition by repetition of the final."""
+        """By how much one setting is faster than another, repetition by repetition of the final.
+
+        A single repetition gives no interval.
+        """
         both = [(self._speed(index, number), self._speed(rival, number)) for number in self.rounds()]
         pairs = [(own, other) for own, other in both if own and other]
-        return paired_ratios([own for own, _ in pairs], [other for _, other in pairs]) if pairs else None
+        return paired_mean([own for own, _ in pairs], [other for _, other in pairs]) if pairs else None
 
-    @property
-    def compared(self) -> bool:
-        """Whether settings were compared with each other; otherwise there is nothing to save."""
-        return len({kept.setting for kept in self.kept}) > 1 or len(self.experiment.space) == 1
+    def loads(self) -> list[float]:
+        """CPUs that other programs used in each trial that the answer rests on; without a final, in all."""
+        numbers = self.rounds() or [0]
+        rows = [kept for (_, number), kept in self._by_round.items() if number in numbers]
+        return [kept.others_cpus for kept in rows if kept.others_cpus is not None]
 
 
 def out_of_memory(failure: Failure) -> bool | None:
@@ -430,7 +494,6 @@ def out_of_memory(failure: Failure) -> bool | None:
     return any(word in failure.error.lower() for word in _MEMORY_WORDS) or None
 
 
-def _minutes(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
-    return f"{seconds / 60:.0f} min"
+def as_budget(seconds: float) -> str:
+    """A value of ``--budget`` that is enough."""
+    return f"{math.ceil(seconds)}s" if seconds <= 90 else f"{math.ceil(seconds / 60)}m"

@@ -86,10 +86,9 @@ class Search:
 
     def suggest(self) -> Next | Done:
         """The next trial, or why there is none. Asking again without telling gives the same answer."""
-        tried = {index for index, _ in self._measured} | set(self._failed)
-        for index in self.first:
-            if index not in tried and not self._out[index]:
-                return self._next(index, "the planner's other choice" if tried else "the planner's choice")
+        tried = self._tried
+        if first := self._first_left:
+            return self._next(first[0], "the planner's other choice" if tried else "the planner's choice")
         if len(tried) >= self.most:
             made = f"{len(tried)} trials were" if len(tried) != 1 else "1 trial was"
             return Done(f"{made} made, as many as were allowed")
@@ -133,6 +132,20 @@ class Search:
         self._out[index] = True
         self._give_up_values()
 
+    @property
+    def tried_first(self) -> bool:
+        """Whether the planner's choices were tried, except those that cannot fit."""
+        return not self._first_left
+
+    @property
+    def _first_left(self) -> list[int]:
+        tried = self._tried
+        return [index for index in self.first if index not in tried and not self._out[index]]
+
+    @property
+    def _tried(self) -> set[int]:
+        return {index for index, _ in self._measured} | set(self._failed)
+
     def forget(self, index: int) -> None:
         """Of a trial that was repeated the first outcome is not believed."""
         self._measured = [one for one in self._measured if one[0] != index]
@@ -170,7 +183,8 @@ class Search:
         """Measured settings that are worth measuring again side by side, the most important first.
 
         The best; the target-only setting that was measured to be the fastest, unless it is clearly slower than the
-        best, and the one that is believed to be it; what was planned and succeeded; the other leaders.
+        best; what was planned and succeeded; the target-only setting that is believed to be the fastest; the other
+        leaders.
         """
         seen: dict[int, list[float]] = {}
         for index, value in self._measured:
@@ -181,10 +195,18 @@ class Search:
         alone = [index for index in seen if not self._drafted[index]]
         believed = sorted(alone, key=lambda index: -self._mean[index])[:1]
         fastest = sorted(alone, key=lambda index: -float(np.median(seen[index])))[:1]
-        least = self._mean[leaders[0]] - _CLEARLY * max(_USUAL_NOISE, self.noise)
+        least = self._mean[leaders[0]] - self._clear_gap
         close = [index for index in fastest if float(np.median(seen[index])) >= least]
-        chosen = [leaders[0], *close, *believed, *(index for index in planned if index in seen), *leaders]
+        chosen = [leaders[0], *close, *(index for index in planned if index in seen), *believed, *leaders]
         return list(dict.fromkeys(chosen))
+
+    def is_clearly_slower(self, index: int, than: int) -> bool:
+        """Return whether a setting is believed to be slower by more than the noise of trials explains."""
+        return bool(self._mean[index] < self._mean[than] - self._clear_gap)
+
+    @property
+    def _clear_gap(self) -> float:
+        return _CLEARLY * max(_USUAL_NOISE, self.noise)
 
     def expected(self, index: int) -> float:
         """Tokens/s that a setting is believed to reach."""

@@ -47,7 +47,7 @@ def tuned(new_cli: Callable[[], Cli]) -> tuple[Cli, Finished, Path]:
     """(the command line that tuned the demo pair, how that ended, its page)."""
     cli = new_cli()
     exports = ("--export-markdown", "table.md", "--export-csv", "trials.csv", "--html", "page.html")
-    return cli, cli("tune", *SMALL, "--json", *exports), cli.folder
+    return cli, cli("tune", *SMALL, "--save", "demo", "--json", *exports), cli.folder
 
 
 def test_the_document(tuned: tuple[Cli, Finished, Path]) -> None:
@@ -94,7 +94,7 @@ def test_the_profile_has_the_winner_and_its_evidence(tuned: tuple[Cli, Finished,
     assert profile.tuned is not None
     assert profile.tuned.trials == len(kept(cli))
     assert Path(profile.tuned.results) == run_logs(cli)[0]
-    few = not document["gain"] or len(document["gain"]["samples"]) < 3  # no interval is told of so few
+    few = not document["gain"] or len(document["gain"]["samples"]) < 2  # one has no interval
     assert (profile.tuned.gain_ci95 is None) == few
     assert Path(profile.target.file).is_absolute()
     assert own(cli).read_text().startswith("# The pair that ships")  # the bundled profile's own words
@@ -134,7 +134,7 @@ def test_the_exports(tuned: tuple[Cli, Finished, Path]) -> None:
     _, done, folder = tuned
     document = done.document()
     table = (folder / "table.md").read_text().splitlines()
-    assert sum("| best |" in line for line in table) == 1
+    assert sum("| best |" in line for line in table) == document["decided"]
     measured = sum(len(trial["tokens_per_s"]["samples"] + trial["searched"]) for trial in document["trials"])
     assert len((folder / "trials.csv").read_text().splitlines()) == 1 + measured
     assert (folder / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
@@ -165,6 +165,24 @@ def test_an_earlier_winner_does_not_narrow_the_search(tuned: tuple[Cli, Finished
     assert (len(run_logs(cli)), kept(cli)) == (1, before)
 
 
+def test_what_is_too_close_to_call_is_not_saved_unless_a_name_is_given(cli: Cli) -> None:
+    """With a trial of each there is no interval."""
+    flags = ("-p", "def f(", "-n", "8", "-r", "1", "-fa", "auto", "--draft-policy", "adaptive", "--budget", "4s")
+    done = cli("tune", *flags, COLUMNS="120")
+    assert done.code == 0, done.stderr
+    assert "lets the search compare two settings" in done.stderr
+    assert "--budget" in done.stderr
+    document = json.loads(run_logs(cli)[0].with_suffix(".json").read_text())
+    if not document["decided"]:
+        assert "Leading: " in done.stdout
+        assert "Nothing was saved; --save demo keeps it anyway." in done.stdout
+        assert not own(cli).exists()
+    saved = cli("tune", *flags, "--save", "mine")
+    assert saved.code == 0, saved.stderr
+    assert "next: ggufspec bench mine" in saved.stdout.splitlines()
+    assert own(cli, "mine").exists()
+
+
 # ---- interrupted
 
 
@@ -190,6 +208,8 @@ def test_killed_at_a_trial_it_goes_on_and_loses_no_other(cli: Cli) -> None:
 
 def test_ctrl_c_shows_what_there_is_and_saves_nothing(cli: Cli) -> None:
     child = cli.terminal("tune", *SMALL, columns=80)
+    child.expect("trial 3")
+    child.expect("1 of 1 answer")
     child.expect("trial 4")
     running = workers(child.pid)
     child.sendintr()

@@ -12,10 +12,8 @@ from ggufspec.api.plan import make_plan
 from ggufspec.api.resolve import with_placement
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.models.profile import PairSpec, bundled_folder, load_profile
-from ggufspec.schema.base import Spread
-from ggufspec.schema.tune import TunedSetting, TuneTrial
+from ggufspec.schema.tune import TunedSetting
 from ggufspec.settings.table import Settings
-from ggufspec.tune.document import not_worth_it
 from ggufspec.tune.space import Free, candidates, difference, nearest
 from tests.support import heads
 
@@ -56,7 +54,7 @@ def test_the_memory_of_a_setting_is_that_of_the_plan(target: Path, whole: Path, 
 
 
 def test_a_head_is_one_of_the_drafters(cli: Cli) -> None:
-    done = cli("tune", "demo-eagle3", *ONE, "--json")
+    done = cli("tune", "demo-eagle3", *ONE, "--save", "demo-eagle3", "--json")
     assert done.code == 0, done.stderr
     document = done.document()
     drafters = {trial["setting"]["drafter"] for trial in document["trials"]}
@@ -113,24 +111,10 @@ def test_another_draft_than_a_profile_s_head_need_be_none(cli: Cli, draft: Path)
     assert done.document()["settings"]["drafter"] == "both"
 
 
-def test_what_is_not_worth_it_is_named() -> None:
+def test_a_head_is_named_in_what_changes() -> None:
     def setting(drafter: str) -> TunedSetting:
         return TunedSetting(0, 0, 0, drafter != "none", drafter, "adaptive", 15, "f16", "f16", "auto", 1, 512)
 
-    names = ("eagle3+lookup", "eagle3", "lookup", "none")
-    some = Spread(1.0, (1.0, 1.0), (1.0,))
-    trials = [TuneTrial(i, setting(name), 1.0, some, None, 1.0, "") for i, name in enumerate(names)]
-
-    def said(best: str, count: int = 4) -> str:
-        return not_worth_it(trials[:count], setting(best))
-
-    assert said("lookup") == "The EAGLE-3 head is not worth it here: the n-gram lookup alone is faster."
-    assert said("eagle3") == "The n-gram lookup is not worth it here: the EAGLE-3 head alone is faster."
-    assert said("none") == (
-        "Neither the EAGLE-3 head nor the n-gram lookup is worth it here: target-only is the fastest."
-    )
-    assert said("eagle3+lookup") == ""
-    assert not_worth_it(trials[3:], setting("none")) == ""
     assert difference(setting("none"), setting("eagle3"))[0] == "only the EAGLE-3 head"
     assert difference(setting("none"), setting("eagle3+lookup"))[0] == "EAGLE-3 head and n-gram lookup"
 

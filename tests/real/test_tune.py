@@ -47,7 +47,7 @@ def test_a_card_with_a_budget_killed_and_resumed(cli: Cli, worker: str) -> None:
         parent.communicate()
     assert all_end(running)
     before = kept(cli)
-    done = cli("tune", "demo", *flags, "--json")
+    done = cli("tune", "demo", *flags, "--save", "demo", "--json")
     assert done.code == 0, done.stderr
     assert kept(cli)[: len(before)] == before
     document = done.document()

@@ -21,7 +21,7 @@ MOST = Extent(8, 128, 3, quality=True)
         (1, (1, 8, 1)),
     ],
 )
-def test_what_is_left_out_first(budget_s, expected):
+def test_what_is_left_out_first(budget_s: float, expected: tuple[int, int, int]) -> None:
     found = fit(budget_s, [Costs(4, 0.5, 0.1), Costs(4, 0.5, 0.1)], MOST, cut=True)
     assert (found.prompts, found.max_tokens, found.repetitions) == expected
     assert found.quality
@@ -33,7 +33,7 @@ def test_what_is_left_out_first(budget_s, expected):
     st.lists(st.tuples(*[st.floats(0.01, 20)] * 2, st.floats(0.001, 1)), min_size=1, max_size=9),
     st.booleans(),
 )
-def test_it_fits_or_is_the_least(budget_s, cells, cut):
+def test_it_fits_or_is_the_least(budget_s: float, cells: list[tuple[float, float, float]], cut: bool) -> None:
     costs = [Costs(*one) for one in cells]
     found = fit(budget_s, costs, MOST, cut=cut)
     assert 1 <= found.prompts <= 8

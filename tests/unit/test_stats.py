@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from properties import examples
 from scipy.stats import binom, t
 
-from ggufspec.bench.statistics import mean_ratio, paired_ratios, spread, student
+from ggufspec.bench.statistics import mean_ratio, paired_mean, paired_ratios, spread, student
 
 samples = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=12)
 
@@ -25,6 +25,19 @@ def test_the_median(values, median):
 
 def test_the_samples_stay_as_they_came():
     assert spread([3, 1, 2]).samples == (3.0, 1.0, 2.0)
+
+
+def test_the_mean_of_ratios_is_in_its_interval_as_often_as_it_says():
+    """Of three pairs too, where the median's own interval, from the least to the largest, is half as wide."""
+    chance, inside, narrower = np.random.default_rng(3), 0, 0
+    for _ in range(1000):
+        ours = list(np.exp(chance.normal(0, 0.05, 3)))
+        found = paired_mean(ours, [1.0] * 3)
+        inside += found.ci95[0] <= 1.0 <= found.ci95[1]
+        narrower += paired_ratios(ours, [1.0] * 3).ci95[0] > 1.0
+    assert 930 <= inside <= 970
+    assert narrower > 80
+    assert paired_mean([3.0], [2.0]).ci95 == (1.5, 1.5)
 
 
 def test_no_samples_have_no_median():

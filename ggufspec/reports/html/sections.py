@@ -214,8 +214,10 @@ def _tune(document: TuneDocument) -> Section:
     winner = next((trial for trial in document.trials if trial.index == document.winner), None)
     if winner is not None and winner.tokens_per_s is not None:
         speed = with_spread(winner.tokens_per_s)
-        lead = f"Fastest: {tune.setting_name(document, winner.setting)}: {speed} tokens/s"
-        lead += f", {words.over(document.gain, 'what was planned')}." if gain else "."
+        first = "Fastest" if document.decided or not document.verdict else "Leading"
+        lead = f"{first}: {tune.setting_name(document, winner.setting)}: {speed} tokens/s"
+        lead += f", {words.over(document.gain, 'what was planned')}." if gain and not document.verdict else "."
+        lead = f"{lead} {document.verdict}".rstrip()
     failed = sum(trial.tokens_per_s is None for trial in document.trials)
     notes = [f"Stopped: {document.stopped}."] if document.stopped else []
     notes += [f"Saved as {document.saved}."] if document.saved else []

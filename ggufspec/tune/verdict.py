@@ -1,0 +1,171 @@
+"""Whether a tuning has a winner, what is too close to call, and what may settle it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ggufspec.schema.base import Spread
+from ggufspec.settings.registry import DRAFTERS, parse_drafters
+from ggufspec.tune.run import FEWEST, FINAL_SHARE, Tuning, as_budget
+from ggufspec.tune.space import difference
+
+_SAME = 1.0
+_FEW_ROUNDS = 3  # the fewest that are worth to ask for
+_MOST_ROUNDS = 60  # of a final; to settle what needs more is not worth the time
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a tuning found.
+
+    Attributes:
+        decided: whether the winner may be saved: it is the planned setting, or intervals say that it is faster than
+            the planned setting and target-only.
+        text: the finding, in sentences; empty if every setting failed.
+        close: settings that trials do not tell from the winner, by index in the space.
+        advice: what may settle it; empty if it is decided.
+    """
+
+    decided: bool
+    text: str
+    close: tuple[int, ...] = ()
+    advice: str = ""
+
+
+def judge(tuning: Tuning) -> Verdict:
+    """Return what the trials so far say of the setting that leads."""
+    winner, first = tuning.winner(), tuning.experiment.first[0]
+    if winner is None:
+        return Verdict(False, "")
+    if len(tuning.experiment.space) == 1:
+        return Verdict(True, "It is the only setting that the options leave.")
+    if len({kept.setting for kept in tuning.kept}) == 1:
+        advice = f"{_more_time(tuning)}, or fewer tokens with -n, compares it with others"
+        return Verdict(False, "Only the planned setting was measured.", advice=advice)
+    if tuning.measured() == [winner]:
+        return Verdict(True, "Every other setting that was measured failed.")
+    others = dict.fromkeys((*tuning.standing(), *tuning.left_out()))
+    close = tuple(index for index in others if index != winner and not _is_slower(tuning, index, winner))
+    if tuning.rounds() and tuning.rounds() == tuning.uneven():
+        advice = "another setting may win on an idle machine: rerun with --fresh when it is quiet"
+        return Verdict(False, "No verdict: the finalists met different loads in every repetition.", close, advice)
+    ties = f" {_capital(_names(tuning, close, winner))} may be as fast." if close else ""
+    if winner == first:
+        if close and len(tuning.rounds()) < FEWEST:
+            text = f"Too few trials to tell what was planned from {_names(tuning, close, winner)}."
+            return Verdict(False, text, close, f"{_more_time(tuning)} may settle it")
+        return Verdict(True, f"That is what was planned: no other setting is clearly faster.{ties}", close)
+    rivals = _rivals(tuning, winner)
+    unclear = [index for index in rivals if not _is_gain(tuning.ratio(winner, index))]
+    untold = close if len(tuning.rounds()) < FEWEST else tuning.left_out()
+    unclear += [index for index in untold if index in close and index not in unclear]
+    found = " and ".join(filter(None, (_gain(tuning, winner, index) for index in rivals)))
+    if not unclear:
+        failed = "" if tuning.experiment.first[0] in tuning.measured() else " What was planned failed."
+        return Verdict(True, f"{_capital(found)}.{failed}{ties}" if found else f"{failed}{ties}".strip(), close)
+    untried = [index for index in unclear if tuning.ratio(winner, index) is None]
+    if untried:
+        found = ", ".join(filter(None, (found, f"{_names(tuning, untried, winner)} had no trial side by side with it")))
+    text = f"Too close to call: {found}."
+    return Verdict(False, text, tuple(dict.fromkeys((*unclear, *close))), _settles(tuning, winner, unclear))
+
+
+def not_worth_it(tuning: Tuning) -> str:
+    """Say which drafters are clearly slower in every setting that was measured with them; empty if none is."""
+    space, winner = tuning.experiment.space, tuning.winner()
+    if winner is None:
+        return ""
+    settings: dict[str, list[int]] = {}
+    for index in tuning.measured():
+        for name in parse_drafters(space[index].setting.drafter):
+            settings.setdefault(name, []).append(index)
+    slow = [
+        DRAFTERS[name].label
+        for name in DRAFTERS
+        if name in settings and all(index != winner and _is_slower(tuning, index, winner) for index in settings[name])
+    ]
+    if not slow:
+        return ""
+    verb = f"The {slow[0]} is not" if len(slow) == 1 else f"Neither the {' nor the '.join(slow)} is"
+    return f"{verb} worth it here: every setting with it was clearly slower."
+
+
+def _rivals(tuning: Tuning, winner: int) -> list[int]:
+    """What a winner must be faster than: the planned setting, and with drafts the fastest target-only one."""
+    space, first = tuning.experiment.space, tuning.experiment.first[0]
+    failed = {kept.setting for kept in tuning.kept if kept.failure}
+    rivals = [first] if space[first].setting not in failed else []
+    if space[winner].setting.drafted:
+        alone = (i for i, one in enumerate(space) if not one.setting.drafted and one.setting not in failed)
+        fastest = tuning.target_only()
+        rivals += [index for index in (next(alone, None) if fastest is None else fastest,) if index is not None]
+    return list(dict.fromkeys(rivals))
+
+
+def _is_slower(tuning: Tuning, index: int, than: int) -> bool:
+    """Return whether an interval says so; of what was never side by side, the noise of the search's trials."""
+    ratio = tuning.ratio(than, index)
+    if ratio is not None and len(ratio.samples) >= FEWEST:
+        return ratio.ci95[0] > _SAME
+    return tuning.search.is_clearly_slower(index, than)
+
+
+def _is_gain(ratio: Spread | None) -> bool:
+    return ratio is not None and len(ratio.samples) >= FEWEST and ratio.ci95[0] > _SAME
+
+
+def _gain(tuning: Tuning, winner: int, rival: int) -> str:
+    ratio = tuning.ratio(winner, rival)
+    if ratio is None:
+        return ""
+    name, low, high = _name(tuning, rival, winner), *ratio.ci95
+    interval = f"95% interval {low:.2f} to {high:.2f}" if len(ratio.samples) >= FEWEST else "one trial each"
+    alone = tuning.experiment.space[winner].setting.drafted and not tuning.experiment.space[rival].setting.drafted
+    return f"{'speedup ' if alone else ''}{ratio.median:.2f}× {'over' if alone else 'as fast as'} {name} ({interval})"
+
+
+def _name(tuning: Tuning, index: int, winner: int) -> str:
+    space, is_planned = tuning.experiment.space, index == tuning.experiment.first[0]
+    if not space[index].setting.drafted and space[winner].setting.drafted:
+        return "target-only, as planned" if is_planned else "target-only"
+    changes = ", ".join(difference(space[winner].setting, space[index].setting))
+    return "the planned setting" if is_planned else f"the same with {changes}"
+
+
+def _names(tuning: Tuning, indices: Sequence[int], winner: int) -> str:
+    shown = [_name(tuning, index, winner) for index in indices[:2]]
+    more = len(indices) - len(shown)
+    return " and ".join([*shown, f"{more} more"] if more else shown)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+# ---- what may settle it
+
+
+def _more_time(tuning: Tuning, rounds: int = 0) -> str:
+    """The option that makes a final of so many repetitions, or of the usual number."""
+    usual = tuning.experiment.repeats
+    rounds = max(rounds, usual, _FEW_ROUNDS, len(tuning.rounds()) + 1)
+    if tuning.experiment.budget_s is None:
+        return f"-r {rounds}"
+    final_s = rounds * tuning.round_s(tuning.finalists() or tuning.experiment.first[:2])
+    whole_s = tuning.least_s() if rounds <= usual else final_s / FINAL_SHARE
+    return f"--budget {as_budget(max(tuning.spent_s + final_s, whole_s))}"
+
+
+def _settles(tuning: Tuning, winner: int, unclear: Sequence[int]) -> str:
+    """How much longer a final must be for intervals to leave out 1, if the ratios stay what they are."""
+    needed = 0.0
+    for index in unclear:
+        ratio = tuning.ratio(winner, index)
+        if ratio is not None and len(ratio.samples) >= FEWEST:
+            gain, half = math.log(ratio.median), math.log(ratio.ci95[1] / ratio.ci95[0]) / 2
+            needed = max(needed, len(ratio.samples) * (half / max(gain, 1e-9)) ** 2)
+    if needed > _MOST_ROUNDS:
+        return "more trials will hardly tell them apart: they are about equally fast"
+    return f"{_more_time(tuning, math.ceil(needed))} may settle it"
