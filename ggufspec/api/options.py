@@ -116,7 +116,8 @@ def machine(wanted: Settings, threads: int) -> Machine:
     if wanted.ram_bandwidth or wanted.cpu:
         memory = 1e9 * wanted.ram_bandwidth if wanted.ram_bandwidth else catalogue.DESKTOP_BYTES_PER_S
         here = catalogue.guessed_host(memory, cores, repacked=not found.cards)
-        cards = speed.origin if found.cards and not found.simulated else "from the catalogue"
+        cards = speed.origin.partition(";")[0] if found.simulated else speed.origin
+        cards = cards if found.cards else "from the catalogue"
         origin = f"{cards}; {cores} and memory of {memory / 1e9:g} GB/s are supposed"
         speed = replace(speed, devices=speed.devices | {HOST: here}, origin=origin, disturbed="")
     if wanted.link:

@@ -40,6 +40,7 @@ from ggufspec.planning.quantisations import (
     twin_acceptance,
 )
 from ggufspec.planning.search import estimate, largest_context
+from ggufspec.planning.verdict import unknown_cards
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankedRepository, RankingDocument
 from ggufspec.settings.table import Settings
 
@@ -259,7 +260,7 @@ class _Ranking:
             settings=settings,
             speed=self.machine.speed.origin,
             bytes_read=targets.bytes_read + drafts.bytes_read,
-            notes=tuple(dict.fromkeys(self.notes)),
+            notes=tuple(dict.fromkeys([*unknown_cards(self.machine), *self.notes])),
         )
 
     def _models(self, targets: _Found, draft: _Subject | None) -> tuple[RankedModel, ...]:

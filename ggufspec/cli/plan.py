@@ -119,7 +119,7 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     """Print a plan, the answer first; what it rests on follows with ``--verbose``."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.why, style="bold green" if document.choice == "speculative" else "bold")
-    out.print(f"next: {document.next}", style="bold", soft_wrap=True)
+    out.whole(f"next: {document.next}", style="bold")
     out.print(table.terminal(report.options(document)))
     for explanation in report.explanations(document):
         out.print(explanation, style="dim")

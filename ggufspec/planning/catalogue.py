@@ -224,7 +224,8 @@ def from_catalogue(
     speeds |= {name: card_profile(card) for name, card in zip(names or [c.name for c in cards], cards, strict=True)}
     links = [link_bytes_per_s(card.pcie_generation, card.pcie_width) for card in cards]
     host_words = f"the host {here.origin}" if here else "this machine's speed is not measured (plan --calibrate does)"
-    origin = f"from the catalogue; {host_words}" if cards or not here else here.origin
+    source = "assumed for an unknown GPU" if cards and all(card is UNKNOWN for card in cards) else "from the catalogue"
+    origin = f"{source}; {host_words}" if cards or not here else here.origin
     return MachineProfile(
         devices=speeds,
         pass_s=here.pass_s if here else PASS_S,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ggufspec.planning.catalogue import UNKNOWN
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.plan import Plan
+from ggufspec.planning.plan import Machine, Plan
 from ggufspec.planning.speed import host_bytes
 from ggufspec.schema.text import counted, memory_of, number
 
@@ -16,12 +16,12 @@ _SAME = 0.995  # times target-only, from which on a ratio reads 1.00
 
 def why(plan: Plan) -> str:
     """All of it, in the order in which a user asks."""
-    return " ".join([_fit(plan), *(f"{one}." for one in _unknown_cards(plan)), *_advice(plan)])
+    return " ".join([_fit(plan), *(f"{one}." for one in _unknown(plan)), *_advice(plan)])
 
 
 def assumptions(plan: Plan) -> tuple[str, ...]:
     """What the speeds rest on that nobody measured or named."""
-    found = [*_unknown_cards(plan)]
+    found = [*_unknown(plan)]
     if plan.is_guessed:
         found.append("The speed of the CPU and of its memory is guessed")
     if plan.accepted_share is not None and plan.request.acceptance_from.startswith(("assumed", "mostly")):
@@ -50,21 +50,22 @@ def _fit(plan: Plan) -> str:
     return f"Fits in part: {on_card}; the rest is in RAM."
 
 
-def _unknown_cards(plan: Plan) -> Iterator[str]:
-    names = {one.name: one.description for one in plan.machine.cards}
-    unknown = [name for name in names if plan.machine.speed.device(name).source == "unknown"]
-    if not unknown or plan.request.target.rehearsed:
-        return
+def _unknown(plan: Plan) -> list[str]:
+    return [] if plan.request.target.rehearsed else unknown_cards(plan.machine)
+
+
+def unknown_cards(machine: Machine) -> list[str]:
+    """What is assumed of cards of which nothing is known; empty without such cards."""
+    unknown = [card.description for card in machine.cards if machine.speed.device(card.name).source == "unknown"]
     taken = f"taken as {UNKNOWN.bandwidth_bytes_per_s / 1e9:.0f} GB/s"
-    if plan.machine.simulated:
-        yield f"GPU unknown, {taken}: name it with --gpu"
-    else:
-        yield f"{', '.join(names[name] for name in unknown)} is in no catalogue and {taken}: bench measures it"
+    if machine.simulated:
+        return [f"GPU unknown, {taken}: name it with --gpu"] if unknown else []
+    return [f"{', '.join(unknown)} is in no catalogue and {taken}: bench measures it"] if unknown else []
 
 
 def _advice(plan: Plan) -> Iterator[str]:
     request, alone = plan.request, plan.target_only.tokens_per_s
-    expected = "guessed" if plan.is_guessed or any(_unknown_cards(plan)) else "predicted"
+    expected = "guessed" if plan.is_guessed or _unknown(plan) else "predicted"
     if plan.tuned:
         more = f", {plan.tuned.gain:.2f}× what was planned then" if plan.tuned.gain else ""
         yield f"Tuned here on {plan.tuned.date}: {number(plan.tuned.tokens_per_s)} tokens/s{more}, measured."

@@ -172,6 +172,7 @@ def test_a_card_that_nobody_named_is_taken_for_one_and_that_is_said_first(cli: C
     assert re.match(rf"Fits whole: 33/33 layers on the GPU, \d\.\d of 12\.0 GiB\. {unknown}\. Without", plan["why"])
     assert plan["assumptions"][0] == unknown
     assert plan["devices"][0]["description"] == "unknown GPU"
+    assert plan["speed"].startswith("assumed for an unknown GPU; ")
     named = cli("plan", "-m", files[1], *CARD, "--json").document()
     assert unknown not in named["why"]
     assert "assumed" not in " ".join(named["assumptions"])
