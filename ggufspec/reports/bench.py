@@ -131,10 +131,10 @@ def rests_on(document: BenchDocument) -> str:
             least, more = divmod(run.answers, run.prompts)
             times = f"{least} to {least + 1} times" if more else "once" if least == 1 else f"{least} times"
             tokens = counted(round(run.tokens / run.prompts), "token")
-            extent = f"{counted(run.prompts, 'prompt')}{how} × {tokens}, {times}"
+            extent = f"{counted(run.prompts, 'prompt')} × {tokens}, {times}"
             names.setdefault(extent, []).append(mode_name(mode))
     parts = [f"{', '.join(found)} on {extent}" for extent, found in names.items()]
-    return f"Measured: {'; '.join(parts)}." if parts else ""
+    return f"Measured{how}: {'; '.join(parts)}." if parts else ""
 
 
 def by_length(document: BenchDocument) -> str:
@@ -143,10 +143,9 @@ def by_length(document: BenchDocument) -> str:
     ends = found[:1] + found[1:][-1:]  # the shortest and the longest
     if not ends:
         return ""
-    line = f"Speedup by length: {', '.join(f'{one.tokens} tokens {times(one.speedup)}' for one in ends)}."
-    if document.by_length[-1].tokens > document.measured_tokens:
-        line += f" Measured to {counted(document.measured_tokens, 'token')}; longer answers are extrapolated."
-    return line
+    line = f"Speedup by length: {', '.join(f'{one.tokens} tokens {times(one.speedup)}' for one in ends)}"
+    measured = document.measured_tokens
+    return line + (f"; extrapolated beyond {measured}." if document.by_length[-1].tokens > measured else ".")
 
 
 def answer_times(document: BenchDocument) -> str:

@@ -168,7 +168,7 @@ def test_the_result_reads_at_a_glance(
     assert text.startswith(f"{verdict.text} next: {result().next} Run Tokens/s 256 tokens Speedup Accepted ")
     assert "The pair, expanded to another shape. target t.gguf (724 MB) draft d.gguf (724 MB) draft model" in text
     assert f" {verdict.why} Speedup by length: 50 tokens 1.31× (1.11 to 1.51), 500 tokens 1.31× (1.11 to 1.51)" in text
-    assert "Measured to 80 tokens; longer answers are extrapolated. The same text with and without a draft" in text
+    assert "; extrapolated beyond 80. The same text with and without a draft" in text
     assert re.search(r"target-only +2.00 ± 0.10 +33.5 s", shown)
     assert "An answer takes: " not in shown
     assert "GPU layers" not in shown

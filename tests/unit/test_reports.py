@@ -399,9 +399,9 @@ def test_a_bench_says_what_short_and_long_answers_gain() -> None:
         LengthSpeedup(n, 2.0 * n, 1.0 * n, Spread(m, (m - 0.1, m + 0.2), (m, m))) for n, m in ((50, 1.2), (500, 1.7))
     ]
     found = document(answer_tokens=256, measured_tokens=66, by_length=tuple(rows))
-    said = "Speedup by length: 50 tokens 1.20× (1.10 to 1.40), 500 tokens 1.70× (1.60 to 1.90)."
-    assert bench.by_length(found) == f"{said} Measured to 66 tokens; longer answers are extrapolated."
-    assert bench.by_length(replace(found, measured_tokens=500)) == said
+    said = "Speedup by length: 50 tokens 1.20× (1.10 to 1.40), 500 tokens 1.70× (1.60 to 1.90)"
+    assert bench.by_length(found) == f"{said}; extrapolated beyond 66."
+    assert bench.by_length(replace(found, measured_tokens=500)) == f"{said}."
     assert said in bench.markdown(found)
     assert bench.by_length(document()) == bench.answer_times(document()) == ""  # of a document of before
     assert json.loads(to_json(found))["by_length"][1]["speedup"]["ci95"] == pytest.approx([1.6, 1.9])
