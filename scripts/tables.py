@@ -127,7 +127,8 @@ def said_first(document: BenchDocument) -> list[RenderableType]:
 @shown("real-result")
 def real_result(read: Read) -> Lines:
     document = benches(read, "real")
-    return printed(*said_first(document), document.verdict.why, bench.rests_on(document))
+    more = filter(None, (bench.by_length(document), bench.rests_on(document)))
+    return printed(*said_first(document), document.verdict.why, *more)
 
 
 @shown("first-result-with-settings")

@@ -1,7 +1,7 @@
-"""What ``ggufspec plan`` says of Llama 3.1 8B with a 1B draft on a card of 12 GB, next to what a user measured there.
+"""What ``ggufspec plan llama3.1-8b`` says for a card of 12 GB, next to what a user measured on that card.
 
-The files have the published shapes and no weights, which a plan does not read. Context and acceptance are those of the
-profile ``llama3.1-8b``; its acceptance is that of the user's run.
+The files have the published shapes and no weights, which a plan does not read. The profile is the bundled one, with
+these files instead of the hub's; its acceptance is that of the user's run.
 
 .venv/bin/python tests/evidence/card_12gb.py
 """
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from common import save
+import tomlkit
+from common import ROOT, save
 from honest_rival import plan
 from published_models import typed, write
 
-FILES = {
-    "llama3-8b": "Meta-Llama-3.1-8B-Instruct-Q8_0.gguf",
-    "llama3.2-1b": "Llama-3.2-1B-Instruct-Q8_0.gguf",
-}
-CARD, CONTEXT, ACCEPTANCE = "RTX 3060 12GB", 8192, 0.89
+PROFILE, CARD = "llama3.1-8b", "RTX 3060 12GB"
+MODELS = {"target": "llama3-8b", "draft": "llama3.2-1b"}
 PUBLISHED = {
     "source": "https://github.com/ggml-org/llama.cpp/issues/5877",
     "draft_max": 5,
@@ -34,10 +33,15 @@ def main() -> None:
     """Plan, print, save."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for model, file in FILES.items():
-            write(folder / file, typed(model, "Q8_0", folder), tokenizer=True)
-        machine = ("--gpu", CARD, "--no-calibrate", "-c", CONTEXT, "--acceptance", ACCEPTANCE)
-        document = plan(folder, *FILES.values(), *machine)
+        profile: dict[str, Any] = tomlkit.parse((ROOT / "profiles" / f"{PROFILE}.toml").read_text(encoding="utf-8"))
+        for role, model in MODELS.items():
+            file = write(folder / profile[role]["file"], typed(model, "Q8_0", folder), tokenizer=True)
+            profile[role] = {"file": str(file)}
+        own = folder / "ggufspec" / "profiles" / f"{PROFILE}.toml"
+        own.parent.mkdir(parents=True)
+        own.write_text(tomlkit.dumps(profile), encoding="utf-8")
+        document = plan(folder, PROFILE, "--gpu", CARD, "--no-calibrate")
+        document["pair"] |= {role: Path(document["pair"][role]).name for role in MODELS}
     print(document["why"])
     save("card-12gb", {"card": CARD, "published": PUBLISHED, "plan": document})
 

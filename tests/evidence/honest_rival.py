@@ -36,11 +36,12 @@ PUBLISHED = {
 }
 
 
-def plan(folder: Path, target: str, draft: str, *options: object) -> Any:
-    """The document that ``ggufspec plan`` prints for two files of a folder."""
+def plan(folder: Path, *arguments: object) -> Any:
+    """Return the document that ``ggufspec plan`` prints in a folder, which has its cache and its profiles, too."""
     program = Path(sys.executable).with_name("ggufspec").absolute()
-    command = [program, "plan", "-m", target, "-md", draft, *map(str, options), "--json"]
-    environment = os.environ | {"XDG_CACHE_HOME": str(folder)}  # this machine's speed is not to be known
+    command = [program, "plan", *map(str, arguments), "--json"]
+    folders = {"XDG_CACHE_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}  # this machine's speed is not to be known
+    environment = os.environ | folders
     done = subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
     return json.loads(done.stdout)
 
@@ -54,7 +55,7 @@ def main() -> None:
         published = ("-ngl", PUBLISHED["gpu_layers"], "-ngld", "all", "--draft-max", PUBLISHED["draft_max"])
         as_usual = ("--op-offload-min-batch", STREAM_WIDTH, "-lm", "mmap")  # llama.cpp's own
         machine = ("--gpu", CARD, "--cpu", CPU, "--ram-bandwidth", RAM_GB_PER_S, "--no-calibrate")
-        options = (TARGET, DRAFT, "-c", 2048, *machine, "--acceptance", ACCEPTANCE)
+        options = ("-m", TARGET, "-md", DRAFT, "-c", 2048, *machine, "--acceptance", ACCEPTANCE)
         plans = {
             "fastest": plan(folder, *options),
             "fastest as usual": plan(folder, *options, *as_usual),
