@@ -37,6 +37,7 @@ COMMANDS = {  # each is a module of this package; the first sentence of its help
     "serve": "Serve the pair over HTTP: OpenAI's API, for editors and agents.",
     "trace": "Show every round of one answer, token by token.",
     "plan": "Show what fits, how fast it is, and whether the draft pays.",
+    "models": "List the GGUF models on this disk, and what each can draft with.",
     "pull": "Download a pair's files into the Hugging Face cache.",
     "rehearse": "Measure a pair's speed before it is downloaded.",
     "quantize": "Write one model in several weight types.",

@@ -13,6 +13,7 @@ OTHER_NAMES = {  # what people type, by the command that is meant
     "generate": "run",
     "server": "serve",
     "ls": "list",
+    "list": "models",
     "remove": "rm",
     "delete": "rm",
 }
@@ -22,7 +23,8 @@ class Group(TyperGroup):
     """Commands by name; an unknown name comes with the nearest."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        return self.commands.get(cmd_name) or self.commands.get(OTHER_NAMES.get(cmd_name, ""))
+        meant = OTHER_NAMES.get(cmd_name, "")
+        return self.commands.get(cmd_name) or self.commands.get(meant) or self.commands.get(OTHER_NAMES.get(meant, ""))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ggufspec import child
@@ -33,6 +35,7 @@ _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
 _LARGE = 16 << 20  # a header of this size that is still refused may not need more bytes
 MAX_MEMORY = 4 << 30  # most address space, in addition to the child with llama.cpp loaded
 _AT_ONCE = 4  # headers that are read in part at the same time
+_LEAST_S = 2.0  # for headers, once a child of bounded time has started
 _LARGEST_PADDING = 4096  # after the last tensor of a part
 _AGAIN = "download it again"
 
@@ -50,16 +53,24 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Headers to read whole, into ``folder``; or in part, with a file ``like`` them that begins with its header."""
+    """Headers to read whole, into ``folder``; or in part, with a file ``like`` them that begins with its header.
+
+    With ``until`` an unreadable one does not affect the others, and no file is begun after that ``time.time()``; a
+    child that was slow to start reads for a moment all the same.
+    """
 
     found: tuple[ModelFiles, ...]
     folder: Path | None = None
     like: Path | None = None
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Bytes read of one file; if read in part, also its header, or why there is none."""
+    """Bytes read of one file, and its header or why there is none, if the others do not depend on it.
+
+    Neither is there if the file was not reached in time.
+    """
 
     bytes_read: int
     header: ModelHeader | None = None
@@ -114,14 +125,49 @@ def read_in_part(found: Sequence[ModelFiles], like: Path, on_event: child.Emit |
 
     ``like`` is a file that begins with the header of a similar model; ``on_event`` as in :func:`read_headers`.
     """
-    if not found:
+    return _apart(Spec(tuple(found), like=like), on_event)
+
+
+def read_each(
+    sources: Sequence[Source], until: float, folder: Path | None = None, on_event: child.Emit | None = None
+) -> list[ModelHeader | GgufspecError | None]:
+    """Read the headers of many models, cached as by :func:`read_headers`; an unreadable one is its error.
+
+    No file is begun after ``until``, a ``time.time()``: one that was not reached is None. Cached ones are always there.
+    """
+    folder = (folder or writable(default_folder())).absolute()
+    entries: list[header_cache.Entry | ModelFiles | GgufspecError] = []
+    for source in sources:
+        try:
+            entries.append(_kept(source, folder))
+        except GgufspecError as error:
+            entries.append(error)
+    missing = tuple(dict.fromkeys(entry for entry in entries if isinstance(entry, ModelFiles)))
+    reads = dict(zip(missing, _apart(Spec(missing, folder, until=until), on_event), strict=True))
+
+    def read(entry: header_cache.Entry | ModelFiles | GgufspecError) -> ModelHeader | GgufspecError | None:
+        if isinstance(entry, header_cache.Entry):
+            return entry.header
+        if isinstance(entry, GgufspecError):
+            return entry
+        found = reads[entry]
+        return ModelError(found.error, found.hint) if found.error else found.header
+
+    return [read(entry) for entry in entries]
+
+
+def _apart(spec: Spec, on_event: child.Emit | None) -> list[Read]:
+    """Read headers that do not affect each other: if llama.cpp dies over one, read each in a child of its own."""
+    if not spec.found:
         return []
+    if spec.until is not None and time.time() > spec.until:
+        return [Read(0) for _ in spec.found]
     try:
-        return [*child.call(__name__, Spec(tuple(found), like=like), Result, on_event=on_event).read]
+        return [*child.call(__name__, spec, Result, on_event=on_event).read]
     except ChildError as error:
-        if len(found) == 1:
+        if len(spec.found) == 1:
             return [Read(0, error=f"llama.cpp died over its header: {error.message}", hint=error.hint)]
-    return [read for one in found for read in read_in_part([one], like, on_event)]  # one by one, to find the bad one
+    return [read for one in spec.found for read in _apart(replace(spec, found=(one,)), on_event)]
 
 
 def cached_header(source: Source, folder: Path | None = None) -> Known | None:
@@ -167,6 +213,8 @@ def _known(entry: header_cache.Entry, folder: Path, bytes_read: int = 0) -> Know
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     """Read headers in this process, within limited memory."""
     load()  # first: a CUDA build reserves address space
+    if spec.until is not None:
+        spec = replace(spec, until=max(spec.until, time.time() + _LEAST_S))
 
     def progress(name: str, count: int) -> None:
         if stopping.is_set():
@@ -175,12 +223,14 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
     with child.limited_memory(MAX_MEMORY), ThreadPoolExecutor(_AT_ONCE) as pool:
         shared = Shared.of(*read_prefix(LocalFile.at(spec.like))[:2]) if spec.like else None
-        read = functools.partial(_read, folder=spec.folder, shared=shared, progress=progress)
+        read = functools.partial(_read, spec=spec, shared=shared, progress=progress)
         return Result(tuple(pool.map(read, spec.found) if spec.like else map(read, spec.found)))
 
 
-def _read(found: ModelFiles, folder: Path | None, shared: Shared | None, progress: Callable[[str, int], None]) -> Read:
-    """Read a header, and cache it in the folder; without a folder, a failure is returned as a result."""
+def _read(found: ModelFiles, spec: Spec, shared: Shared | None, progress: Callable[[str, int], None]) -> Read:
+    """Read a header, and cache it in the folder; if others do not depend on it, return a failure as a result."""
+    if spec.until is not None and time.time() > spec.until:
+        return Read(0)
     parts: list[gguf.Gguf] = []
     prefixes: list[bytes] = []
     read = 0
@@ -194,17 +244,20 @@ def _read(found: ModelFiles, folder: Path | None, shared: Shared | None, progres
         name = found.files[0].name
         check_split(found.files[0], parts)
         header = interpret(name, parts, sum(file.size_bytes for file in found.files))
-        if folder is None:
-            return Read(read, header)
-        header_cache.save(folder, found, header, prefixes)
-        return Read(read)
+        if spec.until is not None and spec.folder is not None:
+            with suppress(GgufspecError):  # a full disk
+                header_cache.save(spec.folder, found, header, prefixes)
+        elif spec.folder is not None:
+            header_cache.save(spec.folder, found, header, prefixes)
+            return Read(read)
+        return Read(read, header)
     except MemoryError:
         error: GgufspecError = ModelError(f"the header of {found.origin} takes too much memory", _AGAIN)
     except StopError:
         raise
     except GgufspecError as refused:
         error = refused
-    if folder is not None:
+    if spec.folder is not None and spec.until is None:
         raise error
     return Read(read, error=error.message, hint=error.hint, is_model=not isinstance(error, NoModelError))
 

@@ -40,12 +40,12 @@ class Result:
 
 def judge_known(target: Known, draft: Known, drafter: str = "") -> Compatibility:
     """Judge whether ``draft`` is compatible with ``target``, including token texts; ChildError if llama.cpp dies."""
-    return judge(
-        target.header,
-        draft.header,
-        lambda: child.call(__name__, Spec(target.sparse, draft.sparse), Result).found,
-        drafter,
-    )
+    return judge(target.header, draft.header, lambda: differences_of(target.sparse, draft.sparse), drafter)
+
+
+def differences_of(target: Path, draft: Path) -> str | None:
+    """Compare the vocabularies of two files: their differences in words, or None; ChildError if llama.cpp dies."""
+    return child.call(__name__, Spec(target, draft), Result).found
 
 
 def check_pair(target: Known, draft: Known, drafter: str = "") -> tuple[str, ...]:

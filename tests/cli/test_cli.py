@@ -18,7 +18,7 @@ from ggufspec.cli.app import with_huge_pages
 
 COMMANDS = (
     *("bench", "run", "verify", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles"),
-    *("compare", "tune", "report", "trace", "serve"),
+    *("compare", "tune", "report", "trace", "serve", "models"),
 )
 LINES = {"run": 45}  # of a help at most
 PROMPT = ("-p", "def f(")

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "compare": (("compare", "-m", "t.gguf", "-md", "d.gguf", *ANSWER, "-r", "1"),),
     "doctor": (("doctor",),),
     "export": (("export", "-m", "t.gguf", "-md", "d.gguf", "--to", "llama-server"),),
+    "models": (("models",),),
     "plan": (("plan", "-m", "t.gguf", "-md", "d.gguf", "--calibrate"), ("plan", "demo", "--vram", "1GiB")),
     "profiles": (("profiles", "check", "demo"), ("profiles", "new", "my-pair", "-m", "t.gguf", "-md", "d.gguf")),
     "pull": (("pull", "demo"),),

@@ -392,14 +392,14 @@ def point(repo: str, revision: str | None, commit: str) -> None:
     """Set a branch or a tag to ``commit`` in the cache."""
     if revision != commit:
         ref = _repo_folder(repo) / "refs" / (revision or "main")
-        if _commit(ref) == commit:
+        if commit_of(ref) == commit:
             return
         ref.parent.mkdir(parents=True, exist_ok=True)
         with write.replacing(ref) as new:
             new.write_text(commit, encoding="utf-8")
 
 
-def _commit(ref: Path) -> str:
+def commit_of(ref: Path) -> str:
     """Return the commit of a branch or a tag in the cache; empty if absent or damaged."""
     try:
         commit = untrusted.read_text(ref, 256).strip()
@@ -420,7 +420,7 @@ def _repo_folder(repo: str) -> Path:
 
 def _cached_names(repo: str, revision: str | None) -> list[str]:
     folder, wanted = _repo_folder(repo), revision or "main"
-    snapshot = folder / "snapshots" / (_commit(folder / "refs" / wanted) or wanted)
+    snapshot = folder / "snapshots" / (commit_of(folder / "refs" / wanted) or wanted)
     return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
 
 
