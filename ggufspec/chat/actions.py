@@ -56,6 +56,7 @@ def _switch(talk: Talk, commands: tuple[Command, ...]) -> None:
         value = chat_commands.shown(changed, name)
         talk.screen.say(f"{name}: {value}" if COMMANDS[name].form else value)
     if changed.tint and commands[0].name == "tint":
+        talk.note_tint()
         talk.screen.show(report.legend(source_styles(talk.screen.console), changed.drafters))
 
 
@@ -72,10 +73,10 @@ def _settings(talk: Talk, _: str) -> None:
 def _help(talk: Talk, argument: str) -> None:
     word = argument.lstrip("/").partition(" ")[0]
     if not word:
-        talk.screen.show(pairs((about.typed(name), about.does) for name, about in COMMANDS.items()))
+        talk.screen.show(report.help_table())
         if talk.screen.interactive:
             talk.screen.note(
-                "Alt-Enter or \\ at the end begins a new line; Ctrl-C stops an answer; "
+                "/help COMMAND explains one; Alt-Enter or \\ at the end begins a new line; Ctrl-C stops an answer; "
                 "a message that begins with a slash has two"
             )
         return
@@ -135,7 +136,7 @@ def _path(command: str, argument: str) -> Path:
 
 def _compare(talk: Talk, argument: str) -> None:
     """One question to the target, to the draft model, and to both."""
-    now, before = talk.settings, talk.conversation
+    now, before = talk.with_seed(), talk.conversation
     if not argument:
         argument, before = _last_question(talk, "compare"), before.undo()
     ways = ["target", *["draft"] * (now.has_draft and not now.head), *[""] * bool(now.drafters)]
@@ -160,7 +161,8 @@ def _compare(talk: Talk, argument: str) -> None:
         runs = tuple(run for _, run in found.values())
         talk.screen.show(report.comparison(runs))
         answer, run = found.get("", found["target"])
-        talk.keep(asked, answer, run.figures, compared=runs)
+        talk.keep(asked, answer, run.figures, compared=runs, seed=now.sampling.seed)
+    talk.show_notes()
 
 
 def _differs_at(tokens: tuple[int, ...], reference: tuple[int, ...]) -> int | None:

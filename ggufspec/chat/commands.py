@@ -46,6 +46,7 @@ class Switches:
     draft_max: int = DRAFT_MAX
     accept: str = "exact"
     sampling: Sampling = field(default_factory=Sampling)
+    redraws: bool = False  # whether each answer has a new seed
     predict: int = 512
     chat: bool = True  # whether the model's chat template is used
     cache: bool = True  # whether the context keeps what it holds from turn to turn
@@ -135,6 +136,16 @@ COMMANDS: dict[str, About] = {
     "settings": About("", "show all of this"),
     "help": About("[COMMAND]", "list the commands, or explain one"),
     "quit": About("", "leave; so does Ctrl-D"),
+}
+# What /help lists: those of a group in lines of their own, or all in one line
+HELP = {
+    "Conversation": ("system", "undo", "retry", "clear", "save", "load", "settings", "help", "quit"),
+    "Who answers": ("speculative", "target", "draft", "compare"),
+}
+HELP_IN_SHORT = {
+    "Drafting": ("drafter", "draft-policy", "draft-max", "accept"),
+    "Answers": ("predict", "markdown", "tint", "debug", "chat", "cache"),
+    "Sampling": tuple(name for name, row in ROWS.items() if row.group == "sampling"),
 }
 _ACTIONS = ("compare", "save", "load", "undo", "retry", "clear", "settings", "help", "quit")
 SHOWN = tuple(name for name, about in COMMANDS.items() if about.form and name not in _ACTIONS)  # what /settings lists
@@ -254,8 +265,10 @@ def _with_option(settings: Switches, row: Option, argument: str) -> Switches:
             f"/draft-max {value} is not possible: this pair was loaded for {settings.draft_most} at most",
             f"/draft-max max, or start the chat with --draft-max {value}",
         )
+    if row.name == "seed":
+        redraws, value = value == -1, random_seed() if value == -1 else value
+        settings = replace(settings, redraws=redraws)
     if row.group == "sampling":
-        value = random_seed() if row.name == "seed" and value == -1 else value
         name = "temperature" if row.name == "temp" else row.name
         return replace(settings, sampling=replace(settings.sampling, **{name: value}))
     changed = replace(settings, **{row.name: value})
@@ -278,6 +291,8 @@ def shown(settings: Switches, name: str) -> str:
             return f"{value} (lossy)"
         case "predict":
             return f"{value} tokens at most"
+        case "seed" if settings.redraws:
+            return f"{value} now, a new one for each answer"
         case "markdown" if value is None:
             return f"auto: {_on_off(settings.renders)}, the chat template is {_on_off(settings.chat)}"
     if isinstance(value, bool):
@@ -303,8 +318,9 @@ def mode(settings: Switches) -> str:
 
 
 def sampled(settings: Switches) -> str:
-    """How a token is chosen, in words: the temperature, and truncations that are on."""
-    off = {"temp": -1, "top-k": 0, "top-p": 1, "min-p": 0}
+    """How a token is chosen, in words: the temperature, and truncations that are not as usual."""
     if settings.sampling.temperature == 0:
         return "greedy"
-    return ", ".join(f"{name} {shown(settings, name)}" for name in off if _value(settings, name) != off[name])
+    usual = {name: OPTIONS[ROWS[name].name].default for name in ("top-k", "top-p", "min-p")}
+    changed = [name for name, value in usual.items() if _value(settings, name) != value]
+    return ", ".join(f"{name} {shown(settings, name)}" for name in ("temp", *changed))

@@ -18,6 +18,7 @@ from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
+from prompt_toolkit.utils import get_cwidth
 
 from ggufspec.chat.commands import COMMANDS
 from ggufspec.schema.text import visible
@@ -83,9 +84,14 @@ class Typing:
         if self._leaving:
             return [("class:bottom-toolbar", "Ctrl-C again, or Ctrl-D, leaves")]
         shown: StyleAndTextTuples = []
+        room = self._session.output.get_size().columns
         for word, warning in self._toolbar():
+            text = visible(word)
+            room -= get_cwidth(text) + 3 * bool(shown)
+            if shown and room < 0:  # whole words, or none
+                break
             shown += [("class:bottom-toolbar", " · ")] * bool(shown)
-            shown.append((f"class:bottom-toolbar{'.lossy' * warning}", visible(word)))
+            shown.append((f"class:bottom-toolbar{'.lossy' * warning}", text))
         return shown
 
     def _keys(self) -> KeyBindings:

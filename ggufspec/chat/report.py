@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from ggufspec.chat.commands import COMMANDS, HELP, HELP_IN_SHORT
 from ggufspec.reports import table
 from ggufspec.reports.trace import quoted
 from ggufspec.reports.words import first_token, milliseconds
@@ -85,6 +86,16 @@ def _text(run: ChatRun) -> str:
     if run.name == "target-only":
         return cut.removeprefix(", ")
     return (f"differs at {run.differs_at}" if run.differs_at else "the same") + cut
+
+
+def help_table() -> RichTable:
+    """Make the table of /help by group: a line for each frequent command, one for all switches of a kind."""
+    rows: list[tuple[str, str]] = []
+    for title, names in HELP.items():
+        rows.append((title, ""))
+        rows += [(f"  {COMMANDS[name].typed(name)}", COMMANDS[name].does) for name in names]
+    rows += [(title, ", ".join(f"/{name}" for name in names)) for title, names in HELP_IN_SHORT.items()]
+    return table.pairs(rows)
 
 
 def legend(styles: Mapping[str, str], drafters: Sequence[str]) -> Text:

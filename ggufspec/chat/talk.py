@@ -17,10 +17,12 @@ from ggufspec.chat.remote import Remote
 from ggufspec.chat.screen import Answering, Screen
 from ggufspec.child import Interrupted, Session
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import random_seed
 from ggufspec.decoding.threads import is_due
 from ggufspec.errors import ChildError, GgufspecError, StopError
 from ggufspec.prompting import conversation
 from ggufspec.prompting.conversation import Conversation
+from ggufspec.reports.words import shortened
 from ggufspec.schema.chat import ChatDocument, ChatFigures
 from ggufspec.schema.text import counted
 
@@ -60,6 +62,7 @@ class Talk:
         self.settings, self.screen = settings, screen
         self.name, self.about = name, about
         self.notes: list[str] = []
+        self._waiting: list[str] = []
         self.stopped = False
         self.start_with(Conversation())
 
@@ -85,33 +88,55 @@ class Talk:
             self.about = {"url": self.server.url, "model": self.server.model}
         chat = self.settings.chat and bool(ready.chat_template)
         self.settings = replace(self.settings, has_draft=ready.draft is not None, chat=chat)
-        self._note(ready.notes)
+        self._note(*ready.notes)
+        self.show_notes()
 
-    def greet(self) -> None:
-        """Name what answers, and the way in and out."""
+    @property
+    def target(self) -> Path | None:
+        """Return the target's file; None with a server."""
+        return None if self.server else self._spec.target
+
+    def greet(self, offered: str = "") -> None:
+        """Name what answers, and the way in and out; ``offered`` is a line about a draft."""
         ready = self.ready
         models = " + ".join(placed.description for placed in (ready.target, ready.draft) if placed)
         own = f": {models}, {ready.ctx_size:,} tokens of context"
         who = self.name + (f" at {self.server.url}" if self.server else own)
         self.screen.note(f"{who}. /help lists commands, Ctrl-D leaves.")
+        if offered:
+            self.screen.note(offered)
+        self.note_tint()
         self.screen.gap()
+
+    def note_tint(self) -> None:
+        """Say once that coloured answers are not rendered."""
+        if self.settings.tint and self.settings.renders and self.screen.interactive:
+            self._note("coloured answers are shown as they come, without Markdown; /tint off renders them")
+            self.show_notes()
 
     def close(self) -> None:
         """End the child, or the connection."""
         self._session.close()
 
-    def _note(self, notes: tuple[str, ...]) -> None:
+    def _note(self, *notes: str) -> None:
+        """Keep notes that are new for :meth:`show_notes`."""
         for note in notes:
             if note not in self.notes:  # a pair that is loaded again repeats its own
                 self.notes.append(note)
                 if is_due(note):
-                    self.screen.note(note)
+                    self._waiting.append(note)
+
+    def show_notes(self) -> None:
+        """Show the notes that wait, below an answer and its figures."""
+        for note in self._waiting:
+            self.screen.note(note)
+        self._waiting.clear()
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> bool:
         """Ask, and show the answer. Whether there is one: otherwise, or after a GgufspecError, nothing has changed."""
-        settings = self.settings
+        settings = self.with_seed()
         asked = replace(self.conversation, system=settings.system).ask(text)
         answer = self.ask(asked, settings)
         if answer.stopped and not answer.text and not answer.tokens:
@@ -119,14 +144,21 @@ class Talk:
             self.screen.gap()
             return False
         figures = report.figures(answer.statistics, lossy=settings.lossy)
-        self.keep(asked, answer, figures)
+        self.keep(asked, answer, figures, seed=settings.sampling.seed)
         if figures is not None:
             rule = settings.accept if settings.lossy else ""
             self.screen.note(report.took(figures, self.conversation.turns[-1], rule))
         if not answer.text.strip() and not answer.stopped:
             self.screen.say("the answer is empty")
+        self.show_notes()
         self.screen.gap()
         return True
+
+    def with_seed(self) -> Switches:
+        """Return the settings for the next answer, with a new seed if each has its own."""
+        if self.settings.redraws:
+            self.settings = replace(self.settings, sampling=replace(self.settings.sampling, seed=random_seed()))
+        return self.settings
 
     def ask(self, asked: Conversation, settings: Switches, *, cache: bool = True) -> session.Reply:
         """The answer of one model or both, shown as it comes."""
@@ -152,10 +184,10 @@ class Talk:
             self._last = session.Reply(answering.text, stopped=True, dropped=answering.dropped)
         except ChildError as error:
             raise ChildError(error.message, f"the next question loads the pair again; {error.hint}") from None
-        self._note(self._last.notes)
+        self._note(*self._last.notes)
         if (speed := self._last.target) and speed.change:  # one that comes again is noted again
             self.notes.append(speed.change)
-            self.screen.note(speed.change)
+            self._waiting.append(speed.change)
         return self._last
 
     def keep(self, asked: Conversation, answer: session.Reply, figures: ChatFigures | None, **more: Any) -> None:
@@ -229,18 +261,20 @@ class Talk:
     def status(self) -> list[tuple[str, bool]]:
         """The toolbar's words, the important ones first, and whether each is a warning."""
         settings = self.settings
-        words = [(self.name, False)]
+        words = [(shortened(self.name, 24), False)]
         if not self.server:
-            words.append((chat_commands.mode(settings), False))
-            if not settings.alone and settings.drafters:
-                words.append((f"draft-max {chat_commands.shown(settings, 'draft-max')}", False))
-                words.append((f"{settings.accept} (lossy)" if settings.lossy else settings.accept, settings.lossy))
+            words.append((chat_commands.mode(settings).partition(":")[0], False))
         words.append((self.context("/"), False))
         if self._last.dropped:
             words.append((f"{self._last.dropped} left out", True))
+        speculates = not self.server and not settings.alone and bool(settings.drafters)
+        if speculates and settings.lossy:
+            words.append((f"{settings.accept} (lossy)", True))
+        words += [("chat off", False)] * (not settings.chat) + [("cache off", False)] * (not settings.cache)
         words.append((chat_commands.sampled(settings), False))
         words += [("penalties", False)] * settings.sampling.penalises
-        words += [("chat off", False)] * (not settings.chat) + [("cache off", False)] * (not settings.cache)
+        if speculates:
+            words.append((f"draft-max {chat_commands.shown(settings, 'draft-max')}", False))
         return words
 
     def document(self, *, interrupted: bool = False, failure: GgufspecError | None = None) -> ChatDocument:

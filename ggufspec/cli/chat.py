@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ggufspec.api.options import sampling
+from ggufspec.api.resolve import Resolved
 from ggufspec.chat.actions import take
 from ggufspec.chat.commands import Switches
 from ggufspec.chat.console import Typing, silent_keys
@@ -18,18 +19,24 @@ from ggufspec.chat.remote import Remote, base_url
 from ggufspec.chat.screen import Screen
 from ggufspec.chat.session import Spec
 from ggufspec.chat.talk import Talk
-from ggufspec.cli import inputs, ui
+from ggufspec.cli import inputs, models, ui
 from ggufspec.cli.parameters import Typed, command, option, takes
 from ggufspec.cli.run import GROUPS, end, prepare_pair
 from ggufspec.decoding.options import ROWS
-from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.decoding.sampling import random_seed
+from ggufspec.errors import GgufspecError, StopError, UsageError
 from ggufspec.files.cache import state_folder
+from ggufspec.models.headers import read_headers
+from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.schema.base import to_json
+from ggufspec.settings.registry import drafts_with_file
 from ggufspec.settings.table import Settings
+
+USUAL_CONTEXT = 4096  # tokens, if the target was trained for them: a conversation outgrows 2,048 soon
 
 
 @command(
-    "ggufspec chat demo",
+    "ggufspec chat llama3.1-8b",
     "ggufspec chat -m TARGET.gguf -md DRAFT.gguf --system 'You are terse.' --tint",
     "ggufspec chat --url http://127.0.0.1:8080",
     "printf 'Hello\\n/target\\nHello\\n' | ggufspec chat -m TARGET.gguf --json",
@@ -52,16 +59,28 @@ def chat(
         str | None, option("--served-model NAME", "Model to use. Not needed if the server has only one.", rare=True)
     ] = None,
     tint: Annotated[bool, option("--tint/--no-tint", "Colour tokens by which model wrote them.")] = False,
-    given: Annotated[Settings, takes(*GROUPS, predict={"default": 512})],
+    given: Annotated[
+        Settings,
+        takes(
+            *GROUPS,
+            pair={"shown": "a list"},
+            predict={"default": 512},
+            ctx_size={"shown": f"the profile's, else {USUAL_CONTEXT}"},
+            temp={"default": 0.8},
+            seed={"default": -1},
+        ),
+    ],
     typed: Typed,
 ) -> int:
     """Talk with a pair. /help lists what can be switched while it is loaded: who answers, how far is drafted, and more.
 
-    Without a terminal every line of standard input is a message or a command. With --json the conversation is one
-    document, as far as it came.
+    Without a pair or a model it lists those on this disk. Without a terminal every line of standard input is a message
+    or a command. With --json the conversation is one document, as far as it came.
     """
     if system is not None and system_file is not None:
         raise UsageError("both --system and --system-file are given", "give one of them")
+    if url is None and served_model is None and models.is_missing(given):
+        raise models.no_model("chat")
     said_first = inputs.read_prompt(system, system_file) or ""
     interactive = not ui.flags().json and sys.stdin.isatty() and sys.stdout.isatty()
     lines = iter(()) if interactive else _lines()
@@ -84,8 +103,9 @@ def chat(
             talk.resume(load)
             if said_first:
                 talk.settings = replace(talk.settings, system=said_first)
+        offered = models.draft_line("chat", given, talk.target) if interactive and talk.target else ""
         talk.open()
-        return _converse(talk) if interactive else _go_through(talk, lines)
+        return _converse(talk, offered) if interactive else _go_through(talk, lines)
     finally:
         talk.close()
 
@@ -101,13 +121,37 @@ def _check_remote(url: str, typed: Typed) -> None:
 def _remote(
     url: str, key: str | None, model: str | None, given: Settings, screen: Screen, more: dict[str, Any]
 ) -> Talk:
-    settings = Switches(has_draft=False, sampling=sampling(inputs.with_seed(given)), **more)
+    settings = Switches(has_draft=False, **_sampling(given), **more)
     server = Remote(base_url(url), key or "", model or "")
     return Talk(server, settings, screen, name=server.url, about={"url": server.url})
 
 
+def _sampling(given: Settings) -> dict[str, Any]:
+    """Return the switches of sampling; with the seed -1 each answer has a new seed, so that /retry gives another."""
+    if given.seed != -1:
+        return {"sampling": sampling(given)}
+    return {"sampling": sampling(replace(given, seed=random_seed())), "redraws": True}
+
+
+def _prepared(given: Settings) -> tuple[Pair, Resolved]:
+    """Place the layers of the pair: with the context that is given, or the profile's, or one for a conversation."""
+    if given.ctx_size is None:
+        pair = inputs.pair(given, no_draft=bool(given.no_draft) or not drafts_with_file(given.drafter or "both"))
+        if pair.settings.ctx_size is None:
+            try:
+                trained = read_headers([pair.target])[0].header.context_length
+                return prepare_pair(replace(given, ctx_size=min(USUAL_CONTEXT, trained)))
+            except StopError:
+                raise
+            except GgufspecError:  # the usual context of other commands fits, or says what is wrong
+                pass
+    return prepare_pair(given)
+
+
 def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
-    chosen, resolved = prepare_pair(given)
+    chosen, resolved = _prepared(given)
+    if chosen.target == demo_pair()[0]:
+        screen.note("the demo pair is a toy of 10M parameters that continues Python code: it cannot chat")
     loaded = resolved.pair
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
     settings = Switches(
@@ -118,21 +162,21 @@ def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
         draft_policy=loaded.draft_policy,
         draft_max=loaded.draft_max,
         accept=loaded.accept,
-        sampling=sampling(inputs.with_seed(given)),
+        **_sampling(given),
         **more,
     )
     if not drafts:  # so that /drafter can bring the lookup in
         loaded = replace(loaded, drafters=("lookup",))
     spec = Spec(chosen.target, chosen.draft, loaded, given.rpc or (), planned=resolved.target_s)
-    return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=ui.flags().verbose)
+    return Talk(spec, settings, screen, name=models.called(chosen), about=chosen.describe(), verbose=ui.flags().verbose)
 
 
 def _say(text: str) -> None:
     ui.err().say(text, style="dim")
 
 
-def _converse(talk: Talk) -> int:
-    talk.greet()
+def _converse(talk: Talk, offered: str) -> int:
+    talk.greet(offered)
     typing = Typing(state_folder() / "chat_history", talk.status)
     while True:
         try:
@@ -182,7 +226,7 @@ def _lines() -> Iterator[str]:
     if first is None:
         raise UsageError(
             "standard input is empty: there is nothing to answer",
-            "start it in a terminal, or give it lines: echo 'def main(' | ggufspec chat demo",
+            "start it in a terminal, or give it lines: echo Hello | ggufspec chat -m TARGET.gguf",
         )
     return chain([first], lines)
 

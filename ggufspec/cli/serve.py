@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ggufspec.cli import inputs, ui
+from ggufspec.cli import inputs, models, ui
 from ggufspec.cli.command import OWN, RARE
 from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.plan import show_plan
@@ -34,7 +34,6 @@ _MOST_TEMPLATE_BYTES = 1 << 20
 
 
 @command(
-    "ggufspec serve demo",
     "ggufspec serve qwen3-14b --parallel 2 --port 8080",
     "ggufspec serve -m TARGET.gguf -md DRAFT.gguf --host 0.0.0.0 --api-key-file keys.txt",
     confirms=True,
@@ -136,6 +135,7 @@ def serve(
             *("profile", "files", "hub", "target-only", "placement", "devices", "drafting", "context", "parallel"),
             "reasoning",
             parallel={"rare": False},
+            pair={"shown": "a list"},
         ),
     ],
 ) -> int:
@@ -144,6 +144,8 @@ def serve(
     One answer is decoded at a time, exactly as `run` decodes it; --parallel conversations keep their caches. The page
     at / shows what it does. A profile that `tune` saved is served as it was tuned.
     """
+    if models.is_missing(given):
+        raise models.no_model("serve")
     if profile_from_tune:
         given = _tuned(given)
     if dry_run:
@@ -169,12 +171,13 @@ def serve(
             if chat_template:
                 _try(chat_template, desk)
             engine.on_restart.append(lambda why: ui.note(f"the model's process ended and is started again: {why}"))
-            ready = _loaded(engine, pair.name)
+            name = models.called(pair)
+            ready = _loaded(engine, name)
             rules = Rules(keys, tuple(cors or ()), LOCAL if is_local else ())
             endpoint = Endpoint(
                 engine,
                 desk,
-                sorted(_words(alias or "")) or [pair.name],  # in llama-server's order
+                sorted(_words(alias or "")) or [name],  # in llama-server's order
                 tags=_words(tags),
                 thinks={"on": True, "off": False}.get(given.reasoning or ""),
                 rules=rules,
@@ -188,7 +191,7 @@ def serve(
                     engine,
                     bound,
                     grace_s=grace,
-                    on_started=lambda: _announce(pair.name, http.url(bound), ready, needs_key=bool(keys)),
+                    on_started=lambda: _announce(name, http.url(bound), ready, needs_key=bool(keys)),
                     verbose=verbose,
                 )
             except KeyboardInterrupt:
@@ -232,7 +235,7 @@ def _plan(given: Settings) -> int:
 
 def _tuned(given: Settings) -> Settings:
     """What is given, of the profile that ``tune`` saved: by the name that it takes for files, too."""
-    name = given.pair or (file_name(Path(given.model).stem) if given.model else "demo")
+    name = given.pair or file_name(Path(str(given.model or given.hf_repo)).stem)
     ask = f"ggufspec tune {given.pair}" if given.pair else "ggufspec tune -m TARGET.gguf -md DRAFT.gguf"
     try:
         profile = load_profile(find(name))
@@ -240,7 +243,7 @@ def _tuned(given: Settings) -> Settings:
         raise UsageError(f"nothing was tuned as {name}", ask) from None
     if profile.tuned is None:
         raise UsageError(f"{name} was not tuned", ask)
-    return replace(given, pair=name, model=None, model_draft=None)
+    return replace(given, pair=name, model=None, model_draft=None, hf_repo=None, hf_repo_draft=None)
 
 
 def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ class ChatTurn:
     stop_reason: str = ""
     figures: ChatFigures | None = None
     compared: tuple[ChatRun, ...] = ()  # the answers of ``/compare``
+    seed: Count | None = None  # of the answer
 
 
 @dataclass(frozen=True, slots=True)

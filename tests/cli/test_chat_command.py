@@ -6,11 +6,13 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import chat_models
 import psutil
@@ -95,7 +97,7 @@ def test_every_switch_in_one_chat(chat: Callable[..., Session], tmp_path: Path) 
     after(session, "x = 1", answered(6))
     after(session, "/chat on", "no usable chat template")
     text = after(session, "/settings", "tokens\n")
-    assert "adaptive" in text.rpartition("mode")[2]
+    assert "adaptive" in text.rpartition("\nmode")[2]
     after(session, "/undo", "removed: x = 1")
     file = tmp_path / "said.json"
     after(session, f"/save {file}", "5 turns in")
@@ -140,7 +142,7 @@ def test_mistakes_are_told_and_change_nothing(chat: Callable[..., Session], cli:
     after(session, "/load damaged.json", "no whole JSON")
     after(session, "word " * 600, "the context holds 512")
     session.type("/draft-m")
-    session.until("the longest draft of a round")  # the menu
+    session.until("most tokens to draft per round")  # the menu
     session.type("\t")
     session.until(lambda text: "\n> /draft-max" in text.rpartition("next: ")[2])
     session.say(" 4")
@@ -340,9 +342,10 @@ def test_one_document(cli: Cli) -> None:
 
 
 def test_a_document_can_be_loaded(cli: Cli, tmp_path: Path) -> None:
-    said = cli("chat", "demo", *SHORT, "--json", stdin="def main(\n").stdout
+    greedy = (*SHORT, "--temp", "0", "--json")
+    said = cli("chat", "demo", *greedy, stdin="def main(\n").stdout
     (tmp_path / "said.json").write_text(said)
-    again = cli("chat", "demo", *SHORT, "--json", "--load", tmp_path / "said.json", stdin="/retry\n").document()
+    again = cli("chat", "demo", *greedy, "--load", tmp_path / "said.json", stdin="/retry\n").document()
     assert again["turns"][0]["answer"] == json.loads(said)["turns"][0]["answer"]
 
 
@@ -427,3 +430,67 @@ def test_a_chat_with_a_head(cli: Cli, target: Path, kind: str) -> None:
     document = cli("chat", *pair, *flags, "--json", stdin="def f(\n/compare\n").document()
     assert [run["name"] for run in document["turns"][-1]["compared"]] == ["target-only", "speculative"]
     assert document["turns"][0]["figures"]["drafted"] > 0
+
+
+# ---- without a model -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_without_a_model_what_is_here_is_listed(cli: Cli, target: Path, draft: Path, command: str) -> None:
+    shutil.copyfile(target, cli.folder / "big-F16.gguf")
+    shutil.copyfile(draft, cli.folder / "small-Q8_0.gguf")
+    done = cli(command, stdin="hello\n")
+    assert (done.code, done.stdout) == (2, "")
+    assert re.search(r"big-F16 .*\n +draft: small-Q8_0", done.stderr)
+    typed = f"ggufspec {command} -m big-F16.gguf -md small-Q8_0.gguf"
+    assert f"error: no model is given\n  next: {typed}\n" in done.stderr
+    assert cli(command, "--json").document() == {
+        "schema": "ggufspec/error@1",
+        "error": "no model is given",
+        "hint": typed,
+    }
+    words = shlex.split(typed)[1:]
+    again = cli(*words, "--dry-run") if command == "serve" else cli(*words, "-n", "4", stdin="def f(\n")
+    assert again.code == 0, again.stderr
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_without_any_model_profiles_are_named(cli: Cli, command: str) -> None:
+    done = cli(command)
+    assert done.code == 2
+    assert "no model is given, and there is none on this disk" in done.stderr
+    assert "ggufspec profiles list shows all" in done.stderr
+    assert "demo" not in done.stderr
+
+
+def test_the_demo_says_what_it_is(cli: Cli) -> None:
+    done = cli("chat", "demo", *SHORT, stdin="def main(\n")
+    assert "a toy of 10M parameters that continues Python code: it cannot chat" in done.stderr
+
+
+def test_a_person_s_defaults(cli: Cli, target: Path, draft: Path) -> None:
+    """A temperature, a seed for each answer, and a context of 4,096 tokens or as many as the model knows."""
+    pair = ("-m", target, "-md", draft, "-n", "8")
+    settings = cli("chat", *pair, "--json", stdin="def main(\n/retry\n").document()["settings"]
+    assert (settings["temperature"], settings["top_k"], settings["top_p"], settings["min_p"]) == (0.8, 40, 0.95, 0.05)
+    assert settings["ctx_size"] == 2048, "what the demo pair was trained for"
+    assert cli("chat", *pair, "-c", "512", "--json", stdin="x\n").document()["settings"]["ctx_size"] == 512
+    profile = cli("chat", "demo-eagle3", "-n", "8", "--json", stdin="x\n").document()
+    assert profile["settings"]["ctx_size"] == 2048
+
+
+def test_a_model_that_knows_more_gets_4096_tokens(cli: Cli, target: Path, tmp_path: Path) -> None:
+    def longer(name: str, value: Any) -> Any:
+        return 8192 if name == "llama.context_length" else value
+
+    long = rewritten(target, tmp_path / "long.gguf", value=longer)
+    settings = cli("chat", "-m", long, "-n", "4", "--json", stdin="x\n").document()["settings"]
+    assert settings["ctx_size"] == 4096
+
+
+def test_a_draft_is_offered_in_the_greeting(chat: Callable[..., Session], cli: Cli, target: Path, draft: Path) -> None:
+    shutil.copyfile(draft, cli.folder / "small-Q8_0.gguf")
+    session = chat("-m", target, *SHORT)
+    assert "a draft for it: small-Q8_0 (1 MB, on this disk): ggufspec chat -m" in flat(session.terminal.text)
+    session.say("/quit")
+    session.end()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from ggufspec.chat.commands import (
     ALIASES,
     COMMANDS,
+    HELP,
+    HELP_IN_SHORT,
     SHOWN,
     Command,
     Switches,
@@ -20,6 +24,7 @@ from ggufspec.chat.commands import (
     sampled,
     shown,
 )
+from ggufspec.chat.report import help_table
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.settings.table import OPTIONS
@@ -152,6 +157,23 @@ def test_processors_keep_the_seed(line: str, sampling: Sampling) -> None:
     assert "-1 draws one" in refused("/seed -2").hint
 
 
+def test_a_seed_of_each_answer_until_one_is_given() -> None:
+    drawn = changed("/seed -1")
+    assert drawn.redraws
+    assert shown(drawn, "seed") == f"{drawn.sampling.seed} now, a new one for each answer"
+    assert not changed("/seed 7", drawn).redraws
+    assert changed("/temp 0.5", drawn).redraws
+
+
+def test_help_has_every_command_once_in_a_window_of_24_lines() -> None:
+    names = [name for group in (*HELP.values(), *HELP_IN_SHORT.values()) for name in group]
+    assert sorted(names) == sorted(COMMANDS)
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as shown_help:
+        console.print(help_table())
+    assert len(shown_help.get().splitlines()) <= 24
+
+
 def test_the_temperature_alone() -> None:
     before = replace(PAIR, sampling=Sampling(0.5, 20, 0.9, 0.1, 7, repeat_penalty=1.1))
     after = changed("/temp 1.2", before)
@@ -188,16 +210,16 @@ def test_penalties_are_switches_of_their_own() -> None:
     ("sampling", "words"),
     [
         (Sampling(), "greedy"),
-        (Sampling(0.8, 0, 1.0, 0.0), "temp 0.8"),
-        (Sampling(0.8, 40, 1.0, 0.0), "temp 0.8, top-k 40"),
-        (Sampling(0.8, 0, 0.9, 0.0), "temp 0.8, top-p 0.9"),
-        (Sampling(0.8, 40, 0.95, 0.05), "temp 0.8, top-k 40, top-p 0.95, min-p 0.05"),
+        (Sampling(0.8), "temp 0.8"),
+        (Sampling(0.8, 20), "temp 0.8, top-k 20"),
+        (Sampling(0.8, 40, 0.9), "temp 0.8, top-p 0.9"),
+        (Sampling(0.8, 0, 1.0, 0.0), "temp 0.8, top-k 0, top-p 1, min-p 0"),
     ],
 )
-def test_what_chooses_a_token_is_shown_as_it_is_typed(sampling: Sampling, words: str) -> None:
+def test_what_is_not_usual_is_shown_as_it_is_typed(sampling: Sampling, words: str) -> None:
     assert sampled(replace(PAIR, sampling=sampling)) == words
     if sampling.temperature:
-        again = changed("/processor multinomial")
+        again = PAIR
         for typed in words.split(", "):
             again = changed(f"/{typed}", again)
         assert again.sampling == sampling

@@ -149,3 +149,11 @@ def test_a_toolbar_marks_warnings(keys: PipeInput) -> None:
         ("class:bottom-toolbar", " · "),
         ("class:bottom-toolbar.lossy", "top-k:3 (lossy)"),
     ]
+
+
+def test_a_toolbar_is_as_wide_as_the_terminal_in_whole_words(keys: PipeInput) -> None:
+    words = [("a" * 30, False), ("b" * 40, True), ("seven", False)]  # 76 columns, and eight more
+    asked = Typing(None, lambda: words, input=keys, output=DummyOutput())  # of 80 columns
+    assert [text for _, text in asked._bottom()] == ["a" * 30, " · ", "b" * 40]
+    wide = Typing(None, lambda: [("a" * 100, False), ("b", False)], input=keys, output=DummyOutput())
+    assert [text for _, text in wide._bottom()] == ["a" * 100], "the name stays, whatever there is room for"

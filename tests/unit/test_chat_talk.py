@@ -7,6 +7,7 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ggufspec.chat.talk import Talk
 from ggufspec.child import Interrupted
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.prompting.conversation import Conversation
@@ -347,6 +349,37 @@ def test_a_conversation_from_a_file(talk: Callable[..., Talk], tmp_path: Path) -
     take(chat, "/retry")
     assert chat.conversation.turns[0].answer == "two"
     assert len(chat.document().turns) == 1
+
+
+def test_a_note_comes_below_the_answer_and_its_figures(
+    talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = talk(
+        Script(replace(reply("hello"), notes=("the CPUs are busy",)), reply("again", notes=("the CPUs are busy",)))
+    )
+    capsys.readouterr()
+    take(chat, "hi")
+    lines = capsys.readouterr().err.splitlines()
+    assert "prompt tokens read" in lines[-2]
+    assert lines[-1] == "the CPUs are busy"
+    take(chat, "more")
+    assert "busy" not in capsys.readouterr().err
+
+
+def test_every_answer_has_a_seed_of_its_own(talk: Callable[..., Talk]) -> None:
+    script = Script(*(reply(text) for text in "abcdefg"))
+    chat = talk(script, redraws=True, sampling=Sampling(0.8, seed=5))
+    take(chat, "hi")
+    take(chat, "/retry")
+    take(chat, "/compare hi")
+    seeds = [request.sampling.seed for request in script.asked]
+    assert seeds[0] != seeds[1]
+    assert len({*seeds[2:]}) == 1, "what is compared has one seed"
+    assert [turn.seed for turn in chat.document().turns] == [seeds[1], seeds[2]]
+    take(chat, "/seed 7")
+    take(chat, "hi")
+    take(chat, "/retry")
+    assert [request.sampling.seed for request in script.asked[5:]] == [7, 7]
 
 
 def test_notes_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
