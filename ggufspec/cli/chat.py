@@ -44,8 +44,6 @@ USUAL_CONTEXT = 4096  # tokens, if the target was trained for them: a conversati
 )
 def chat(
     *,
-    system: Annotated[str | None, option("--system TEXT", "System prompt.")] = None,
-    system_file: Annotated[Path | None, option("--system-file FILE", "Read the system prompt from this file.")] = None,
     load: Annotated[Path | None, option("--load FILE", "Resume a conversation that /save wrote.")] = None,
     markdown: Annotated[
         bool, option("--markdown/--no-markdown", "Render answers as Markdown. Needs a chat template.")
@@ -62,7 +60,7 @@ def chat(
     given: Annotated[
         Settings,
         takes(
-            *GROUPS,
+            *(*GROUPS, "system"),
             pair={"shown": "a list"},
             predict={"default": 512},
             ctx_size={"shown": f"the profile's, else {USUAL_CONTEXT}"},
@@ -77,11 +75,9 @@ def chat(
     Without a pair or a model it lists those on this disk. Without a terminal every line of standard input is a message
     or a command. With --json the conversation is one document, as far as it came.
     """
-    if system is not None and system_file is not None:
-        raise UsageError("both --system and --system-file are given", "give one of them")
     if url is None and served_model is None and models.is_missing(given):
         raise models.no_model("chat")
-    said_first = inputs.read_prompt(system, system_file) or ""
+    said_first = inputs.system_prompt(given)
     interactive = not ui.flags().json and sys.stdin.isatty() and sys.stdout.isatty()
     lines = iter(()) if interactive else _lines()
     more = {"predict": given.value("predict"), "markdown": None if markdown else False, "system": said_first}
