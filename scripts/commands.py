@@ -79,7 +79,7 @@ def pages() -> Iterator[Page]:
 
 
 def _pages(command: Any, name: str, parent: typer.Context | None) -> Iterator[Page]:
-    settings = {"help_option_names": ["-h", "--help"], "terminal_width": WIDTH}
+    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], "terminal_width": WIDTH}
     context = typer.Context(command, parent=parent, info_name=name, **(settings if parent is None else {}))
     context.meta[ALL] = True
     if isinstance(command, Command):
