@@ -42,7 +42,7 @@ def trace(
     *,
     rounds: Annotated[str | None, option("--rounds N|N-M|N-", "Print only these rounds.  [all]", parser=_range)] = None,
     likeliest: Annotated[
-        int, option("--likeliest N", "Show the N most likely candidates per token.", min=0, max=_LIKELIEST)
+        int, option("--likeliest N", "Most likely candidates to show per token.", min=0, max=_LIKELIEST)
     ] = 3,
     given: Annotated[
         Settings,
