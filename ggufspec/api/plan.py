@@ -188,7 +188,7 @@ def _acceptance(opened: OpenedPair) -> tuple[float, str]:
     """The chance per token to expect, and where it comes from."""
     given, draft = opened.given.acceptance, opened.draft
     if given is not None:
-        return given, "given with --acceptance"
+        return given, f"given with --acceptance {given:.2g}"
     known = cache_folder(), opened.target.header.fingerprint, draft.header.fingerprint if draft else ""
     profile, origin = opened.spec.settings.acceptance, "from its profile"
     match opened.spec.target, opened.spec.draft:
