@@ -91,7 +91,7 @@ def _offline(given: Settings, hint: str) -> str:
         for value in values or ()
         for word in (flag, value)
     ]
-    return f"{shlex.join(['ggufspec', 'profiles', 'list', *words])} estimates it offline; or {hint}"
+    return f"{shlex.join(['ggufspec', 'profiles', 'list', *words])} estimates it offline; or {hint.partition(';')[0]}"
 
 
 def _rank(
