@@ -388,7 +388,7 @@ class Tuning:
         if needed > budget:
             raise UsageError(
                 f"a budget of {duration(budget)} is too short for one trial, which takes about {duration(needed)}",
-                f"--budget {as_budget(self.least_s())} compares two settings; -n makes trials shorter",
+                f"--budget {as_budget(self.least_s())}{self._fewer_tokens()} compares two settings",
             )
 
     def shortage(self) -> str:
@@ -397,14 +397,19 @@ class Tuning:
         if budget is None or not trial_s <= budget < least_s or len(self.experiment.space) < 2:
             return ""
         holds = counted(int(budget / trial_s), "trial")
-        tokens_s = self._tokens() / self.search.expected(self.experiment.first[0])
-        room_s = budget / (2 + 2 * self.experiment.repeats) - (trial_s - tokens_s)
-        tokens = int(self.experiment.spec.max_tokens * room_s / tokens_s) // 8 * 8
-        fewer = f", or -n {tokens}," if tokens > 0 else ""
         return (
             f"{duration(budget)} is enough for {holds} of about {duration(trial_s)}: "
-            f"at least --budget {as_budget(least_s)}{fewer} lets the search compare two settings"
+            f"at least --budget {as_budget(least_s)}{self._fewer_tokens()} lets the search compare two settings"
         )
+
+    def _fewer_tokens(self) -> str:
+        """The ``-n`` with which a comparison fits into the budget; empty if that is too few."""
+        first = self.experiment.first[0]
+        tokens_s = self._tokens() / self.search.expected(first)
+        trial_s = (self.experiment.budget_s or math.inf) / (2 + 2 * self.experiment.repeats)
+        room_s = trial_s - (self._trial_s(first) - tokens_s)
+        tokens = int(self.experiment.spec.max_tokens * room_s / tokens_s) // 4 * 4
+        return f", or -n {tokens}," if tokens > 0 else ""
 
     # ---- the answer
 
