@@ -43,6 +43,7 @@ HEADINGS = {  # of the help, by the group of an option
     "sampling": "Sampling",
     "trials": "Results",
     "results": "Results",
+    "fresh": "Results",
     "exports": "Results",
     "flags": "Output",
     "yes": "Output",

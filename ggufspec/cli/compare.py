@@ -94,10 +94,11 @@ def compare(
         ),
     ],
 ) -> int:
-    """Compare many targets with many drafts by speed, speedup, acceptance rate, memory, energy and quality.
+    """Compare many pairs by speed, memory, energy and quality.
 
-    Every cell runs at its own best placement, in turn with the others. A failure is a row with its reason. The same
-    command resumes an interrupted run. Quality is measured against the largest target.
+    Pairs every target with every draft; speedup and acceptance rate are columns, too. Every cell runs at its own best
+    placement, in turn with the others. A failure is a row with its reason. The same command resumes an interrupted
+    run. Quality is measured against the largest target.
     """
     own_prompts = inputs.own_prompts(given)
     check_exports(given)

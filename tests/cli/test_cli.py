@@ -79,7 +79,7 @@ def test_help_has_an_example_and_fits_the_terminal(cli: Cli, command: str, colum
     done = cli(command, "--help", COLUMNS=str(columns))
     assert (done.code, done.stderr) == (0, "")
     assert f"  ggufspec {command} " in done.stdout.partition("Examples:")[2]
-    assert ("GGUFSPEC_" in done.stdout) == (command not in ("doctor", "report", "profiles", "pull"))
+    assert ("GGUFSPEC_" in done.stdout) == (command not in ("doctor", "models", "report", "profiles", "pull"))
     assert "env var" not in done.stdout
     assert len(done.stdout.splitlines()) <= LINES.get(command, 53)
     assert max(map(len, done.stdout.splitlines())) <= max(columns, 90)

@@ -36,7 +36,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def flags(name: str) -> set[str]:
-    return {flag for one in whole(name).params for flag in (*one.opts, *one.secondary_opts)}
+    shown = [one for one in whole(name).params if not getattr(one, "hidden", False)]
+    return {flag for one in shown for flag in (*one.opts, *one.secondary_opts)}
 
 
 # ---- llama.cpp's names
