@@ -178,7 +178,7 @@ def _notes(document: ModelsDocument, found: Found) -> None:
             ui.note(f"left out: {one.path}: {one.why}")
     if not document.complete:
         unread = sum(one.unread for one in found.left_out)
-        ui.note(f"{counted(unread, 'path')} left unread, as there are too many or they are slow: -v names them")
+        ui.note(f"{counted(unread, 'place')} left unread, too large or too slow: -v names them")
     for row in report.suggestions(document)[:3]:
         words = shlex.join(["ggufspec", "chat", *row.options, "-hfd", row.suggestion])
         ui.note(f"a draft for {row.name}, to download: {words}")

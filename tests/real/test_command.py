@@ -122,7 +122,7 @@ def test_penalties_give_another_text_and_drafts_do_not(cli, sampling):
 def test_a_chat_with_penalties_is_a_run_with_them(cli):
     switches = "/repeat-penalty 1.5\n/repeat-last-n -1\n/presence-penalty 0.5"
     lines = f"{PROMPT.splitlines()[0]}\n/repeat-penalty 1\n/retry\n{switches}\n/retry\n"
-    flags = ("-n", "24", "--json", "--strict", "-q")
+    flags = ("-n", "24", "--json", "--strict", "-q", "--temp", "0")
     switched = cli("chat", "demo", *flags, stdin=lines).document()
     given = cli("chat", "demo", *flags, *PENALTIES[:6], stdin=PROMPT.splitlines()[0]).document()
     assert switched["turns"][-1]["answer"] == given["turns"][0]["answer"]
