@@ -18,7 +18,7 @@ from ggufspec.chat.screen import Answering, Screen
 from ggufspec.child import Interrupted, Session
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import random_seed
-from ggufspec.decoding.threads import is_due
+from ggufspec.decoding.threads import is_busy, is_due
 from ggufspec.errors import ChildError, GgufspecError, StopError
 from ggufspec.prompting import conversation
 from ggufspec.prompting.conversation import Conversation
@@ -123,7 +123,8 @@ class Talk:
         for note in notes:
             if note not in self.notes:  # a pair that is loaded again repeats its own
                 self.notes.append(note)
-                if is_due(note):
+                in_toolbar = self.screen.interactive and is_busy(note)
+                if not in_toolbar and is_due(note):
                     self._waiting.append(note)
 
     def show_notes(self) -> None:
@@ -267,6 +268,8 @@ class Talk:
         words.append((self.context("/"), False))
         if self._last.dropped:
             words.append((f"{self._last.dropped} left out", True))
+        if any(map(is_busy, self.notes)):
+            words.append(("other programs use the CPUs", True))
         speculates = not self.server and not settings.alone and bool(settings.drafters)
         if speculates and settings.lossy:
             words.append((f"{settings.accept} (lossy)", True))

@@ -102,6 +102,11 @@ class Threads:
         )
 
 
+def is_busy(note: str) -> bool:
+    """Return whether a note is :attr:`Threads.note`."""
+    return note.startswith(_BUSY)
+
+
 def is_due(note: str) -> bool:
-    """Whether a note is to be shown: :attr:`Threads.note` once a day, any other always."""
-    return not note.startswith(_BUSY) or first_today(_BUSY)
+    """Return whether a note is to be shown: :attr:`Threads.note` once a day, any other always."""
+    return not is_busy(note) or first_today(_BUSY)

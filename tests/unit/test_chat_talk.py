@@ -366,6 +366,20 @@ def test_a_note_comes_below_the_answer_and_its_figures(
     assert "busy" not in capsys.readouterr().err
 
 
+def test_busy_cpus_are_in_the_toolbar_where_somebody_looks(
+    talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "other programs are using the CPUs: llama.cpp gets fewer threads"
+    chat = talk(Script(reply("hello", notes=(note,))))
+    chat.screen = replace(chat.screen, interactive=True)
+    words = ("other programs use the CPUs", True)
+    assert words not in chat.status()
+    take(chat, "hi")
+    assert words in chat.status()
+    assert note not in capsys.readouterr().err
+    assert chat.document().notes[-1] == note
+
+
 def test_every_answer_has_a_seed_of_its_own(talk: Callable[..., Talk]) -> None:
     script = Script(*(reply(text) for text in "abcdefg"))
     chat = talk(script, redraws=True, sampling=Sampling(0.8, seed=5))
