@@ -16,6 +16,8 @@ from ggufspec.hardware import host
 from ggufspec.hardware.host import CpuUse, threads_left
 
 _BUSY = "other programs are using the CPUs"
+# Beginnings of notes about a busy machine; the latter two are of policy/timing.py
+_OF_BUSY = (_BUSY, "batches were timed while ", "the machine was busy while batches were timed")
 _FIRST_LOOK_S = 0.15  # the counters' steps are 10 ms
 _INTERVAL_S = 0.5
 _STALE_S = 2.0  # time between two answers after which the usage is out of date
@@ -108,5 +110,5 @@ def is_busy(note: str) -> bool:
 
 
 def is_due(note: str) -> bool:
-    """Return whether a note is to be shown: :attr:`Threads.note` once a day, any other always."""
-    return not is_busy(note) or first_today(_BUSY)
+    """Return whether to show a note: one of those about a busy machine a day, any other always."""
+    return not note.startswith(_OF_BUSY) or first_today(_BUSY)
