@@ -140,8 +140,8 @@ def _calibrate(
         ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
         return False
     if speed.disturbed and where is None:  # a plan notes it itself
-        later = "predictions are low until ggufspec plan --calibrate measures it idle"
-        ui.note(f"this machine was measured while {speed.disturbed}: {later}")
+        again = "ggufspec plan --calibrate measures it again when that is over"
+        ui.note(f"this machine was measured while {speed.disturbed}: {again}")
     return True
 
 

@@ -153,7 +153,7 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
         chance = document.predicted["acceptance"]
         out.print(f"Chance per token: {chance:.0%}, {document.settings['acceptance_from']}.", style="dim")
     for note in document.notes:
-        out.print(f"Note: {note}.", style="yellow")
+        out.say(f"Note: {note}.", style="yellow")
     if not everything and not ui.flags().quiet:
         more = "draft lengths, " * bool(document.draft_lengths) + "other contexts, " * has_contexts
         out.print(f"-v adds {more}all memory and what figures rest on.", style="dim")

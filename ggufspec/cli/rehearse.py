@@ -169,4 +169,4 @@ def _show(document: RehearseDocument) -> None:
         read, disk = document.dummy_weights["bytes_read"], document.dummy_weights["disk_bytes"]
         out.print(f"{read / 1e6:.1f} MB were read, {disk / 1e6:.1f} MB of disk used.", style="dim")
     for note in document.notes:
-        out.print(f"Note: {note}.", style="yellow")
+        out.say(f"Note: {note}.", style="yellow")

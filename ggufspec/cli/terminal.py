@@ -58,11 +58,12 @@ class Console(console.Console):
         self.print(Text.assemble(*parts, style=style), soft_wrap=True)
 
     def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
-        """Print sentences, some parts with a style of their own: in a terminal broken between words, else in one line.
+        """Print sentences, some parts with a style of their own, broken between words.
 
+        Standard error that is no terminal has one line.
         Words that are longer than a line and commands stay whole, so that they can be copied.
         """
-        if not self.is_terminal:
+        if self.stderr and not self.is_terminal:
             self.whole(*parts, style=style)
             return
         for line in _visible(Text.assemble(*parts, style=style)).split(allow_blank=True):

@@ -669,8 +669,8 @@ def _warnings(plan: Plan) -> Iterator[str]:
         yield f"{host / 2**30:.1f} GiB of memory next to the card are taken; --ram SIZE plans for less"
     if machine.speed.disturbed and plan.rests_on_host:
         yield (
-            f"this machine was measured while {machine.speed.disturbed}: `ggufspec plan --calibrate` measures it "
-            "again when that is over"
+            f"this machine was measured while {machine.speed.disturbed}: "
+            "ggufspec plan --calibrate measures it again when that is over"
         )
     for role, subject in (("target", request.target), ("draft", request.draft)):
         if subject is None:

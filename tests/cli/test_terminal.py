@@ -15,7 +15,7 @@ COMMAND = "ggufspec pull -hf NousResearch/Meta-Llama-3-70B-Instruct-GGUF:Q4_K_M 
 
 def said(text: str, *, width: int = 80, terminal: bool = True) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width, force_terminal=terminal, no_color=True, _environ={}).say(text)
+    Console(file=file, stderr=True, width=width, force_terminal=terminal, no_color=True, _environ={}).say(text)
     return file.getvalue().splitlines()
 
 
@@ -29,7 +29,13 @@ def test_lines_end_between_words(width: int) -> None:
 
 
 def test_what_is_no_terminal_has_one_line() -> None:
+    """Standard error, which others read; standard output is a page of so many columns."""
     assert said("word " * 100 + "end", terminal=False) == ["word " * 100 + "end"]
+    file = io.StringIO()
+    Console(file=file, width=40, force_terminal=False, _environ={}).say(
+        "measure it again later: ggufspec plan --calibrate"
+    )
+    assert file.getvalue() == "measure it again later:\nggufspec plan --calibrate\n"
 
 
 @pytest.mark.parametrize("whole", [PATH, COMMAND, "pip install --force-reinstall --no-cache-dir " + "x" * 60])
