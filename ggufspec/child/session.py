@@ -85,11 +85,11 @@ class Session:
             child.send(spec)
             result = _result(child.outcome(on_event), ready_type)
         except KeyboardInterrupt:
-            try:
-                with interrupts.stopping():
+            with interrupts.stopping():
+                try:
                     raise Interrupted(_partial(child.last_outcome(on_event), ready_type)) from None
-            finally:
-                self._end(0)
+                finally:
+                    self._end(0)
         except BaseException:
             self.close()
             raise

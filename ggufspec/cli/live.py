@@ -43,9 +43,12 @@ def live() -> Iterator[Live]:
         return
     what = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
     console = ui.err()
-    with Progress(
-        SpinnerColumn(), what, TimeElapsedColumn(), _Left(), console=console, transient=True, expand=True
-    ) as bar:
+    with (
+        Progress(
+            SpinnerColumn(), what, TimeElapsedColumn(), _Left(), console=console, transient=True, expand=True
+        ) as bar,
+        ui.above(console),
+    ):
         task = bar.add_task("starting", total=None, ends_s=math.inf)
 
         def update(text: str, left_s: float) -> None:

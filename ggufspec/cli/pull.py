@@ -178,7 +178,7 @@ def _bars() -> Iterator[Emit]:
         TransferSpeedColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
     )
-    with Progress(*columns, console=err, transient=True) as bars:
+    with Progress(*columns, console=err, transient=True) as bars, ui.above(err):
         task, before = bars.add_task("", total=None), ("", "")
 
         def show(event: Event) -> None:

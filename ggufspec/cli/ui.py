@@ -157,13 +157,19 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Done(), TimeElapsedColumn(), _Left())
     console = err()
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar, above(console):
         task = bar.add_task("starting", total=None)
-        _live.append(console)
-        try:
-            yield lambda done, total, what: bar.update(task, completed=done, total=total or None, description=what)
-        finally:
-            _live.remove(console)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total or None, description=what)
+
+
+@contextmanager
+def above(console: Console) -> Iterator[None]:
+    """Print notes above what moves on this console."""
+    _live.append(console)
+    try:
+        yield
+    finally:
+        _live.remove(console)
 
 
 @contextmanager
@@ -174,21 +180,17 @@ def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
         return
     console = err()
     status = console.status("")
+    with ExitStack() as shown:
 
-    def show(what: str) -> None:
-        status.update(Text(what, "dim", no_wrap=True, overflow="ellipsis"))
-        status.start()  # nothing is shown until something takes long
-        if console not in _live:
-            _live.append(console)
+        def show(what: str) -> None:
+            status.update(Text(what, "dim", no_wrap=True, overflow="ellipsis"))
+            if console not in _live:  # nothing is shown until something takes long
+                shown.enter_context(status)
+                shown.enter_context(above(console))
 
-    try:
         if with_what:
             show(with_what)
         yield show
-    finally:
-        status.stop()
-        if console in _live:
-            _live.remove(console)
 
 
 @contextmanager
