@@ -45,10 +45,10 @@ def models() -> int:
         out.print(table.terminal(report.listing(document, out.width), out.width))
     _notes(document, found)
     if document.next:
-        ui.err().say(("  next: ", "bold"), document.next)
+        ui.err().whole(("  next: ", "bold"), document.next)
     else:
         ui.note("there are no GGUF models in the folders of Hugging Face, llama.cpp, LM Studio and Ollama, nor here")
-        ui.err().say(("  next: ", "bold"), _without_any("chat"))
+        ui.err().whole(("  next: ", "bold"), _without_any("chat"))
     return 0
 
 

@@ -12,7 +12,7 @@ import re
 
 _PICTURES = 0x2400  # block of control pictures, in the order of C0
 _DELETE = "\u2421"
-_ASCII = dict(zip("≈×…–−÷·✗█▓▒░▪", "~x.--/.x#=-.o", strict=True)) | {"±": "+/-", "≤": "<=", "≥": ">="}
+_ASCII = dict(zip("≈×…–−÷·•✗█▓▒░▪", "~x.--/.*x#=-:o", strict=True)) | {"±": "+/-", "≤": "<=", "≥": ">="}
 HARMFUL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb\ufffe\uffff]"
 )
