@@ -254,7 +254,7 @@ def _show(document: CompareDocument, sort: Sort) -> None:
     if portions := report.portions(document, names):
         out.print(f"{portions.title}:")
         out.print(table.terminal(portions, out.width))
-    legend = ["* is the best of its column", "± is the 95 % interval"]
+    legend = ["* is the best of its column", "± is the 95% interval"]
     if tokens := next((model.quality.tokens for model in document.targets if model.quality), 0):
         legend.append(f"quality by a bundled text of {tokens:,} tokens")
     out.print(f"{'; '.join(legend)}.", style="dim")

@@ -159,7 +159,7 @@ def quality(document: CompareDocument, names: dict[str, str] | None = None) -> T
         for model in document.targets
     ]
     failed = {n: f"failed: {model.failure.error}" for n, model in enumerate(document.targets) if model.failure}
-    return Table("Quality of the targets, with 95 % intervals", columns, rows, failed)
+    return Table("Quality of the targets, with 95% intervals", columns, rows, failed)
 
 
 def _quality_cells(model: ComparedModel) -> tuple[str, ...]:

@@ -90,8 +90,8 @@ def times(value: Spread | None) -> str:
 
 
 def over(value: Spread | None, rival: str) -> str:
-    """A ratio in a sentence: 1.42× target-only (95 % interval 1.39 to 1.45); empty without one."""
-    return "" if value is None else f"{ratio(value)} {rival}{_interval(value, '95 % interval ')}"
+    """A ratio in a sentence: 1.42× target-only (95% interval 1.39 to 1.45); empty without one."""
+    return "" if value is None else f"{ratio(value)} {rival}{_interval(value, '95% interval ')}"
 
 
 def _interval(value: Spread, words: str = "") -> str:

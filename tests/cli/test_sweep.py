@@ -269,7 +269,7 @@ def test_the_fastest_is_named(document: SweepDocument) -> None:
     assert leader is not None
     assert leader.value == "4"
     said = report.summary(document)
-    assert said == "Fastest: --draft-max 4, 40.0 ± 0.0 tokens/s, 2.67× target-only (95 % interval 2.67 to 2.67)."
+    assert said == "Fastest: --draft-max 4, 40.0 ± 0.0 tokens/s, 2.67× target-only (95% interval 2.67 to 2.67)."
     assert report.failures(document) == ["--draft-max 2 failed: out of memory (next: lower -ngl)"]
 
 
@@ -290,7 +290,7 @@ def test_leaders_that_overlap_are_no_ranking(document: SweepDocument) -> None:
 def test_one_trial_says_that_it_tells_nothing(tmp_path: Path) -> None:
     said = report.summary(made(lengths(1, 4, repetitions=1), tmp_path, Machine()).document())
     assert "One trial each has no interval" in said
-    assert "95 %" not in said
+    assert "95%" not in said
 
 
 def test_nothing_measured(tmp_path: Path) -> None:

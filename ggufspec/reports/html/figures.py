@@ -85,7 +85,7 @@ def _measured(
 
 
 def _speeds(title: str, caption: str, series: Sequence[str], marks: Sequence[Mark]) -> Figure:
-    caption += " The lines are 95 % intervals: where two overlap, their order is uncertain."
+    caption += " The lines are 95% intervals: where two overlap, their order is uncertain."
     return Figure("speed", title, caption, "bars", "", "tokens/s", series, marks)
 
 
@@ -274,7 +274,7 @@ def of_sweep(document: SweepDocument) -> Iterator[Figure]:
     yield Figure(
         "sweep",
         f"Tokens/s over {word}",
-        "Measured in turns, one value after another, with 95 % intervals. A cross is a value that failed.",
+        "Measured in turns, one value after another, with 95% intervals. A cross is a value that failed.",
         "lines",
         word,
         "tokens/s",
@@ -304,5 +304,6 @@ def _trial(document: TuneDocument, trial: TuneTrial) -> Mark:
     if trial.tokens_per_s is None:
         why = trial.failure.error if trial.failure else "not measured"
         return Mark(series, number, 0.0, f"{name}: {why}", kind="failed")
-    label = "winner" if trial.index == document.winner else ""
+    found = "winner" if document.decided or not document.verdict else "leading"
+    label = found if trial.index == document.winner else ""
     return _measured(series, number, trial.tokens_per_s, name, label=label)
