@@ -15,6 +15,7 @@ from ggufspec.bench.summary import notes_of, settings_of, summarise
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
+from ggufspec.cli.models import draft_line
 from ggufspec.cli.parameters import command, takes
 from ggufspec.errors import StopError, UsageError
 from ggufspec.models.headers import read_headers
@@ -69,6 +70,8 @@ def run(
         ui.data("")
     document = RunDocument(**described(pair, spec, resolved, result, interrupted), tokens=result.answers[0].tokens)
     ui.result(document, lambda: show_statistics(document))
+    if streams and ui.is_live() and (offer := draft_line("run", given, pair.target)):
+        ui.note(offer)
     return end(interrupted)
 
 

@@ -118,11 +118,12 @@ def test_run_prints_the_answer_alone_and_says_the_rest_on_stderr(cli: Cli) -> No
     done = cli("run", *PROMPT, "-n", "6", *fixed)
     assert done.code == 0
     assert done.stdout == document["text"] + "\n"
-    prompt, answer = done.stderr.splitlines()
-    assert re.fullmatch(r"prompt: \d+ tokens? at [\d.]+/s, first token after [\d.]+ m?s", prompt)
+    without_template, prompt, answer = done.stderr.splitlines()
+    assert without_template.endswith("has no chat template: it continues the prompt as plain text")
+    assert re.fullmatch(r"prompt: \d+ tokens? at [\d.]+/s, first token after [\d.]+ m?s, plain text", prompt)
     assert re.fullmatch(r"6 tokens, [\d.]+ tokens/s, \d+% accepted, [\d.]+ tokens/round", answer)
     one = cli("run", *PROMPT, "-n", "1", *fixed)
-    assert one.stderr.splitlines()[1] == "1 token, nothing drafted"  # which has no speed
+    assert one.stderr.splitlines()[2] == "1 token, nothing drafted"  # which has no speed
 
 
 def test_run_document(cli: Cli) -> None:
