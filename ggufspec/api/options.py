@@ -118,12 +118,12 @@ def machine(wanted: Settings, threads: int) -> Machine:
         here = catalogue.guessed_host(memory, cores, repacked=not found.cards)
         cards = speed.origin.partition(";")[0] if found.simulated else speed.origin
         cards = cards if found.cards else "from the catalogue"
-        origin = f"{cards}; {cores} and memory of {memory / 1e9:g} GB/s are supposed"
+        origin = f"{cards}; assuming {cores} and memory of {memory / 1e9:g} GB/s"
         speed = replace(speed, devices=speed.devices | {HOST: here}, origin=origin, disturbed="")
     if wanted.link:
         generation, lanes = map(int, wanted.link.removeprefix("pcie").split("x"))
         link_bytes_per_s = catalogue.link_bytes_per_s(generation, lanes)
-        speed = replace(speed, link_bytes_per_s=link_bytes_per_s, origin=f"{speed.origin}; {wanted.link} is supposed")
+        speed = replace(speed, link_bytes_per_s=link_bytes_per_s, origin=f"{speed.origin}; assuming {wanted.link}")
     return replace(found, speed=speed)
 
 

@@ -152,7 +152,7 @@ def _show(document: DoctorDocument) -> None:
             lines.append((Text("  fix  ", "not bold dim"), Text(finding.fix, "bold")))
     if lines:
         out.print(table.pairs(lines))
-    if prebuilt := document.prebuilt:
+    if (prebuilt := document.prebuilt) and any(finding.fix for finding in document.findings):
         out.print()
         names = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}
         name = names.get(prebuilt.backend, prebuilt.backend.capitalize())

@@ -666,7 +666,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
     if machine.memory_bytes == ENOUGH_BYTES and host_bytes(
         request.target.header, plan.chosen.target, machine.card_names
     ):
-        yield f"{host / 2**30:.1f} GiB of memory next to the card are taken; --ram SIZE plans for less"
+        yield f"also needs {host / 2**30:.1f} GiB of system RAM (--ram SIZE plans with less)"
     if machine.speed.disturbed and plan.rests_on_host:
         yield (
             f"this machine was measured while {machine.speed.disturbed}: "

@@ -12,6 +12,7 @@ from ggufspec.planning.speed import host_bytes
 from ggufspec.schema.text import counted, memory_of, number
 
 _SAME = 0.995  # times target-only, from which on a ratio reads 1.00
+_CLEAR = 1.1  # times target-only: a smaller gain that rests on an assumed acceptance is to be measured first
 
 
 def why(plan: Plan) -> str:
@@ -24,9 +25,13 @@ def assumptions(plan: Plan) -> tuple[str, ...]:
     found = [*_unknown(plan)]
     if plan.is_guessed:
         found.append("The speed of the CPU and of its memory is guessed")
-    if plan.accepted_share is not None and plan.request.acceptance_from.startswith(("assumed", "mostly")):
+    if plan.accepted_share is not None and _is_acceptance_assumed(plan):
         found.append(f"Acceptance rate: {plan.accepted_share:.0%}, {plan.request.acceptance_from}")
     return tuple(found)
+
+
+def _is_acceptance_assumed(plan: Plan) -> bool:
+    return plan.request.acceptance_from.startswith(("assumed", "mostly"))
 
 
 def _fit(plan: Plan) -> str:
@@ -76,12 +81,15 @@ def _advice(plan: Plan) -> Iterator[str]:
     else:
         run = plan.default or plan.pair
         gain, rate, even = run.tokens_per_s / alone, plan.accepted_share, plan.break_even_share
-        advice = "Leave the draft away" + ", or measure it" * (gain >= _SAME)
+        if plan.choice != "speculative":
+            advice = "Leave the draft away" + ", or measure it" * (gain >= _SAME)
+        else:
+            advice = "Measure the draft" if gain < _CLEAR and _is_acceptance_assumed(plan) else "Use the draft"
         speeds = f"{number(run.tokens_per_s)} against {number(alone)} tokens/s without it"
         pays = f"it {'would pay' if plan.choice == 'target-only' else 'pays'} above {even or 0:.0%}"
         pays = "no usual rate would make it pay" if even is None else pays
         yield (
-            f"{'Use the draft' if plan.choice == 'speculative' else advice}: {expected} {gain:.2f}× ({speeds}), with "
+            f"{advice}: {expected} {gain:.2f}× ({speeds}), with "
             f"{rate:.0%} accepted at draft length {plan.judged_length or plan.pair.draft_length} "
             f"({request.acceptance_from}; {pays})."
         )

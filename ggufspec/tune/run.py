@@ -398,8 +398,8 @@ class Tuning:
             return ""
         holds = counted(int(budget / trial_s), "trial")
         return (
-            f"{duration(budget)} is enough for {holds} of about {duration(trial_s)}: "
-            f"at least --budget {as_budget(least_s)}{self._fewer_tokens()} lets the search compare two settings"
+            f"{duration(budget)} holds {holds} of about {duration(trial_s)}; comparing two settings and repeating them "
+            f"takes at least --budget {as_budget(least_s)}{self._fewer_tokens()}"
         )
 
     def _fewer_tokens(self) -> str:

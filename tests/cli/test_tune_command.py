@@ -170,7 +170,7 @@ def test_what_is_too_close_to_call_is_not_saved_unless_a_name_is_given(cli: Cli)
     flags = ("-p", "def f(", "-n", "8", "-r", "1", "-fa", "auto", "--draft-policy", "adaptive", "--budget", "4s")
     done = cli("tune", *flags, COLUMNS="120")
     assert done.code == 0, done.stderr
-    assert "lets the search compare two settings" in done.stderr
+    assert "comparing two settings and repeating them" in done.stderr
     assert "--budget" in done.stderr
     document = json.loads(run_logs(cli)[0].with_suffix(".json").read_text())
     if not document["decided"]:

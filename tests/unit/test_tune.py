@@ -409,7 +409,7 @@ def test_a_budget_that_is_too_short_is_told_before_the_first_trial(
     assert shortage() == ""
     said = shortage(budget_s=100.0)
     assert "of about" in said
-    assert "lets the search compare two settings" in said
+    assert "comparing two settings and repeating them takes at least --budget" in said
     found = re.search(r"--budget (\d+)m", said)
     assert found
     enough = 60.0 * int(found[1])
