@@ -108,10 +108,10 @@ def test_an_output_matrix_cannot_be_lost(untied: Path) -> None:
 
 def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
     files = {
-        "missing": (tmp_path / "missing.gguf", "is not there"),
-        "folder": (tmp_path, "is not a file"),
+        "missing": (tmp_path / "missing.gguf", "does not exist"),
+        "folder": (tmp_path, "is a folder"),
         "text": (tmp_path / "text.gguf", "not a GGUF file"),
-        "empty": (tmp_path / "empty.gguf", "not a GGUF file"),
+        "empty": (tmp_path / "empty.gguf", "is empty"),
         "short header": (tmp_path / "header.gguf", "cut short within its header"),
         "short data": (tmp_path / "data.gguf", "cut short"),
         "other architecture": (tmp_path / "qwen.gguf", "'qwen2'"),

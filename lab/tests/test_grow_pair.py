@@ -92,7 +92,7 @@ def test_bad_files_are_refused(tiny: Path, tmp_path: Path, capsys: pytest.Captur
     assert grow(copy, copy) == 2
     assert copy.read_bytes() == tiny.read_bytes()
     assert grow(tmp_path / "missing.gguf", tmp_path / "big.gguf") == 1
-    assert "is not there" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert grow(copy, tmp_path / "nowhere" / "big.gguf") == 1
     assert "cannot be written" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["copy.gguf"]

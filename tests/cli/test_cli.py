@@ -302,9 +302,9 @@ def test_a_bad_variable_is_named(cli: Cli) -> None:
 
 
 def test_files_by_variable(cli: Cli, target: Path, draft: Path) -> None:
-    files = {"GGUFSPEC_MODEL": str(draft), "GGUFSPEC_MODEL_DRAFT": str(draft)}
+    files = {"GGUFSPEC_MODEL": str(target), "GGUFSPEC_MODEL_DRAFT": str(draft)}
     pair = cli("run", *PROMPT, "-n", "1", "--json", **files).document()["pair"]
-    assert (pair["target"], pair["draft"]) == (str(draft), str(draft))
+    assert (pair["target"], pair["draft"]) == (str(target), str(draft))
 
 
 # what takes long before there is text

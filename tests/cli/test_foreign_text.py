@@ -85,7 +85,7 @@ COMMANDS = {
     "profiles show": (0, "profiles", "show", "{profile}"),
     "profiles check": (0, "profiles", "check", "{profile}"),
     "profiles show {named}": (1, "profiles", "show", "{named}"),
-    "profiles new": (0, "profiles", "new", "mine", "-m", "{model}", "-md", "{model}"),
+    "profiles new": (0, "profiles", "new", "mine", "-m", "{model}"),
     "report": (0, "report", "{result}"),
     "no report": (1, "report", "{model}"),
     "unknown command": (2, "{text}"),
@@ -103,7 +103,7 @@ COMMANDS = {
 SLOW = {
     "bench {profile}": (0, "bench", "{profile}", "-r", "1", *PROMPT),
     "bench --sweep": (0, "bench", "{profile}", "-r", "1", "--sweep", "--draft-max", "1,2", *PROMPT),
-    "compare": (0, "compare", "-m", "{model}", "-md", "{model}", "-r", "1", *PROMPT),
+    "compare": (0, "compare", "-m", "{model}", "-md", "lookup", "-r", "1", *PROMPT),
     "rehearse": (0, "rehearse", "-m", "{model}"),
     "tune": (0, "tune", "{profile}", "--budget", "5s", "--no-save", *PROMPT),
     "verify": (0, "verify", "{profile}", "--quick"),

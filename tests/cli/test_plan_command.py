@@ -57,7 +57,7 @@ def test_the_answer_comes_first(cli: Cli, files: tuple[Path, Path], columns: str
         r"Fits in part: \d\d/81 layers on the GPU.* the rest is in RAM\. (Use|Leave) the draft", plan["why"]
     )
     assert f"next: ggufspec bench -m {files[0]} -md {files[1]}" in lines  # not wrapped, to be pasted
-    note = sum("--ram SIZE plans for less" in line for line in lines)
+    note = sum("--ram SIZE plans with less" in line for line in lines)
     assert len(lines) <= 25 + 2 * note
     assert "Pays above" not in done.stdout
     assert not re.search(r"\bt/s\b|streamed", done.stdout)
@@ -299,7 +299,7 @@ def test_a_machine_that_is_not_here(cli: Cli, files) -> None:
     assert rates[0] > 1.1 * rates[1]  # the slower memory's card computes target-only, too
     assert slow["target"]["load_mode"] == "none"
     assert fast["devices"][-1]["free_bytes"] == fast["devices"][-1]["used_bytes"] > 5 * 2**30
-    assert any("--ram SIZE plans for less" in note for note in fast["notes"])
+    assert any("--ram SIZE plans with less" in note for note in fast["notes"])
     little = cli(*pair, "--ram", "6GiB").document()
     assert little["devices"][-1]["free_bytes"] == 6 * 2**30
     assert any("stay on the host" in note or "too little" in note for note in little["notes"])

@@ -242,8 +242,8 @@ def test_bytes_are_those_of_the_real_files(target: Path, draft: Path, tmp_path: 
 def test_a_model_that_cannot_rewind_is_timed(tmp_path: Path) -> None:
     path = shapes.write(tmp_path / "m.gguf", shapes.SHAPES["tiny-mamba"], tokenizer=True)
     part = batch_timing.Part(path, Placement(), ContextOptions(32, 2, 1), (1, 2))
-    (timed,) = batch_timing.measure(batch_timing.Spec((part,), depth=4, rounds=12)).parts
-    assert len(timed.seconds[2]) == 12
+    measured = batch_timing.measure(batch_timing.Spec((part,), depth=4, rounds=12))
+    assert sum(map(len, measured.parts[0].seconds.values())) + measured.disturbed == 24  # others may be at work here
 
 
 @pytest.fixture

@@ -371,9 +371,9 @@ def test_a_sweep_on_the_pair_that_ships(cli: Cli, tmp_path: Path) -> None:
     assert "| 3 |" in (tmp_path / "s.md").read_text()
     assert len((tmp_path / "s.csv").read_text().splitlines()) == 5
     assert "<svg" in page.read_text()
-    again = cli(*SHORT, *flags, "--json")
+    again = cli(*SHORT, *flags, "--json", "-y")
     assert (again.document()["points"], "3 trials from before" in again.stderr) == (document["points"], True)
-    assert cli(*SHORT, *flags, "--json", "--fresh").document()["points"] != document["points"]
+    assert cli(*SHORT, *flags, "--json", "--fresh", "-y").document()["points"] != document["points"]
 
 
 def test_a_value_without_a_context_is_a_row(cli: Cli, tmp_path: Path) -> None:

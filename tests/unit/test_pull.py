@@ -781,15 +781,18 @@ def test_a_terminal_is_asked(online: Cli, server: Server, columns: int) -> None:
     assert re.search(rf"{BIG}/{TARGET} +4\.2 MB +4\.2 MB +c0ffeec0f +yes", shown)
 
 
-def test_a_command_fetches_what_it_needs(online: Cli, server: Server, draft: Path, tmp_path: Path) -> None:
+def test_a_command_fetches_what_it_needs(
+    online: Cli, server: Server, target: Path, draft: Path, tmp_path: Path
+) -> None:
     """With the pair that ships as a repository: run it by the hub's name, then without a network."""
     (tmp_path / "repo").mkdir()
     shutil.copyfile(draft, tmp_path / "repo" / "demo-Q8_0.gguf")
+    shutil.copyfile(target, tmp_path / "repo" / "demo-F16.gguf")
     server.add_models("user/demo", tmp_path / "repo")
     flags = ("-hf", "user/demo:Q8_0", "-p", "def f(", "-n", "3", "--json")
-    refused = online("run", *flags, "-hfd", "user/demo").document()
+    refused = online("run", *flags, "-hf", "user/demo:F16", "-hfd", "user/demo:Q8_0").document()
     assert "not on this machine" in refused["error"]
-    assert refused["hint"] == "ggufspec pull -hf user/demo:Q8_0 -hfd user/demo"
+    assert refused["hint"] == "ggufspec pull -hf user/demo:F16 -hfd user/demo:Q8_0"
     assert not server.sent
     child = online.terminal("run", *flags[:-1])
     child.expect("Fetch 1 file, 1.1 MB, ")
@@ -799,10 +802,9 @@ def test_a_command_fetches_what_it_needs(online: Cli, server: Server, draft: Pat
     assert (done.code, done.stderr) == (0, "")
     assert len(done.document()["tokens"]) == 3
     assert server.sent["/user/demo/demo-Q8_0.gguf"] == size(draft)
-    bench = ("bench", "-hf", "user/demo", "-hfd", "user/demo/demo-Q8_0.gguf", *flags[2:], "-r", "1")
+    bench = ("bench", "-hf", "user/demo/demo-Q8_0.gguf", "--drafter", "lookup", *flags[2:], "-r", "1")
     document = online(*bench, HF_HUB_OFFLINE="1").document()
     assert document["schema"] == "ggufspec/bench@1"
-    assert document["pair"]["target"] == document["pair"]["draft"]
     assert "models--user--demo" in document["pair"]["target"]
 
 
