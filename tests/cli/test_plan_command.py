@@ -181,14 +181,17 @@ def test_a_card_that_nobody_named_is_taken_for_one_and_that_is_said_first(cli: C
 def test_few_tokens_do_not_turn_a_plan_and_repeated_plans_are_the_same(cli: Cli) -> None:
     """One answer of the demo pair, whose draft is right nearly always there."""
     before = cli("plan", "demo", "--vram", "12GiB", "--json").document()
-    run = cli("run", "demo", "-p", "import os\n\ndef ", "-n", "48", "--json").document()["statistics"]
+    fixed = ("--drafter", "draft", "--draft-policy", "fixed", "--draft-max", "2")  # drafts on a busy machine, too
+    run = cli("run", "demo", "-p", "import os\n\ndef ", "-n", "48", *fixed, "--json").document()["statistics"]
     after, again = (cli("plan", "demo", "--vram", "12GiB", "--json").document() for _ in range(2))
     assert after == again
     assert before["settings"]["acceptance_from"] == "assumed"
     assert re.fullmatch(r"mostly assumed, \d+ tokens measured here", after["settings"]["acceptance_from"])
     assert abs(after["predicted"]["acceptance"] - before["predicted"]["acceptance"]) < 0.08
     assert after["settings"]["acceptance_from"] in after["why"]
-    assert after["settings"]["accepted_here"] == f"{run['acceptance_rate']:.0%} of {run['drafted']} drafted tokens"
+    seen = re.fullmatch(r"\d+% of (\d+) drafted tokens", after["settings"]["accepted_here"])
+    assert seen is not None
+    assert 0 <= int(seen[1]) - run["drafted"] < 8  # the warm-up drafts, too
 
 
 def test_a_tuned_profile_is_planned_as_it_was_tuned(cli: Cli) -> None:
