@@ -131,7 +131,7 @@ def test_other_tokens_cannot_be_compared(read, target, small_vocabulary):
 
 def test_a_disk_that_is_too_small_is_told_before_it_is_full(monkeypatch, tmp_path):
     monkeypatch.setattr(quality.host, "free_disk_bytes", lambda _: 100 << 20)
-    with pytest.raises(ModelError, match=r"take 0\.2 GB") as error:
+    with pytest.raises(ModelError, match=r"take 200\.0 MB") as error:
         quality._create(tmp_path / "rows", 100_000, [range(1000)])
     assert "--no-quality" in error.value.hint
     assert list(tmp_path.iterdir()) == []
