@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (("run", "demo", *ANSWER),),
     "serve": (("serve", "demo", "--dry-run"),),
     "trace": (("trace", "demo", *ANSWER),),
-    "tune": (("tune", "demo", *ANSWER, "-r", "2", "--budget", "1s"),),
+    "tune": (("tune", "demo", *ANSWER, "-r", "2", "--budget", "20s"),),
     "verify": (("verify", "demo", "--quick"),),
     "worker": (("worker", "--port", "0", "--json"),),
 }
