@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from ggufspec.api.options import sampling
@@ -118,7 +119,7 @@ def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
     """The pair, its files here, the trial that gives one answer, and how its layers were placed."""
     text, system = inputs.prompt(given), inputs.system_prompt(given)
     pair, resolved = prepare_pair(given)
-    is_chat = not given.raw and read_headers([pair.target])[0].header.has_chat_template
+    is_chat = not given.raw and _has_chat_template(pair.target)
     if not (is_chat or given.raw or ui.flags().json):
         ui.note(f"{pair.target.name} has no chat template: it continues the prompt as plain text")
     spec = Spec(
@@ -139,6 +140,15 @@ def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
     return pair, spec, resolved
 
 
+def _has_chat_template(target: Path) -> bool:
+    """Return whether the model has a chat template; False if its name is not UTF-8, by which headers are cached."""
+    try:
+        str(target).encode()
+    except UnicodeEncodeError:
+        return False
+    return read_headers([target])[0].header.has_chat_template
+
+
 def prepare_pair(given: Settings) -> tuple[Pair, Resolved]:
     if given.no_draft:
         given = replace(given, drafter="none")
@@ -155,8 +165,7 @@ def _print(text: str) -> None:
 
 def show_statistics(document: RunDocument | TraceDocument) -> None:
     figures = document.statistics
-    prompt = (prompt_figures(figures), document.settings["prompt_format"])
-    ui.note(f"prompt: {', '.join(filter(None, prompt))}")
+    ui.note(", ".join(filter(None, (f"prompt: {prompt_figures(figures)}", document.settings["prompt_format"]))))
     parts = [counted(figures.tokens, "token")]
     if figures.tokens_per_s.median:
         parts.append(f"{figures.tokens_per_s.median:.1f} tokens/s")

@@ -53,7 +53,7 @@ def test_three_by_three_with_quality_and_page(cli: Cli, matrix: tuple[str, ...],
     text = page.read_text()
     assert text.lower().startswith("<!doctype html>")
     assert all(f"draft-{kind}" in text for kind in KINDS)
-    again = cli(*matrix, "-r", "2", *files, "--json")
+    again = cli(*matrix, "-r", "2", *files, "--json", "-y")
     assert again.document()["cells"] == document["cells"]
     _open(page, len(document["cells"]))
 
