@@ -85,7 +85,7 @@ class PlanResult:
         return document(self.plan, self.described(), sources | self._seen(), rows, others, self._next())
 
     def _seen(self) -> dict[str, str]:
-        """What runs on this machine showed of the drafters, and whether the lookup is in the prediction of a run."""
+        """Return how drafters did in earlier runs here, and whether the prediction counts the lookup."""
         request, found = self.plan.request, dict[str, str]()
         if request.draft is not None:
             drafters = [request.draft.header.fingerprint, *["lookup"] * request.has_lookup]
@@ -175,7 +175,7 @@ def make_plan(
 
 
 def _tuned(opened: OpenedPair, where: Machine) -> Tuned | None:
-    """What ``tune`` measured of the profile on this machine, unless something is given that changes how it runs."""
+    """Return what ``tune`` measured for the profile here; None if an option changes how the pair runs."""
     tuned = opened.spec.tuned
     if tuned is None or where.simulated or not tuned.machine.startswith(cpu_name()):
         return None

@@ -19,7 +19,7 @@ _RESERVE = 0.15  # of a budget, for what comes after the measuring
 # Smallest share of the budget for an answer, in tokens, while more than so many prompts are asked: prompts scatter more
 # than parts of an answer, but the first segment of an answer says nothing of its rate.
 _FEWEST_TOKENS = ((4, 64), (1, 32))
-_WARM_UP_TOKENS = 32  # of the pair's, in which the policy times its drafts and sees what they are worth
+_WARM_UP_TOKENS = 32  # tokens of the pair's warm-up, in which the policy times drafts and learns what they gain
 _LEAST_TOKENS = 8  # of an answer to the only prompt
 _ASIDE_PROMPTS, _ASIDE_TOKENS = 3, 32  # of a way that only informs
 

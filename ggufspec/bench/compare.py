@@ -24,9 +24,9 @@ LOG = "ggufspec/compare-log@2"
 MORE = 2  # times the requested repetitions, at most, if leaders overlap
 _FEWEST = 3  # trials for an interval
 _NAMED = 3  # cells of a long list
-_MEASURED_SHARE = 0.85  # of a budget, that trials are made to fit; the rest is for what was estimated wrongly
-_QUALITY_SHARE = 0.25  # of a budget, at most, that is kept for the targets' quality
-_QUALITY_TOKENS = 3500  # of prompts, that take as long as the text: 2,276 tokens, with all of their logits
+_MEASURED_SHARE = 0.85  # share of a budget that trials must fit; the rest covers estimation errors
+_QUALITY_SHARE = 0.25  # largest share of a budget reserved for the targets' quality
+_QUALITY_TOKENS = 3500  # prompt tokens that take as long as the text does: 2,276 tokens with all their logits
 
 ByDevice = dict[str, dict[str, int]]
 
@@ -133,7 +133,7 @@ class Comparison:
         experiment, first = self.experiment, next(iter(self._runs))
         most = Extent(len(first.prompts), first.max_tokens, experiment.repetitions, bool(self._judged))
         key = key_of("extent", budget_s, codec.dump(most))
-        share = self._log.get(key, Share)  # as before, or the trials in the log would be others
+        share = self._log.get(key, Share)  # the share of the earlier run, so that its logged trials still match
         if share is None:
             share = self._shared(budget_s, most)
             self._log.put(key, share)
@@ -328,7 +328,7 @@ def _shortened(spec: trial.Spec, extent: Extent) -> trial.Spec:
 
 
 def _left_out(budget_s: float, most: Extent, extent: Extent) -> str:
-    """What a budget cut, as a note."""
+    """Return a note on what a budget cut."""
     counts = (
         (extent.max_tokens, most.max_tokens, "token"),
         (extent.repetitions, most.repetitions, "trial"),

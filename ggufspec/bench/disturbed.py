@@ -18,7 +18,7 @@ _Key = TypeVar("_Key")
 
 
 def to_repeat(tries: Mapping[_Key, Sequence[float]], least: float) -> _Key | None:
-    """Return the first trial to repeat: every try was disturbed, and tries are left. None if there is none.
+    """Return the first trial whose tries were all disturbed and that may be tried again; None if there is none.
 
     Args:
         tries: CPUs that other programs used in each try at each trial.
