@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -17,6 +18,7 @@ from ggufspec.errors import GgufspecError
 
 _MAX_NAME_BYTES = 120  # file systems take 255, and a suffix is to follow
 _SCRATCH = "ggufspec-scratch-"
+_TRIES = 20  # to make a folder that nobody takes for abandoned
 
 
 def file_name(text: str) -> str:
@@ -87,36 +89,54 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
     """
     parent = parent or Path(tempfile.gettempdir())
     for abandoned in parent.glob(f"{_SCRATCH}????????"):
-        if (descriptor := _lock_folder(abandoned)) is not None:
-            shutil.rmtree(abandoned, ignore_errors=True)
-            os.close(descriptor)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=parent, ignore_cleanup_errors=True) as name:
-        path = Path(name)
-        descriptor = _lock_folder(path)
-        path.mkdir(exist_ok=True)  # another process may have removed it before it was locked
-        try:
-            yield path
-        finally:
-            if descriptor is not None:
+        with contextlib.suppress(OSError):
+            if (descriptor := _lock_folder(abandoned)) is not None:
+                shutil.rmtree(abandoned, ignore_errors=True)
                 os.close(descriptor)
+    path, descriptor = _new_scratch(parent)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _new_scratch(parent: Path) -> tuple[Path, int | None]:
+    refusals = []
+    for _ in range(_TRIES):
+        path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
+        try:
+            return path, _lock_folder(path)
+        except OSError as error:  # until it was locked, others took it for abandoned, and remove it
+            refusals.append(error)
+    raise refusals[-1]
 
 
 def _lock_folder(path: Path) -> int | None:
-    """Lock a folder of this user until the process ends; None if it is locked already or locks are unavailable."""
+    """Lock a folder of this user until the process ends; None where locks are unavailable.
+
+    Raises:
+        OSError: another process or thread holds the lock, or the folder is gone or another user's.
+    """
     if sys.platform == "win32":
         return None
     import fcntl
 
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if os.fstat(descriptor).st_uid == os.getuid():
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return descriptor
-        except OSError:
-            pass
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        folder = os.fstat(descriptor)
+        if folder.st_uid != os.getuid():
+            raise PermissionError(errno.EACCES, "another user's folder", str(path))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(folder, path.stat()):
+            raise FileNotFoundError(errno.ENOENT, "removed meanwhile", str(path))
+    except OSError as error:
         os.close(descriptor)
-    return None
+        if isinstance(error, (PermissionError, BlockingIOError, FileNotFoundError)):
+            raise
+        return None
+    return descriptor
 
 
 @contextmanager

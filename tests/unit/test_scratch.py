@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def test_what_a_killed_process_left_goes_and_what_another_one_uses_stays(tmp_pat
     assert (left / "large").exists()
     with scratch(tmp_path) as folder:
         assert {*tmp_path.iterdir()} == {folder, mine}
+
+
+def test_threads_do_not_remove_each_others_new_folders(tmp_path: Path) -> None:
+    def use(number: int) -> str:
+        with scratch(tmp_path) as folder:
+            (folder / "file").write_text(str(number))
+            return (folder / "file").read_text()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(use, range(200))) == [str(number) for number in range(200)]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
