@@ -440,7 +440,7 @@ def test_ctrl_c_shows_what_was_measured_and_the_next_run_goes_on(cli: Cli, tmp_p
         (("--sweep", "--draft-max", "4"), "--sweep needs an option with several values", "--sweep"),
         (("--sweep", "--draft-max", "1,2", "-t", "1,2"), "--draft-max and -t have lists", "one option at a time"),
         (("--sweep", "--draft-max", "0,2"), "0 is out of range", "--draft-max"),
-        (("--sweep", "--draft-max", "1,x"), "'x' is not a whole number", "--draft-max 4"),
+        (("--sweep", "--draft-max", "1,x"), "'x' is not a whole number", "--draft-max 63 is the default"),
         (("--sweep", "--draft-max", "1,,2"), "has an empty value", "--draft-max VALUE"),
         (("--sweep", "-t", "8-1"), "'8-1' is not a range", "0-80+8"),
         (("--sweep", "-t", "1-8*1"), "is not a range", "0-80+8"),
