@@ -148,7 +148,7 @@ def _row(model: LocalModel) -> ModelRow:
         size_label=model.size_label,
         quantization=model.quantization,
         context_length=header.context_length,
-        chats=bool(header.metadata.get("tokenizer.chat_template")),
+        chats=model.chats,
         is_head=model.is_head,
         drafts=tuple(str(one.file.path) for one in model.drafts),
         suggestion=_hub_name(place) if place else "",
@@ -179,6 +179,8 @@ def _notes(document: ModelsDocument, found: Found) -> None:
     if not document.complete:
         unread = sum(one.unread for one in found.left_out)
         ui.note(f"{counted(unread, 'place')} left unread, too large or too slow: -v names them")
+    if document.models and not any(row.chats for row in document.models):
+        ui.note(f"none of these has a chat template, they only continue text; to chat: {_without_any('chat')}")
     for row in report.suggestions(document)[:3]:
         words = shlex.join(["ggufspec", "chat", *row.options, "-hfd", row.suggestion])
         ui.note(f"a draft for {row.name}, to download: {words}")

@@ -98,6 +98,11 @@ class LocalModel:
         return heads.kind_of(self.header) is not None
 
     @property
+    def chats(self) -> bool:
+        """Return whether the model has a chat template; otherwise it only continues text."""
+        return bool(self.header.metadata.get("tokenizer.chat_template"))
+
+    @property
     def parameters(self) -> int:
         return sum(math.prod(tensor.shape) for tensor in self.header.tensors)
 
@@ -205,17 +210,16 @@ def drafts_for(target: Path, header: ModelHeader, found: Found) -> tuple[LocalMo
 
 
 def best(models: Sequence[LocalModel], room_bytes: int) -> LocalModel | None:
-    """Choose the model to begin with: the largest that fits into ``room_bytes`` with its draft, else one without.
+    """Choose the model to begin with: one that fits into ``room_bytes`` with its draft and has a chat template.
 
-    If none fits, the smallest. None without any.
+    A chat template decides before a draft, and a draft before size. If none fits, the smallest. None without any.
     """
     targets = [one for one in models if not one.is_head]
 
     def rank(one: LocalModel) -> tuple[bool, bool, bool, int]:
         size = one.header.size_bytes + (one.drafts[0].header.size_bytes if one.drafts else 0)
         fits = size <= room_bytes
-        chats = bool(one.header.metadata.get("tokenizer.chat_template"))
-        return fits, fits and bool(one.drafts), fits and chats, size if fits else -size
+        return fits, fits and one.chats, fits and bool(one.drafts), size if fits else -size
 
     return max(targets, key=rank, default=None)
 

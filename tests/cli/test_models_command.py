@@ -50,7 +50,9 @@ def test_a_table_and_the_command_below_it(cli: Cli, studio: Path, name: str) -> 
     assert done.code == 0, done.stderr
     assert re.search(r"Demo-10M-F16 +20 MB +10M +F16 +LM Studio +llama +\n +draft: Demo-1M-Q8_0", done.stdout)
     pair = [str(studio / "Demo-10M-F16.gguf"), "-md", str(studio / "Demo-1M-Q8_0.gguf")]
-    assert done.stderr == f"  next: {shlex.join(['ggufspec', 'chat', '-m', *pair])}\n"
+    note, following = done.stderr.splitlines()
+    assert note.startswith("none of these has a chat template, they only continue text; to chat: ggufspec chat ")
+    assert following == f"  next: {shlex.join(['ggufspec', 'chat', '-m', *pair])}"
     said = cli(name, "-v").stderr
     assert "Half-Q8_0.gguf: Half-Q8_0.gguf is cut short" in said
     assert "mmproj-Demo-F16.gguf: it is no model by its name" in said

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import shapes
+from gguf_files import rewritten
 
 from ggufspec import child
 from ggufspec.errors import ChildError
@@ -303,6 +304,16 @@ def test_the_best_pair_is_the_largest_that_fits(find: Find, tmp_path: Path, targ
     both = target.stat().st_size + draft.stat().st_size
     assert (name(both), name(both - 1), name(0)) == ("big", "small", "small")
     assert best([], both) is None
+
+
+def test_a_chat_model_comes_before_a_pair_without_a_template(
+    find: Find, tmp_path: Path, target: Path, draft: Path
+) -> None:
+    folder = copies(tmp_path / "m", big=target, small=draft)
+    rewritten(draft, folder / "chats.gguf", template="{{ messages[0].content }}")
+    chosen = best(find("LM Studio", folder).models, 1 << 40)
+    assert chosen is not None
+    assert chosen.file.name == "chats"
 
 
 @pytest.mark.parametrize(
