@@ -23,7 +23,7 @@ from ggufspec.settings.registry import (
     parse_drafters,
     with_head,
 )
-from ggufspec.settings.table import DRAFT_MAX, OPTIONS
+from ggufspec.settings.table import DRAFT_MAX, MAX_COUNT, OPTIONS
 
 MODES = {"": "speculative", "target": "target-only", "draft": "draft-only"}  # by the model that answers alone
 ROWS = {row.name.replace("_", "-"): row for row in OPTIONS.values() if row.chat}
@@ -290,7 +290,7 @@ def shown(settings: Switches, name: str) -> str:
         case "accept" if is_lossy(settings.accept):
             return f"{value} (lossy)"
         case "predict":
-            return f"{value} tokens at most"
+            return "no limit" if value == MAX_COUNT else f"{value} tokens at most"
         case "seed" if settings.redraws:
             return f"{value} now, a new one for each answer"
         case "markdown" if value is None:

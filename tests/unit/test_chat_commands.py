@@ -193,6 +193,10 @@ def test_every_option_that_says_so_is_a_switch() -> None:
     assert after == replace(PAIR, sampling=replace(PAIR.sampling, min_p=0.2))
     assert shown(after, "min-p") == "0.2"
     assert shown(changed("/seed 18446744073709551615"), "seed") == "18446744073709551615"
+    assert (shown(changed("/predict -1"), "predict"), shown(changed("/predict 9"), "predict")) == (
+        "no limit",
+        "9 tokens at most",
+    )
     assert "/min-p 0.05; 0 turns it off" in refused("/min-p 2").hint
 
 
