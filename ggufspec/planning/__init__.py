@@ -1,1 +1,1 @@
-"""What fits, where each layer goes, how fast it will be, and whether the draft is worth its memory."""
+"""Memory, placement and speed of a pair on a machine, and whether the draft is worth its memory."""

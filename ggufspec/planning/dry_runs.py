@@ -1,4 +1,4 @@
-"""llama.cpp's dry runs for a machine's cards, cached by model: asked again, they cost a file read."""
+"""llama.cpp's dry runs on a machine's GPUs, cached on disk by model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ggufspec.planning.memory import (
     streaming_card,
 )
 
-# A card's compute buffer ÷ the CPU's, at most: docs/decisions/026; of a head tests/unit/test_bytes_without_rpc.py
+# Upper bounds on GPU ÷ CPU compute buffer: docs/decisions/026; draft heads: tests/unit/test_bytes_without_rpc.py
 _DENSE, _EXPERTS, _RECURRENT, _HEAD = 1.0, 1.05, 1.25, 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One answer: bytes by device, or why llama.cpp refuses; ``limits`` says why it is only an estimate."""
+    """Cached answer: bytes by device, or the error; ``limits`` says why the bytes are only an estimate."""
 
     devices: dict[str, Bytes]
     error: str = ""
@@ -43,17 +43,17 @@ class _Entry:
 
 
 class DryRuns:
-    """Callable: what llama.cpp would allocate for each request, by device; its message if it refuses.
+    """Callable that returns llama.cpp's allocation by device for each request, or its error message.
 
-    If this llama.cpp reports its compute buffers alone, weights and caches are sums; if it cannot simulate a card
-    that is not here, the card's buffer is at most the CPU's and a margin. ``limits`` says so then.
+    ``limits`` says why answers are only bounds: this llama.cpp reports no weights and caches, which are then
+    calculated, or cannot simulate an absent GPU, whose compute buffer is then the CPU's with a margin.
 
     Args:
-        cards: description of each card, by llama.cpp's name and in its order: another card may be CUDA0 tomorrow.
-        simulated: whether the cards are not here.
-        rpc: RPC workers among them, if they are here.
-        folder: the cache.
-        verbose: let llama.cpp's log through.
+        cards: description of each GPU by llama.cpp's name, in its order: another GPU may be CUDA0 tomorrow.
+        simulated: True if the GPUs are not installed.
+        rpc: endpoints of RPC workers among the devices.
+        folder: the cache folder.
+        verbose: True to show llama.cpp's log.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class DryRuns:
         self._folder = folder / "dry-runs"
         spec = dryrun.Spec(() if simulated else tuple(rpc), len(cards) if simulated else 0, names=self._cards)
         self._session = dryrun.Session(spec, verbose=verbose)
-        self._known: dict[str, dict[str, _Entry]] = {}  # by model
+        self._known: dict[str, dict[str, _Entry]] = {}  # by model fingerprint
 
     def __call__(self, requests: Sequence[Request]) -> list[ByDevice | str]:
-        """Answers in the order of ``requests``; unknown ones are asked together.
+        """Return answers in the order of ``requests``; uncached ones share one dry-run session.
 
         Raises:
             GgufspecError: an RPC worker does not answer, or llama.cpp died.
@@ -97,7 +97,7 @@ class DryRuns:
         return [entry.error or self._with_hidden(one, entry) for one, entry in zip(requests, found, strict=True)]
 
     def _with_hidden(self, request: Request, entry: _Entry) -> ByDevice:
-        """With what a simulated card does not show; where the card is here, llama.cpp counts it."""
+        """Add the backends' extra buffers, which a simulated device does not report."""
         if not self._simulated or request.target is not None:
             return entry.devices
         count = len(self._cards) + 1
@@ -109,7 +109,7 @@ class DryRuns:
         return {name: used + Bytes(compute=more[name]) for name, used in entry.devices.items()}
 
     def close(self) -> None:
-        """End the child process; what is asked afterwards starts another one."""
+        """End the child process; a later call starts another one."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class DryRuns:
         self.close()
 
     def _is_known(self, model: str, key: str) -> bool:
-        """Whether there is an answer, and one that makes sense."""
+        """Return whether the cache holds a plausible answer."""
         entry = self._known[model].get(key)
         if entry is None or entry.error:
             return entry is not None
@@ -133,7 +133,7 @@ class DryRuns:
         names = {HOST: HOST} | dict(zip(self._session.ready.offload, self._cards, strict=False))
         found: ByDevice = {}
         for device, one in answer.devices.items():
-            name = names.get(device, HOST)  # a program that acts as a card, and is none to a plan, is in host memory
+            name = names.get(device, HOST)  # software devices, which plans leave out, use host memory
             found[name] = found.get(name, Bytes()) + Bytes(one.weights, one.kv, one.compute)
         if not limits:
             found = {name: found.get(name, Bytes()) for name in (HOST, *self._cards)}
@@ -149,7 +149,7 @@ class DryRuns:
         return _Entry({name: replace(one, compute=compute[name]) for name, one in used.items()}, limits=limits)
 
     def _as_on_cpu(self, request: Request, used: ByDevice, on_cpu: int) -> dict[str, int]:
-        """Compute buffers at most, by the one that everything takes on the CPU."""
+        """Return upper bounds on compute buffers, derived from the buffer of a CPU-only run."""
         share = int(_card_share(request) * on_cpu)
         lent = lent_by(request, request.target, self._cards) if request.target else ""
         copied = copied_cache(request, request.target, self._cards) if request.target else {}
@@ -163,7 +163,7 @@ class DryRuns:
         }
 
     def _key(self, request: Request) -> str:
-        """Threads do not matter."""
+        """Return a hash of all that an answer depends on; threads are not part of it."""
         question: list[object] = [self._devices]
         for one in filter(None, (request, request.target)):
             question += [asdict(one.placement), asdict(one.context) | {"threads": 1}]

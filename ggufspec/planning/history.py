@@ -1,4 +1,4 @@
-"""What earlier runs on this machine measured: what became of drafted tokens, and what a card's driver takes."""
+"""Earlier measurements on this machine: acceptance of drafted tokens, and memory that GPU drivers take."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ggufspec.hardware.backends import overhead_bytes
 from ggufspec.models.headers import cached_header
 from ggufspec.planning.speed import LookupRounds
 
-PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
-# Weight of the Beta prior in drafted tokens. Tokens of one answer are not independent: a pair's chance differs by text
-# about as much as pairs differ (ten answers: 0.66 to 0.98, tests/evidence/traces), and an answer has some 130. So the
-# prior counts as two answers: docs/decisions/007.
+PRIOR_ACCEPTANCE = 0.7  # chat and code with a draft of the same family at temperature 0 reach 0.6 to 0.8
+# Weight of the Beta prior in drafted tokens. Tokens of one answer are not independent: acceptance differs between texts
+# about as much as between pairs (ten answers: 0.66 to 0.98, tests/evidence/traces), and an answer has about 130 tokens.
+# So the prior counts as two answers: docs/decisions/007.
 PRIOR_TOKENS = 250
-_KNOWN_TOKENS = 250  # emitted, from which on the lookup's share of the text is known
-_HALVED_BY = 2000  # drafted tokens after which older ones count half
+_KNOWN_TOKENS = 250  # emitted tokens needed to know the lookup's share of the text
+_HALVED_BY = 2000  # half-life of older observations in drafted tokens
 
 
 @dataclass(slots=True)
 class EstimatorState:
-    """What an acceptance estimator has seen, all of it decayed: see ``ggufspec.decoding.policy.estimator``."""
+    """Decayed observations of an acceptance estimator (``ggufspec.decoding.policy.estimator``)."""
 
     seen: list[list[float]]
     accepted: list[list[float]]
@@ -36,17 +36,13 @@ class EstimatorState:
 
 @dataclass(slots=True)
 class Experience:
-    """What became of one drafter's tokens for one target; older ones count less.
+    """Decayed token counts of one drafter with one target; ``accepted`` ÷ ``reached`` predicts any draft length."""
 
-    The chance that a token is accepted given that all before it were, and not accepted ÷ drafted, tells what another
-    draft length would give.
-    """
-
-    accepted: list[float] = field(default_factory=list)  # tokens, by position in the draft
-    reached: list[float] = field(default_factory=list)  # those whose predecessors all were accepted
-    drafted: float = 0.0  # tokens, those after a rejected one too
-    emitted: float = 0.0  # tokens of the answers that the drafter took part in, whoever wrote them
-    estimator: EstimatorState | None = None  # where an adaptive policy judged them
+    accepted: list[float] = field(default_factory=list)  # accepted tokens by position in the draft
+    reached: list[float] = field(default_factory=list)  # tokens by position whose predecessors were all accepted
+    drafted: float = 0.0  # all drafted tokens, including those after a rejected one
+    emitted: float = 0.0  # all tokens of the answers in which the drafter took part
+    estimator: EstimatorState | None = None  # None if no adaptive policy was used
 
     def __post_init__(self) -> None:
         pairs = zip_longest(self.accepted, self.reached, fillvalue=0.0)
@@ -57,7 +53,7 @@ class Experience:
         self.drafted = max(self.drafted, sum(self.reached))
 
     def count(self, position: int, *, accepted: bool) -> None:
-        """A token at this position was judged."""
+        """Count one verified token at this position."""
         missing = position + 1 - len(self.reached)
         self.reached += [0.0] * missing
         self.accepted += [0.0] * missing
@@ -65,9 +61,9 @@ class Experience:
         self.accepted[position] += accepted
 
     def joined(self, newer: Experience) -> Experience:
-        """This and what came later."""
+        """Return these counts, decayed by the number of newer ones, plus the newer ones."""
         share = 0.5 ** (sum(newer.reached) / _HALVED_BY)
-        if newer.emitted and not self.emitted:  # an older version wrote it, which did not count all
+        if newer.emitted and not self.emitted:  # written by an older version, which did not count every token
             share = 0.0
 
         def add(old: list[float], new: list[float]) -> list[float]:
@@ -83,24 +79,24 @@ class Experience:
 
 
 def fingerprint(folder: Path, path: Path) -> str:
-    """By which a file is known here: its header's, as far as that is in the cache; else empty."""
+    """Return the fingerprint of a file's cached header, or an empty string if it is not cached."""
     known = cached_header(path, folder / "headers")
     return known.header.fingerprint if known else ""
 
 
 def experience(folder: Path, target: str, drafter: str) -> Experience:
-    """What a drafter did for a target on this machine.
+    """Return the acceptance counts of a drafter for a target on this machine.
 
     Args:
         folder: the cache folder.
         target: the target's fingerprint (:class:`ggufspec.models.header.ModelHeader`).
-        drafter: the draft's, or the name of a drafter without a file.
+        drafter: the draft's fingerprint, or the name of a drafter without a file.
     """
     return _experience(folder).get(_key(target, drafter)) or Experience()
 
 
 def add_experience(folder: Path, target: str, drafter: str, newer: Experience) -> None:
-    """Write what a drafter did since; see :func:`experience`."""
+    """Add newer acceptance counts of a drafter to the cache; see :func:`experience`."""
     if newer != Experience():
         _experience(folder).update(_key(target, drafter), lambda known: (known or Experience()).joined(newer))
 
@@ -108,8 +104,9 @@ def add_experience(folder: Path, target: str, drafter: str, newer: Experience) -
 def expected_acceptance(
     folder: Path, target: str, drafter: str, profile: float | None, origin: str = "from its profile"
 ) -> tuple[float, str]:
-    """(chance per token, where it comes from): the mean of a Beta distribution, whose prior is the profile's chance or
-    an assumption and counts as ``PRIOR_TOKENS``.
+    """Return (expected acceptance per token, its origin in words): the mean of a Beta distribution.
+
+    Its prior, worth ``PRIOR_TOKENS``, is the profile's acceptance or an assumption.
     """
     known = experience(folder, target, drafter)
     prior, words = (PRIOR_ACCEPTANCE, "assumed") if profile is None else (profile, origin)
@@ -122,7 +119,7 @@ def expected_acceptance(
 
 
 def accepted_share(folder: Path, target: str, drafters: Iterable[str]) -> str:
-    """Accepted ÷ drafted tokens of all answers on this machine, in words; empty if these drafters drafted nothing."""
+    """Describe accepted ÷ drafted tokens of all answers on this machine; empty if these drafters drafted nothing."""
     known = [experience(folder, target, drafter) for drafter in drafters]
     drafted = sum(one.drafted for one in known)
     accepted = sum(sum(one.accepted) for one in known)
@@ -130,7 +127,7 @@ def accepted_share(folder: Path, target: str, drafters: Iterable[str]) -> str:
 
 
 def lookup_rounds(folder: Path, target: str) -> LookupRounds | None:
-    """What the n-gram lookup did in a target's answers on this machine; None until there are enough of them."""
+    """Return statistics of the n-gram lookup in a target's answers on this machine; None if there are too few."""
     known = experience(folder, target, "lookup")
     if known.emitted < _KNOWN_TOKENS:
         return None
@@ -150,12 +147,12 @@ def _key(target: str, drafter: str) -> str:
 
 
 def record_overhead(folder: Path, card: str, size_bytes: int) -> None:
-    """Keep what a process took of a card, by its driver's name, beyond llama.cpp's own breakdown."""
+    """Save the memory that a process took on a GPU beyond llama.cpp's breakdown, by its driver's name for the GPU."""
     _overheads(folder).put(card, max(0, size_bytes))
 
 
 def known_overhead(folder: Path, card: str, device: str, total_bytes: int = 0) -> int:
-    """Bytes that were recorded for a card of so much memory, or a guess; ``device`` is ggml's name, CUDA0 say."""
+    """Return a GPU's recorded overhead in bytes, else a guess; ``device`` is ggml's name for it, such as CUDA0."""
     known = _overheads(folder).get(card)
     return overhead_bytes(device, total_bytes) if known is None else known
 

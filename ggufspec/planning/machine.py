@@ -1,4 +1,4 @@
-"""What there is to plan for: this machine's cards and RPC workers, or cards that are not here."""
+"""Machines to plan for: this machine's GPUs and RPC workers, or GPUs that are not installed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ggufspec.planning.plan import ENOUGH_BYTES, Card, Machine
 from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
-_WHOLE = 0.9  # of NVML's count of a card: CUDA counts a few percent less
+_WHOLE = 0.9  # least share of NVML's total that is a whole GPU, no MIG slice: CUDA reports a few percent less
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def parse_size(text: str, flag: str) -> int:
-    """Bytes of a size as people write it: ``24GiB``, ``24G``, ``512M``; a bare number is bytes.
+    """Return the bytes of a size such as ``24GiB``, ``24G`` or ``512M``; a number without a unit is bytes.
 
     Raises:
         UsageError: it is no size.
@@ -41,10 +41,10 @@ def parse_size(text: str, flag: str) -> int:
 def simulated_cards(
     names: Sequence[str], vram: Sequence[int], *, headroom_bytes: int, folder: Path, threads: int
 ) -> Machine:
-    """Cards that are not here: ``names`` of the catalogue, with their memory or ``vram``, or cards of that memory.
+    """Return a machine of absent GPUs: ``names`` of the catalogue, whose memory ``vram`` overrides, or unknown ones.
 
     Raises:
-        UsageError: a card is unknown, or there are more sizes than cards.
+        UsageError: a GPU is unknown, or there are more sizes than GPUs.
     """
     known = [cards.find_card(name) for name in names]
     if known and len(vram) > len(known):
@@ -65,12 +65,12 @@ def simulated_cards(
 
 
 def with_memory(machine: Machine, memory_bytes: int) -> Machine:
-    """The same with so much free memory."""
+    """Return the machine with this much free RAM."""
     return replace(machine, memory_bytes=memory_bytes, speed=replace(machine.speed, memory_bytes=memory_bytes))
 
 
 def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int) -> Machine:
-    """This machine's cards, with those of RPC workers, in the order in which llama.cpp takes them.
+    """Return this machine with its GPUs and the devices of RPC workers, in llama.cpp's order.
 
     Raises:
         GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.
@@ -84,9 +84,9 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
 
 
 def _card(device: Device, seen: Sequence[Gpu], folder: Path) -> Card:
-    """What is free by NVML, asked before this process has anything there, unless the device is a part of a card (MIG).
+    """Return a GPU with the free memory that NVML reports before this process uses it, unless it is a MIG slice.
 
-    What an integrated card has beyond the memory that the system sees was set aside for it.
+    Memory of an integrated GPU beyond the RAM that the system sees is reserved for the GPU.
     """
     overhead = 0 if device.is_remote else known_overhead(folder, device.description, device.name, device.total_bytes)
     free, gpu = device.free_bytes, gpus.of_device(device.device_id, device.description, seen)

@@ -1,7 +1,6 @@
-"""What of a pair fits, at a glance: for the list of profiles, where nothing is downloaded and no dry run is made. Pure.
+"""Quick memory fit of a pair for the list of profiles, without downloads or dry runs. Pure.
 
-With a header the sums of :mod:`ggufspec.planning.memory` say what layers take; without one, the few sizes that a
-profile has.
+Sizes come from a header (:mod:`ggufspec.planning.memory`), otherwise from the few figures that a profile states.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, resident
 
-# Of compute buffers; Llama-3-70B's have 204 MiB.
+# Assumed compute buffers of one model; Llama-3-70B's take 204 MiB.
 _BUFFERS_BYTES = 200 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One model: what ``n`` of its layers take of the cards, ``on_cards(n)``, and all of them of the host's memory."""
+    """Memory of one model: on the GPUs for ``n`` offloaded layers, ``on_cards(n)``, and entirely in RAM."""
 
     layers: int
     on_cards: Callable[[int], int]
@@ -29,17 +28,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What fits: all of it, a part, or not even with the rest in the host's memory.
-
-    ``layers`` are those of the target that fit on the cards next to the whole draft; None without a card.
-    """
+    """Fit of a pair (``no``: not even with the rest in RAM), and target layers in the GPUs next to the draft."""
 
     answer: Literal["whole", "partly", "no"]
     layers: int | None = None
 
 
 def of_header(header: ModelHeader, context: ContextOptions, cards: tuple[str, ...]) -> Part:
-    """By the sums of :mod:`ggufspec.planning.memory`, and usual compute buffers."""
+    """Return a model's memory by the sums of :mod:`ggufspec.planning.memory` and assumed compute buffers."""
 
     def on_cards(count: int) -> int:
         placed = resident(header, Placement(count), context, cards)
@@ -49,10 +45,10 @@ def of_header(header: ModelHeader, context: ContextOptions, cards: tuple[str, ..
 
 
 def of_sizes(size_bytes: int, layers: int, cache_bytes: int, context: ContextOptions) -> Part:
-    """By sizes alone, as if all layers were alike; ``cache_bytes`` are those of a token in the f16 KV cache."""
+    """Return a model's memory by sizes alone, with layers of equal size; ``cache_bytes``: f16 KV cache per token."""
     types = (context.cache_type_k, context.cache_type_v)
     per_number = sum(size / numbers for numbers, size in (KV_TYPES[kind] for kind in types))
-    whole = int(size_bytes + cache_bytes * per_number / 4 * context.cells)  # f16 has two bytes a number, twice
+    whole = int(size_bytes + cache_bytes * per_number / 4 * context.cells)  # f16: two bytes each for key and value
 
     def on_cards(count: int) -> int:
         return whole * count // layers + (_BUFFERS_BYTES if count else 0)
@@ -61,7 +57,7 @@ def of_sizes(size_bytes: int, layers: int, cache_bytes: int, context: ContextOpt
 
 
 def fit(target: Part, draft: Part | None, cards_bytes: int | None, memory_bytes: int) -> Fit:
-    """What of a pair fits into all cards together, None without one, and into the host's free memory."""
+    """Return how much of a pair fits in all GPUs together (None: no GPU) and in the free RAM."""
     all_of_it = target.on_host + (draft.on_host if draft else 0)
     if cards_bytes is None:
         return Fit("whole" if all_of_it <= memory_bytes else "no")

@@ -1,8 +1,7 @@
-"""Ranks models that differ in their quantisation alone: what fits, how fast, at how many bits per weight. Pure.
+"""Ranking of models that differ only in quantisation, by fit, speed and bits per weight. Pure.
 
-Weights and caches are sums over each model's own tensors. Compute buffers depend on the weights' types only where a
-card computes with the host's weights, of which it holds one at a time: one model's dry runs serve all of its shape,
-with a bound on what the other's may take beyond (tests/cli/test_ranking.py compares them).
+Weights and caches are sums over each model's tensors. Compute buffers depend on weight types only where a GPU copies
+CPU weights, one at a time: one model's dry runs serve all of its shape, plus a bound (tests/cli/test_ranking.py).
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ DIVERGENCE_SOURCE = "mean KL divergence from F16 of Llama 3 8B, in nats: llama.c
 
 
 def twin_acceptance(target: ModelHeader, draft: ModelHeader, quant: str) -> float | None:
-    """The least acceptance of drafts by a smaller quantisation of the target itself; None if it is no such.
+    """Return the least acceptance of a smaller quantisation of the target as draft; None for any other draft.
 
-    Of sampling at temperature 1, where it is 1 - E[TV] ≥ 1 - √(E[KL] / 2). That both are of one model is the caller's
-    to know. Source: Leviathan et al. 2023, corollary 3.6 (arXiv:2211.17192), and Pinsker's inequality.
+    At temperature 1 it is 1 - E[TV] ≥ 1 - √(E[KL] / 2). The caller ensures that both are quantisations of one model.
+    Source: Leviathan et al. 2023, corollary 3.6 (arXiv:2211.17192), and Pinsker's inequality.
     """
     shapes = {(one.architecture, one.blocks, one.embedding, one.vocabulary, one.heads) for one in (target, draft)}
     if len(shapes) > 1 or quant not in DIVERGENCE or draft.size_bytes >= target.size_bytes:
@@ -54,17 +53,17 @@ TWIN_ORIGIN = "the least that its type's published divergence allows"
 
 
 def bits_per_weight(header: ModelHeader) -> float:
-    """Of all tensors together."""
+    """Return the mean bits per weight over all tensors."""
     return 8 * header.weight_bytes() / sum(prod(tensor.shape) for tensor in header.tensors)
 
 
 def sharing(dry_run: DryRun, shapes: Sequence[tuple[ModelHeader, Path]], cards: Sequence[str]) -> DryRun:
-    """Dry runs of models by those of a model of their shape, whose metadata-only file is that of their request.
+    """Return a dry run that answers for all models of a shape from the dry runs of one of them.
 
     Args:
-        dry_run: is asked about the models of ``shapes`` alone.
-        shapes: (header, metadata-only file) of one model of each shape.
-        cards: names of the devices, in llama.cpp's order.
+        dry_run: called only with the models of ``shapes``.
+        shapes: (header, metadata-only file) of one model per shape; requests of the others name the same file.
+        cards: GPU names in llama.cpp's order.
     """
     by_file = {file: header for header, file in shapes}
 
@@ -83,7 +82,7 @@ def sharing(dry_run: DryRun, shapes: Sequence[tuple[ModelHeader, Path]], cards: 
 
 
 def _with_weights(answer: ByDevice, one: Request, like: ModelHeader, cards: Sequence[str]) -> ByDevice:
-    """The answer about a model ``like`` this one, with its own weights."""
+    """Return the dry run of ``like``, a model of the same shape, with this model's own weights."""
     own = one.resident(cards)
     found = {name: replace(used, weights=own[name].weights) for name, used in answer.items()}
     if one.header is not like and streamed_bytes(one, cards):
@@ -94,16 +93,16 @@ def _with_weights(answer: ByDevice, one: Request, like: ModelHeader, cards: Sequ
 
 @functools.lru_cache(maxsize=64)
 def _heavier(one: SameHeader, like: SameHeader) -> int:
-    """Bytes by which a weight of a block is larger than in a model of the same shape, at most."""
+    """Return the most bytes by which a block's weight is larger than in ``like``, a model of the same shape."""
     sizes = {tensor.name: tensor.size_bytes for tensor in like.header.tensors}
     in_blocks = (tensor for tensor in one.header.tensors if block_of(tensor) is not None)
     return max([0, *(tensor.size_bytes - sizes[tensor.name] for tensor in in_blocks)])
 
 
 def fits(plan: Plan, largest_context: int | None) -> Literal["whole", "partly", "no"]:
-    """Whether all layers fit on the cards, or without a card into memory; ``no`` is more than memory has room for, too.
+    """Return whether all layers fit in the GPUs (in RAM without one), or only some, or not even RAM holds the rest.
 
-    ``largest_context`` is that of :func:`ggufspec.planning.search.largest_context`: a plan need not use all the room.
+    ``largest_context`` is from :func:`ggufspec.planning.search.largest_context`: a plan need not fill the GPUs.
     """
     if plan.machine.cards and (largest_context or 0) >= plan.request.target_only.context.ctx_size:
         return "whole"
@@ -113,9 +112,9 @@ def fits(plan: Plan, largest_context: int | None) -> Literal["whole", "partly", 
 
 
 def pareto(rows: Sequence[tuple[float, float, float | None]]) -> list[bool]:
-    """Which of (tokens/s, bits per weight, divergence) have no other that is as fast and as good, and one of both more.
+    """Return for each (tokens/s, bits per weight, divergence) whether no other row beats it in speed and quality.
 
-    Of two that have a published divergence the lower one is better, otherwise the one of more bits.
+    Quality is the lower divergence if both rows have one, otherwise the higher bits per weight.
     """
 
     def beats(other: tuple[float, float, float | None], one: tuple[float, float, float | None]) -> bool:
