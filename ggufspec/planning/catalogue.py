@@ -1,8 +1,8 @@
-"""The speed of cards that are not here, from their data sheets and what others measured on cards like them.
+"""Speeds of GPUs and CPUs that were not measured, from data sheets and public measurements.
 
-A card reads weights at a share of its bandwidth that depends on its architecture and on the weights' type, and each
-block costs kernel launches. The shares and launches were fitted to some two hundred public measurements; the table of
-errors, each predicted from the others, is docs/predictions.md (``tests/evidence/published.py`` makes it).
+A GPU reads weights at a share of its bandwidth that depends on its architecture and on the weight type, and each block
+adds kernel launches: fitted to about two hundred public measurements. Errors, each predicted from the others, are in
+docs/predictions.md (made by ``tests/evidence/published.py``).
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from ggufspec.schema.text import counted
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What an architecture reaches.
+    """Speed constants of a GPU architecture.
 
     Args:
-        efficiency: share of the data sheet's bandwidth that Q4_K weights are read at.
-        layer_s: fixed cost of a dense block per pass.
+        efficiency: share of the data sheet's bandwidth at which Q4_K weights are read.
+        layer_s: fixed seconds of a dense block per pass.
         batch_latency: T(n) / T(1) of weights.
-        attended: numbers of keys and values that attention gets through for each byte that the data sheet's bandwidth
-            reads, by type of the cache.
+        attended: by cache type, numbers of keys and values that attention processes per byte of bandwidth.
         flops: share of the data sheet's dense FP16 rate that batches of hundreds of tokens reach.
     """
 
@@ -39,17 +38,17 @@ class Reach:
 
 # T(n) / T(1) of 8B Q4_0 on an RTX 3090: llama.cpp pull request 15802
 _CUDA = {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 8: 2.15}
-# 8B Q2_K and Q3_K on an RX 7900 XTX, their mean at 2 and 4: llama.cpp pull request 26705; at 7 and 8 Q2_K was seen
-# alone (2.8 and 3.1), which unpacks slower, so that less is a guess
+# 8B Q2_K and Q3_K on an RX 7900 XTX, their mean at 2 and 4: llama.cpp pull request 26705; at 7 and 8 only Q2_K was
+# measured (2.8 and 3.1), which unpacks slower, so the lower values are guesses
 _HIP = {1: 1.0, 2: 1.25, 4: 1.75, 7: 2.5, 8: 2.8}
-# 27B Q3_K on an Apple M4, whose batch of 8 saves a sixth: github.com/sudoingX/qwen38-mtp; 2 and 4 are interpolated
+# 27B Q3_K on an Apple M4, where a batch of 8 saves a sixth: github.com/sudoingX/qwen38-mtp; 2 and 4 are interpolated
 _METAL = {1: 1.0, 2: 1.6, 4: 3.1, 8: 6.7}
 
-# 35B-A3B on an RTX 3090: 125 tokens a second, 86 at 64k; 27B with a q4_0 cache on an RX 7900 XT: 14 at 75k, where
-# reading the cache would leave 32. Of an f16 cache on AMD and of Apple nothing was published: a guess
+# 35B-A3B on an RTX 3090: 125 tokens/s, 86 at 64k; 27B with a q4_0 cache on an RX 7900 XT: 14 at 75k, where reading the
+# cache alone would leave 32. f16 on AMD and everything on Apple are guesses: nothing was published
 _NVIDIA, _AMD = {"f16": 1.6}, {"f16": 1.6, "q8_0": 0.9, "q4_0": 0.46}
-# CUDA multiplies experts by other kernels from two tokens on, which sort the tokens first: times what the bytes take.
-# GLM-4.5-Air wholly on cards: T(2) = 3.0, T(4) = 3.9, T(8) = 5.1
+# Factor on the experts' read time: from 2 tokens on CUDA uses kernels that sort the tokens first. GLM-4.5-Air entirely
+# on GPUs: T(2) = 3.0, T(4) = 3.9, T(8) = 5.1
 _CUDA_EXPERTS = {1: 1.0, 2: 2.6, 4: 2.0, 8: 1.6, 32: 1.0}
 
 REACHES = {
@@ -68,27 +67,27 @@ REACHES = {
     "Apple": Reach(0.76, 67e-6, _METAL, _AMD),
     "": Reach(0.75, 50e-6, _CUDA, _NVIDIA),
 }
-"""By the architectures of ``hardware.cards``; the last is of a card that is not in the catalogue."""
+"""Constants by architecture (``hardware.cards``); the empty key is for GPUs outside the catalogue."""
 
 SHARES = {"f16": 1.01, "q8_0": 1.03, "q6_K": 0.96, "q5_K": 0.94, "q4_K": 1.0, "q4_0": 1.17, "q3_K": 0.73, "q2_K": 0.84}
 SHARES |= {"iq4_xs": 1.0, "iq3_s": 0.93, "iq2_s": 0.97, "mxfp4": 1.09}
 """Bandwidth by weight type ÷ that of Q4_K."""
 
-_LINK = 0.8  # share of the data sheet's rate
+_LINK = 0.8  # reachable share of the data sheet's rate
 PASS_S, CROSSING_S = 2e-4, 3e-5
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 DESKTOP_BYTES_PER_S = 89.6e9
-"""Of two channels of DDR5-5600. DDR4-3200 has 51.2e9, which few look up before they ask what fits."""
-# A CPU reads weights at 0.57 to 0.68 of that (Q4_K of 1.5B to 14B on two channels of DDR4-2400:
-# github.com/InventiveHQ/speculative-decoding-consumer-gpus), unless its cores take longer to unpack them
+"""Default RAM bandwidth: dual-channel DDR5-5600 (DDR4-3200: 51.2e9)."""
+# A CPU reads weights at 0.57 to 0.68 of its RAM bandwidth (Q4_K of 1.5B to 14B on two channels of DDR4-2400:
+# github.com/InventiveHQ/speculative-decoding-consumer-gpus), unless unpacking them takes its cores longer
 _HOST_EFFICIENCY, _HOST_LAYER_S = 0.6, 3e-5
-# Flash attention of six cores like the one measured: 6.1, 2.7 and 2.0 thousand million numbers a second
+# Flash attention of one core, in numbers of keys and values per second (measured: 6.1e9, 2.7e9, 2.0e9)
 _CORE_ATTENTION = {"f16": {64: {1: 6e9}}, "q8_0": {64: {1: 2.7e9}}, "q4_0": {64: {1: 2e9}}}
 
-# Milliseconds of one core for batches of so many tokens and 10^9 bytes of weights, as a file has them, which is how
-# they are beside a card (make_cpu_buft_list, src/llama-model.cpp). avx2: docs/evidence/host-batches.json, two cores of
-# a Zen 3 server. avx512: with VNNI, one core of a Xeon, where it differs.
+# Milliseconds of one core per 10^9 bytes of weights, by batch size, in the file's layout, which llama.cpp uses next to
+# a GPU (make_cpu_buft_list, src/llama-model.cpp). avx2: docs/evidence/host-batches.json, two cores of a Zen 3 server.
+# avx512 (with VNNI): one core of a Xeon, where it differs.
 _CORE_WIDTHS = (1, 2, 4, 7, 8, 16, 17, 32, 33, 64)
 _CORE_MS: dict[str, dict[str, tuple[int, ...]]] = {
     "avx2": {
@@ -111,20 +110,20 @@ _CORE_MS["avx512"] = _CORE_MS["avx2"] | {
     "q3_K": (168, 270, 479, 803, 848, 884, 1190, 1240, 1500, 1865),
     "q6_K": (134, 180, 272, 403, 488, 503, 735, 750, 880, 1072),
 }
-# Repacked, as without a card; types that are not among them stay as they are
+# Repacked weights, which llama.cpp uses without a GPU; the other types are not repacked
 _REPACKED_MS: dict[str, tuple[int, ...]] = {
     "q4_K": (111, 202, 243, 467, 475, 722, 832, 1527, 1666, 2905),
     "q4_0": (118, 209, 242, 483, 483, 829, 1152, 1610, 1742, 3342),
     "q8_0": (116, 185, 231, 369, 369, 633, 758, 1154, 1356, 2232),
     "mxfp4": (250, 477, 477, 1026, 1026, 1523, 1796, 3164, 3164, 6142),
 }
-_DESKTOP_CORE = 0.8  # of a server's core's time: it runs at a higher clock
+_DESKTOP_CORE = 0.8  # time of a desktop core ÷ a server core, due to its higher clock
 _SERVERS = ("EPYC", "Xeon")
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Those of a CPU, a desktop's or a server's, and their vector instructions: ``avx2``, or ``avx512`` with VNNI."""
+    """Cores of a desktop or server CPU, and their vector instructions: ``avx2``, or ``avx512`` with VNNI."""
 
     count: int = 8
     vectors: str = "avx2"
@@ -135,11 +134,11 @@ class Cores:
 
 
 UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)
-"""A modest card of some years ago."""
+"""Assumed in place of an unknown GPU: a modest one from some years ago."""
 
 
 def cores_here(threads: int) -> Cores:
-    """This machine's, as many as llama.cpp has threads."""
+    """Return this machine's cores, as many as llama.cpp has threads."""
     vectors = "avx512" if "avx512_vnni" in host.cpu_flags() else "avx2"
     return Cores(threads, vectors, not any(server in host.cpu_name() for server in _SERVERS))
 
@@ -147,15 +146,15 @@ def cores_here(threads: int) -> Cores:
 def guessed_host(
     memory_bytes_per_s: float = DESKTOP_BYTES_PER_S, cores: Cores | None = None, *, repacked: bool = False
 ) -> DeviceProfile:
-    """A CPU by its cores and the bandwidth of its memory by the data sheet: channels × transfers a second × 8 bytes.
+    """Guess a CPU's speed from its cores and the data sheet's RAM bandwidth (channels × transfers/s × 8 bytes).
 
-    ``repacked``: there is no card, and weights are stored as its instructions like them.
+    ``repacked``: True without a GPU, when weights are stored in the layout of the CPU's instructions.
     """
     cores, reached = cores or Cores(), memory_bytes_per_s * _HOST_EFFICIENCY
     table = _CORE_MS[cores.vectors] | (_REPACKED_MS if repacked else {})
     core_s = (_DESKTOP_CORE if cores.is_desktop else 1.0) * 1e-12 / cores.count
     seconds = {kind: [max(1 / reached, core_s * ms) for ms in row] for kind, row in table.items()}
-    widest, flops = _CORE_WIDTHS[-1], 2 * 8 / BITS["q4_K"]  # of a byte and a token
+    widest, flops = _CORE_WIDTHS[-1], 2 * 8 / BITS["q4_K"]  # per byte and token
     return DeviceProfile(
         bandwidth_bytes_per_s=reached,
         flops_per_s=widest * flops / seconds["q4_K"][-1],
@@ -174,7 +173,7 @@ def guessed_host(
 
 
 def repacked(cores: Cores) -> dict[str, BatchLatency]:
-    """What repacked weights take of the time that they take as files have them, by type and tokens."""
+    """Return the time of repacked weights ÷ that in the file's layout, by type and batch size."""
     return {
         kind: {width: min(one / other, 1.0) for width, one, other in zip(_CORE_WIDTHS, row, as_file[kind], strict=True)}
         for as_file in [_CORE_MS[cores.vectors]]
@@ -183,14 +182,14 @@ def repacked(cores: Cores) -> dict[str, BatchLatency]:
 
 
 def card_profile(card: Card) -> DeviceProfile:
-    """What a card reaches."""
+    """Return a GPU's speed from its data sheet."""
     reach = REACHES[card.architecture]
     flops_per_s = card.fp16_flops * reach.flops
     reached = card.bandwidth_bytes_per_s * reach.efficiency
     attention: Attention = {}
     for kind, attended in reach.attended.items():
         rate = attended * card.bandwidth_bytes_per_s
-        attention[kind] = {128: {1: rate, 16: max(rate, flops_per_s / 2)}}  # a number is multiplied and added
+        attention[kind] = {128: {1: rate, 16: max(rate, flops_per_s / 2)}}  # two operations per number
     return DeviceProfile(
         bandwidth_bytes_per_s=reached,
         flops_per_s=flops_per_s,
@@ -209,16 +208,16 @@ def from_catalogue(
     here: MachineProfile | None = None,
     cores: Cores | None = None,
 ) -> MachineProfile:
-    """The speeds of cards that are not here, by their data sheets.
+    """Return the speeds of GPUs from their data sheets.
 
     Args:
-        cards: the cards, in llama.cpp's order.
-        names: what the devices are called in placements; the cards' own names without them.
-        here: the profile of the machine that they would be put into; a usual desktop without it.
-        cores: that machine's.
+        cards: the GPUs, in llama.cpp's order.
+        names: their device names in placements; default: the GPUs' own names.
+        here: measured profile of the machine that they are in; default: a usual desktop.
+        cores: that machine's cores.
     """
     speeds = {HOST: here.device(HOST) if here else guessed_host(cores=cores, repacked=not cards)}
-    if here and cards and len(here.devices) == 1:  # what was measured without a card was repacked
+    if here and cards and len(here.devices) == 1:  # measured without a GPU, with repacked weights
         as_files = guessed_host(speeds[HOST].bandwidth_bytes_per_s / _HOST_EFFICIENCY, cores)
         speeds[HOST] = replace(speeds[HOST], batch_latencies=as_files.batch_latencies)
     speeds |= {name: card_profile(card) for name, card in zip(names or [c.name for c in cards], cards, strict=True)}
@@ -239,5 +238,5 @@ def from_catalogue(
 
 
 def link_bytes_per_s(generation: int | None, lanes: int | None) -> float:
-    """What a PCIe link reaches; what a card does not tell is taken for generation 4 and 16 lanes."""
+    """Return a PCIe link's reachable rate; generation 4 and 16 lanes are assumed if unknown."""
     return _LINK * _LANE_BYTES_PER_S.get(generation or 4, 1.969e9) * (lanes or 16)

@@ -1,4 +1,4 @@
-"""A plan as the document that is printed."""
+"""A plan as a printable document."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def document(
     contexts: Sequence[ContextRow] = (),
     command: str = "",
 ) -> PlanDocument:
-    """The plan of ``pair`` as ``ggufspec/plan@1``; ``sources`` say where its settings come from, ``command`` is what to
-    type next.
-    """
+    """Return a plan as ``ggufspec/plan@1``; ``sources``: origins of its settings, ``command``: what to run next."""
     chosen = _option(plan, plan.chosen)
     request = plan.request
     return PlanDocument(

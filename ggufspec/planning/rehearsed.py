@@ -1,4 +1,4 @@
-"""What rehearsals and benches measured on this machine, kept by a model's shape; plans of that model go by them."""
+"""Measurements of rehearsals and benches on this machine, saved by model shape and used by later plans."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ggufspec.planning.plan import Card, Machine, ModelRequest, PlanRequest
     from ggufspec.schema.plan import PlannedDevice
 
-_MOST_POINTS = 16  # of one model
+_MOST_POINTS = 16  # saved points of one model
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One placement as it ran: seconds of a batch by width, with ``depth`` tokens in the cache.
+    """Measured seconds per batch by batch size at one placement, with ``depth`` tokens in the cache.
 
-    ``machine`` is what it belongs to (:func:`identity`).
+    ``machine``: the machine that it holds for (:func:`identity`).
     """
 
     placement: Placement
@@ -43,7 +43,7 @@ class Point:
 
     @property
     def context(self) -> ContextOptions:
-        """What the times depend on."""
+        """Context options that the times depend on."""
         return ContextOptions(
             ctx_size=self.depth + 1,
             width=1,
@@ -55,20 +55,20 @@ class Point:
 
 
 def identity(cards: Sequence[Card | PlannedDevice]) -> str:
-    """This machine with these cards, by name and description, and the version of llama.cpp."""
+    """Return llama-cpp-python's version, the CPU, and the GPUs' names and descriptions."""
     return "; ".join(
         (version("llama-cpp-python"), host.cpu_name(), *(f"{card.name} {card.description}" for card in cards))
     )
 
 
 def key(header: ModelHeader) -> str:
-    """Of a model's shape: the same for a file here and for one that was never downloaded."""
+    """Return a hash of a model's shape, the same for a local file and for one that was never downloaded."""
     shape = [header.architecture, *([t.name, t.type, t.shape] for t in header.tensors)]
     return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:32]
 
 
 def record(folder: Path, header: ModelHeader, point: Point) -> None:
-    """Keep a point; it replaces one of the same placement, whose T(n) / T(1) stays if only the new one lacks it."""
+    """Save a point; it replaces one of the same placement, whose T(n) / T(1) fills in for missing batch sizes."""
 
     def add(points: list[Point] | None) -> list[Point]:
         others, batch_s = [], point.batch_s
@@ -92,17 +92,14 @@ def _place(point: Point) -> tuple[object, ...]:
 
 
 def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list[Point]:
-    """The points of a model that were measured with these threads on this machine."""
+    """Return the points of a model that were measured with these threads on this machine."""
     points = _table(folder).get(key(header)) or []
     return [p for p in points if (p.threads, p.machine) == (threads, machine) and p.batch_s.get(1, 0.0) > 0]
 
 
 @dataclass(frozen=True, slots=True)
 class RehearsedLatency:
-    """How fast one model really is: the machine's speeds as that model showed them, and its T(n) / T(1).
-
-    ``date`` is that of the latest point.
-    """
+    """Machine speeds corrected by measurements of one model, its T(n) / T(1), and the date of the latest."""
 
     speed: MachineProfile
     batches: tuple[MeasuredBatches, ...]
@@ -111,9 +108,7 @@ class RehearsedLatency:
     def nearest(
         self, header: ModelHeader, placement: Placement, cards: Sequence[str], streams_from: int = STREAM_WIDTH
     ) -> MeasuredBatches | None:
-        """T(n) / T(1) of the placement that had most nearly as much of the weights on the host, and computed with them
-        on a card from as many tokens on; None without any.
-        """
+        """Return T(n) / T(1) measured with the same ``streams_from`` and the most similar host bytes, or None."""
         here = host_bytes(header, placement, cards)
         alike = [one for one in self.batches if one.op_offload_min_batch == streams_from]
         return min(alike, key=lambda one: abs(host_bytes(header, one.placement, cards) - here), default=None)
@@ -122,7 +117,7 @@ class RehearsedLatency:
 def latency(
     points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]
 ) -> RehearsedLatency | None:
-    """What ``points`` say of a model on a machine (:func:`ggufspec.planning.speed.corrected`); None without any."""
+    """Return the latency that ``points`` show (:func:`ggufspec.planning.speed.corrected`); None without points."""
     if not points:
         return None
     batches = tuple(
@@ -138,7 +133,7 @@ def latency(
 
 
 def as_rehearsed(request: PlanRequest, machine: Machine, folder: Path, threads: int) -> tuple[PlanRequest, Machine]:
-    """What is asked, with what rehearsals on this machine found of the models; the machine's speeds say so."""
+    """Return a request with the latency that rehearsals measured, and the machine with a speed origin that says so."""
     here, found = identity(machine.cards), list[str]()
 
     def with_latency(subject: ModelRequest) -> ModelRequest:

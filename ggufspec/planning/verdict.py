@@ -1,4 +1,4 @@
-"""The answer of a plan in sentences: what fits, what is assumed, and whether to use the draft. Pure."""
+"""A plan in sentences: what fits, what is assumed, and whether to use the draft. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ggufspec.planning.plan import Machine, Plan
 from ggufspec.planning.speed import host_bytes
 from ggufspec.schema.text import counted, memory_of, number
 
-_SAME = 0.995  # times target-only, from which on a ratio reads 1.00
-_CLEAR = 1.1  # times target-only: a smaller gain that rests on an assumed acceptance is to be measured first
+_SAME = 0.995  # ratio to target-only from which on 1.00× is displayed
+_CLEAR = 1.1  # ratio to target-only; below it a gain that assumes an acceptance should be measured first
 
 
 def why(plan: Plan) -> str:
-    """All of it, in the order in which a user asks."""
+    """Return the whole explanation of a plan."""
     return " ".join([_fit(plan), *(f"{one}." for one in _unknown(plan)), *_advice(plan)])
 
 
 def assumptions(plan: Plan) -> tuple[str, ...]:
-    """What the speeds rest on that nobody measured or named."""
+    """Return the assumptions behind the predicted speeds: values that were neither measured nor given."""
     found = [*_unknown(plan)]
     if plan.is_guessed:
         found.append("The speed of the CPU and of its memory is guessed")
@@ -60,7 +60,7 @@ def _unknown(plan: Plan) -> list[str]:
 
 
 def unknown_cards(machine: Machine) -> list[str]:
-    """What is assumed of cards of which nothing is known; empty without such cards."""
+    """Return the assumptions about GPUs that are not in the catalogue."""
     unknown = [card.description for card in machine.cards if machine.speed.device(card.name).source == "unknown"]
     taken = f"taken as {UNKNOWN.bandwidth_bytes_per_s / 1e9:.0f} GB/s"
     if machine.simulated:
