@@ -1,1 +1,1 @@
-"""Results for people: tables on the terminal, as Markdown and CSV, and pages."""
+"""Reports of results: tables on the terminal, as Markdown and CSV, and HTML pages."""

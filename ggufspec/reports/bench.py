@@ -1,4 +1,4 @@
-"""The report of a bench: its table, and what there is to say of texts and prompts."""
+"""Report of a bench: its tables, and remarks on texts and prompts."""
 
 from __future__ import annotations
 
@@ -22,21 +22,17 @@ from ggufspec.schema.base import Portion, Run, SpeculativeRun
 from ggufspec.schema.bench import BenchDocument
 from ggufspec.schema.text import counted
 
-_POSITIONS = 8  # of a draft that are shown; documents have all of them
+_POSITIONS = 8  # draft positions shown; later ones are reached too rarely for their rates to say much (JSON has all)
 
 
 def results(document: BenchDocument) -> Table:
-    """Return a row for each run that was measured.
-
-    Tokens per round and acceptance by position are in files only, and so are layers without a GPU.
-    Tokens/s are of decoding; the speedup is of whole answers, whose time has a column. With layers and a lossy row it
-    takes 79 of the terminal's 80 columns.
-    """
+    """Return one row per measured run; tokens/s covers decoding, the speedup whole answers."""
     speedups = {"speculative": document.speedup, "llama_hook": document.hook.speedup if document.hook else None}
     whole = next((one for one in document.by_length if one.tokens == document.answer_tokens), None)
     seconds = {"target_only": whole.target_only_s, "speculative": whole.speculative_s} if whole else {}
     runs = {mode: run for mode, run in document.runs.items() if run is not None}
     on_gpu = any(run.gpu_layers or getattr(run, "gpu_layers_draft", 0) for run in runs.values())
+    # With layers and a lossy row the terminal's columns take 79 of 80; the others are in files only.
     columns = (
         table.word("Run"),
         Column("GPU layers", layers, only="" if on_gpu else "file"),
@@ -44,7 +40,7 @@ def results(document: BenchDocument) -> Table:
         *([Column(counted(document.answer_tokens, "token"), _seconds)] if whole else []),
         Column("Speedup", ratio),
         Column("Accepted", accepted),
-        Column("Tokens/round", tokens_per_round, only="file"),  # the verdict's second sentence has them
+        Column("Tokens/round", tokens_per_round, only="file"),  # on the terminal the verdict has them
         Column("Accepted by position", _by_position, only="file"),
     )
     rows: list[tuple[Any, ...]] = []
@@ -60,10 +56,7 @@ def _seconds(value: float) -> str:
 
 
 def portions(by_kind: Sequence[Portion], by_part: Sequence[Portion]) -> Table | None:
-    """What drafts brought for each kind of prompt, and for a model's thinking and its answers; None without either.
-
-    Raw samples and speeds are in documents.
-    """
+    """Return acceptance and speedup by kind of prompt, and of thinking and answers; None if neither was measured."""
     if not (by_kind or by_part):
         return None
     columns = (
@@ -77,13 +70,12 @@ def portions(by_kind: Sequence[Portion], by_part: Sequence[Portion]) -> Table | 
 
 
 def _by_position(run: Run) -> str:
-    """A long draft's last positions are reached so seldom that their rates say little."""
     rates = run.accepted_by_position if isinstance(run, SpeculativeRun) else ()
     return " ".join([*(f"{rate:.0%}" for rate in rates[:_POSITIONS]), *(["…"] if len(rates) > _POSITIONS else [])])
 
 
 def markdown(document: BenchDocument) -> str:
-    """The table and the verdict, and what they must be read with before them; runs that crashed, after them."""
+    """Return the pair's note, the results, the verdict, crashed runs and the table by portion as Markdown."""
     note = f"{table.escaped(document.pair['note'])}\n\n" if document.pair.get("note") else ""
     parts = (document.verdict.text, document.verdict.why, by_length(document), rests_on(document))
     verdict = table.escaped(" ".join(filter(None, parts)))
@@ -103,7 +95,7 @@ def comma_separated(document: BenchDocument) -> str:
 
 
 def remarks(document: BenchDocument, *, everything: bool = True) -> tuple[str, ...]:
-    """What there is to say of texts, of prompts where ``everything`` is said, and of the hook, in lines."""
+    """Return sentences on failures, lengths, texts and the hook; with ``everything`` on times and prompts too."""
     lines = failures(document)
     lines += [by_length(document), rests_on(document), same_text(document)]
     lines += [answer_times(document), prompts(document)] if everything else []
@@ -123,7 +115,7 @@ def failures(document: BenchDocument) -> list[str]:
 
 
 def rests_on(document: BenchDocument) -> str:
-    """Return how many answers each row is made of, which the budget decides; empty for an old document."""
+    """Return how many answers each row rests on, which the time budget decides; empty for an old document."""
     how = f" ({form})" if (form := document.settings.get("prompt_format")) else ""
     names: dict[str, list[str]] = {}
     for mode, run in document.runs.items():
@@ -138,7 +130,7 @@ def rests_on(document: BenchDocument) -> str:
 
 
 def by_length(document: BenchDocument) -> str:
-    """Return the speedup of a short and of a long answer, and up to which length it was measured; empty without any."""
+    """Return the speedup of the shortest and the longest answer, and the longest length measured; empty without any."""
     found = [one for one in document.by_length if one.tokens != document.answer_tokens]
     ends = found[:1] + found[1:][-1:]  # the shortest and the longest
     if not ends:
@@ -149,7 +141,7 @@ def by_length(document: BenchDocument) -> str:
 
 
 def answer_times(document: BenchDocument) -> str:
-    """Return what an answer costs once and for each token; empty for an old document."""
+    """Return an answer's fixed and per-token time; empty for an old document."""
     parts = [
         f"{mode_name(mode)} {one.once_s:.2f} s once and {milliseconds(one.token_s)} for each token"
         for mode, one in document.answer_times.items()
@@ -158,14 +150,14 @@ def answer_times(document: BenchDocument) -> str:
 
 
 def prompts(document: BenchDocument) -> str:
-    """Prompt speed and time to first token of target-only and of the pair, whose draft reads prompts too."""
+    """Return prompt speed and time to first token, target-only and speculative (whose draft reads prompts too)."""
     found = [(mode_name(mode), document.runs.get(mode)) for mode in ("target_only", "speculative")]
     parts = [f"{name} {figures}" for name, run in found if run and (figures := prompt_figures(run))]
     return f"Prompts: {'; '.join(parts)}." if parts else ""
 
 
 def same_text(document: BenchDocument) -> str:
-    """Whether the draft changed the text; empty if it was not compared."""
+    """Return whether the draft changed the text, or why that was not checked; empty if unknown."""
     note = document.identity_check.get("note", "")
     if document.identical_output is None:
         return f"Whether a draft changes the text was not checked: {note}." if note else ""

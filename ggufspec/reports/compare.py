@@ -1,4 +1,4 @@
-"""The report of a comparison: tables of its cells and of its targets, and what it comes to in sentences."""
+"""Report of a comparison: tables of its cells and targets, and the verdict."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ggufspec.schema.base import Failure
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
 from ggufspec.schema.text import of_file, of_memory
 
-TARGET_ONLY = "–"  # in the column of the draft
-_HALF = 1.96  # of a 95 % interval, in standard errors
+TARGET_ONLY = "–"  # in the draft column
+_HALF = 1.96  # half a 95 % interval, in standard errors
 
 
 class Sort(StrEnum):
@@ -33,13 +33,13 @@ class Sort(StrEnum):
 
 
 def vram_bytes(cell: Cell) -> int:
-    """What it takes of the cards, as measured; as planned if that cannot be measured, on an RPC worker say."""
+    """Return the cell's VRAM as measured, or as planned if it cannot be measured (on an RPC worker, for example)."""
     planned = sum(sum(parts.values()) for device, parts in cell.bytes.items() if device != HOST)
     return (cell.run.vram_bytes if cell.run else 0) or planned
 
 
 def _on_cards(document: CompareDocument) -> bool:
-    """Whether the cards' memory is what is short, which it is not if everything is on the host."""
+    """Return whether VRAM is the scarce memory, which it is unless everything is on the host."""
     return any(vram_bytes(cell) for cell in document.cells if cell.run)
 
 
@@ -48,7 +48,7 @@ def _memory(cell: Cell, on_cards: bool) -> int | None:
 
 
 def ordered(document: CompareDocument, sort: Sort) -> list[Cell]:
-    """The cells, the best first; what failed, or has nothing to be ordered by, comes last."""
+    """Return the cells in the order of ``sort``, best first; cells without a value, then failed ones, come last."""
     cells = list(document.cells)
     if sort is Sort.MATRIX:
         return cells
@@ -79,7 +79,7 @@ def _speed(cell: Cell) -> float | None:
 
 
 def names_of(document: CompareDocument, most: int | None = None) -> tuple[dict[str, str], dict[str, str]]:
-    """Short names of everything that the comparison or its cells name: of targets, of drafts."""
+    """Return short names by full name, of all targets and of all drafts."""
     targets = [*(model.name for model in document.targets), *(cell.target for cell in document.cells)]
     drafts = [*(model.name for model in document.drafts), *(cell.draft for cell in document.cells if cell.draft)]
     return shorter(list(dict.fromkeys(targets)), most), shorter(list(dict.fromkeys(drafts)), most)
@@ -92,9 +92,9 @@ def results(
     *,
     grouped: bool = False,
 ) -> Table:
-    """A row for each cell, without columns that are empty, by the short ``names`` of :func:`names_of`.
+    """Return one row per cell, without empty columns; ``names`` are the short ones of :func:`names_of`.
 
-    ``grouped``: a target is named in the first of its rows alone, if rows are by target.
+    With ``grouped``, and unless sorted, a target is named only in its first row.
     """
     targets, drafts = names or ({}, {})
     on_cards, grouped = _on_cards(document), grouped and sort is Sort.MATRIX
@@ -132,7 +132,7 @@ def results(
 
 
 def in_a_line(cell: Cell) -> str:
-    """A cell that was measured, with what is known of it so far."""
+    """Return a measured cell's speed, speedup and acceptance in one line."""
     assert cell.run is not None
     parts = [f"{speed(cell.run)} tokens/s"]
     parts += [f"speedup {ratio(cell.speedup)}"] if cell.speedup else []
@@ -141,7 +141,7 @@ def in_a_line(cell: Cell) -> str:
 
 
 def portions(document: CompareDocument, names: tuple[dict[str, str], dict[str, str]] | None = None) -> Table | None:
-    """What the draft of the fastest cell that has one brought by kind of prompt; None if that is not known."""
+    """Return acceptance and speedup by kind of prompt of the fastest cell with a draft; None if not measured."""
     best = next((cell for cell in ordered(document, Sort.SPEED) if cell.run is not None and cell.draft), None)
     found = bench.portions(best.by_kind, best.by_part) if best else None
     if best is None or best.draft is None or found is None:
@@ -152,7 +152,7 @@ def portions(document: CompareDocument, names: tuple[dict[str, str], dict[str, s
 
 
 def quality(document: CompareDocument, names: dict[str, str] | None = None) -> Table:
-    """A row for each target: its size and quality, or why that is not known."""
+    """Return one row per target: its size and quality, or why its quality is unknown."""
     columns = table.columns("Target", Column("Size", of_file), "Perplexity", "Mean KL", "Same top token")
     rows = [
         ((names or {}).get(model.name, model.name), model.size_bytes, *_quality_cells(model))
@@ -181,7 +181,7 @@ def has_quality(document: CompareDocument) -> bool:
 
 
 def failures(document: CompareDocument) -> list[str]:
-    """Why cells have no figures and targets no quality, in words; equal reasons once."""
+    """Return why cells and quality measurements failed, each reason once."""
     failed = [(cell_name(cell.target, cell.draft), cell.failure) for cell in document.cells if cell.run is None]
     failed += [(f"quality of {model.name}", model.failure) for model in document.targets]
     by_reason: dict[Failure, list[str]] = {}
@@ -231,7 +231,7 @@ def markdown(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
 
 
 def comma_separated(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
-    """A line per trial; a cell that failed has one line with its reason."""
+    """Return one CSV line per trial; a failed cell has one line with its reason."""
     heads = (
         *("target", "draft", "trial", "tokens_per_s", "gpu_layers", "gpu_layers_draft", "speedup"),
         *("acceptance_rate", "tokens_per_round", "vram_bytes", "peak_rss_bytes", "load_s", "energy_j_per_token"),

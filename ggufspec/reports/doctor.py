@@ -1,4 +1,4 @@
-"""What is installed, what this machine has, and what is wrong with it. Pure: the facts come in, findings go out."""
+"""Findings about the installation and the machine. Pure: facts in, findings out."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ggufspec.schema.doctor import (
 )
 from ggufspec.schema.text import gib
 
-# Bytes a second of one lane: PCI Express base specification, generations 1 to 6, line coding taken off.
+# Bytes per second of one lane by generation, line coding deducted. Source: PCI Express base specification.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _LITTLE_MEMORY_BYTES = 4 * 2**30
 _LITTLE_DISK_BYTES = 20 * 10**9
-_BUSY_SHARE = 0.5  # of a card's memory, in others' hands
+_BUSY_SHARE = 0.5  # share of a GPU's memory in use above which it gets a warning
 
 
 def examine(
@@ -39,7 +39,7 @@ def examine(
     self_check: SelfCheck | None = None,
     mend: Callable[..., str] = install.mend,
 ) -> tuple[Finding, ...]:
-    """Everything that was looked at, errors first; ``mend`` says how this installation is mended."""
+    """Return all findings, errors first; ``mend`` returns the command that repairs this installation."""
     found = [*_llama_cpp(llama, survey, mend), *_cards(survey), *_machine(machine)]
     if llama.error is None:
         found += [*_self_check(self_check, llama, build, mend), *_instructions(llama, machine, build, mend)]
@@ -104,7 +104,6 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
 def _self_check(
     check: SelfCheck | None, llama: LlamaCpp, build: Build | None, mend: Callable[..., str]
 ) -> Iterator[Finding]:
-    """A line for each way to fail on each kind of device."""
     if check is None:
         return
     if not check.failures:
@@ -140,14 +139,13 @@ def _case(step: CheckStep) -> str:
 
 
 def _plainer(llama: LlamaCpp) -> tuple[str, ...]:
-    """CMake options without what most likely fails: AMX where it is built in, else the processor's own extensions."""
+    """Return CMake options without the likeliest culprit: AMX if built in, else the native CPU extensions."""
     if features(llama.system).get("AMX_INT8"):
         return tuple(f"-DCMAKE_{language}_FLAGS='{NO_AMX}'" for language in ("C", "CXX"))
     return ("-DGGML_NATIVE=off",)
 
 
-# What a processor has (/proc/cpuinfo) for what llama.cpp may be built with (ggml/src/ggml-cpu/ggml-cpu.cpp), and what
-# is lost without it.
+# Features that llama.cpp may be built with (ggml/src/ggml-cpu/ggml-cpu.cpp): (flags in /proc/cpuinfo, cost without it).
 _INSTRUCTIONS = {
     "AVX2": (("avx2",), "layers on the CPU, all of a partial offload's, run several times slower"),
     "FMA": (("fma",), "layers on the CPU run slower"),
@@ -162,12 +160,12 @@ _INSTRUCTIONS = {
     "MATMUL_INT8": (("i8mm",), "prompts and verification on the CPU are slower"),
 }
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-# What scripts/bootstrap leaves out on purpose, by its --cpu.
+# Features that scripts/bootstrap leaves out on purpose, by its --cpu option.
 _LEFT_OUT = {"no-amx": ("AMX_INT8",), "avx2": ("AMX_INT8", "AVX512"), "plain": tuple(_INSTRUCTIONS)}
 
 
 def features(system: str) -> dict[str, str]:
-    """What llama.cpp's CPU backend was built with, from llama.cpp's own line: ``CPU : AVX2 = 1 | …``."""
+    """Return the features of llama.cpp's CPU backend from its system info (``CPU : AVX2 = 1 | …``)."""
     found: dict[str, str] = {}
     backend = ""
     for part in system.split("|"):
@@ -180,7 +178,7 @@ def features(system: str) -> dict[str, str]:
 
 
 def unused(system: str, cpu_flags: Collection[str]) -> tuple[str, ...]:
-    """Instruction sets that the processor has and llama.cpp was built without; none if either is not known."""
+    """Return instruction sets that the processor has but llama.cpp was built without; none if either is unknown."""
     built = features(system)
     return tuple(
         name
@@ -275,7 +273,7 @@ def devices(document: DoctorDocument) -> Table:
 
 
 def cards(document: DoctorDocument) -> Table:
-    """A row for each card; the processes that have memory on it are in the rows below."""
+    """Return one row per GPU, each followed by rows of the processes that hold memory on it."""
     rows: list[tuple[str, ...]] = []
     for card in document.cards:
         capability = ".".join(map(str, card.compute_capability or ()))

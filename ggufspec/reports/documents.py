@@ -1,4 +1,4 @@
-"""Results that were kept: JSON documents of this or another machine, checked once and turned into dataclasses."""
+"""Saved results: JSON documents of this or another machine, validated once and turned into dataclasses."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ KNOWN: dict[str, type[Result]] = {
     "ggufspec/sweep@1": SweepDocument,
     "ggufspec/tune@1": TuneDocument,
 }
-BUNDLE = "ggufspec/report@1"  # what ``ggufspec report --json`` prints: documents by the file that they were kept in
+BUNDLE = "ggufspec/report@1"  # output of ``ggufspec report --json``: documents by the file they were saved in
 _HINT = "ggufspec report RESULT.json: the JSON of " + ", ".join(sorted(name[9:-2] for name in KNOWN))
 
 
 def read(path: Path) -> dict[str, Result]:
-    """The document in a file, under the file's name; of what ``report --json`` printed every one that is in it.
+    """Return the document in a file by the file's name, or every document of a ``report --json`` bundle.
 
     Raises:
-        GgufspecError: the file is missing, is not whole JSON, or not a document that a report is made of.
+        GgufspecError: the file is missing, is not complete JSON, or not a document that a report can show.
     """
     body = untrusted.read_json(path, hint=_HINT)
     results = body.get("results") if isinstance(body, dict) and body.get("schema") == BUNDLE else None
@@ -47,10 +47,10 @@ def read(path: Path) -> dict[str, Result]:
 
 
 def parse(body: object, name: str = "a result") -> Result:
-    """A document from what ``json.loads`` gave; messages call it ``name``.
+    """Return the document in parsed JSON; error messages call it ``name``.
 
     Raises:
-        GgufspecError: it has no schema, one that is not known, or keys that its schema does not allow.
+        GgufspecError: it has no schema, an unknown one, or does not conform to its schema.
     """
     from pydantic import ValidationError
 
@@ -60,12 +60,12 @@ def parse(body: object, name: str = "a result") -> Result:
     schema = body.get("schema") if isinstance(body, dict) else None
     if not isinstance(body, dict) or not isinstance(schema, str):
         raise GgufspecError(f"{name} is not a ggufspec result: it has no schema", _HINT)
-    if isinstance(option := body.get("option"), str):  # of a sweep
+    if isinstance(option := body.get("option"), str):  # a sweep's, which may have an old name
         body |= {"option": OLD_NAMES.get(option, option)}
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
     try:
-        for run in _speculative(body):  # or one that is wrong would do as a run without drafts
+        for run in _speculative(body):  # otherwise an invalid one would be accepted as a target-only Run
             codec.load(SpeculativeRun, run)
         found: Result = codec.load(KNOWN[schema], body)
     except ValidationError as error:
@@ -79,7 +79,7 @@ def parse(body: object, name: str = "a result") -> Result:
 
 
 def _printable(value: Any) -> Any:
-    """The same without control characters: names are a stranger's, and terminals obey such characters."""
+    """Return ``value`` without control characters: names may come from a stranger, and terminals obey them."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """A placed pair as settings of other programs. Pure: settings in, command lines and files out.
 
-The layers, the cells of context and the KV types are the plan's own; what a program cannot be told is in the notes.
+Layers, context cells and KV types are the plan's; the notes list settings that a program lacks.
 Sources: llama.cpp common/arg.cpp, common/preset.cpp, common/speculative.cpp and tools/llama-bench/llama-bench.cpp;
 llama-swap config-schema.json and internal/config; Ollama llm/llama_server.go and parser/parser.go; LM Studio's lms,
 src/subcommands/load.ts.
@@ -33,8 +33,11 @@ from ggufspec.schema.export import ExportDocument
 from ggufspec.settings.table import OPTIONS
 
 _WITH_CHAT = ("llama-server", "llama-cli")
-ALWAYS_AS_A_PAIR = ("llama-bench", "llama-speculative-simple")  # these measure a plan's two ways
-Options: TypeAlias = Mapping[str, str | int]  # values by flag; True is a switch that is on, what is empty is left out
+ALWAYS_AS_A_PAIR = (
+    "llama-bench",
+    "llama-speculative-simple",
+)  # benchmarks: the pair's placement even if the plan is target-only
+Options: TypeAlias = Mapping[str, str | int]  # values by flag; True turns a switch on, empty values are left out
 _ALL = 999  # Ollama reads a negative number as "choose for me"
 _RATIO_STEPS = 10_000
 _ANOTHER_NAME = "give the file another name: ln -s"
@@ -42,7 +45,7 @@ _ANOTHER_NAME = "give the file another name: ln -s"
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A GGUF file: ``name`` is a path, or with ``repo`` its name in that repository of the hub."""
+    """GGUF file: ``name`` is a path or, with ``repo``, the name in that Hugging Face repository."""
 
     name: str
     repo: str = ""
@@ -50,18 +53,18 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is exported; ``placement`` and ``context`` are the target's."""
+    """Settings to export; ``placement`` and ``context`` are the target's."""
 
     target: ModelFile
     draft: ModelFile | None  # None runs target-only
     options: DecoderOptions
-    blocks: int = 0  # of the target; LM Studio takes a share of them
-    devices: tuple[str, ...] = ()  # layers can be offloaded to, in llama.cpp's order; for a draft on one of several
+    blocks: int = 0  # the target's; LM Studio offloads a share of them
+    devices: tuple[str, ...] = ()  # offload devices in llama.cpp's order; name the one that has the draft
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers, whose devices come first
-    name: str = "model"  # of the pair, by which a server of several models offers it
-    why: str = ""  # what was planned, for the file's comments; empty without a plan
-    mmproj: ModelFile | None = None  # an image projector for llama-server and llama-cli
-    mmproj_offload: bool = True  # whether it goes to the card
+    name: str = "model"  # the pair's name on a server of several models
+    why: str = ""  # summary of the plan for the file's comments; empty without a plan
+    mmproj: ModelFile | None = None  # image projector for llama-server and llama-cli
+    mmproj_offload: bool = True  # puts the projector on the GPU
 
     @property
     def placement(self) -> Placement:
@@ -73,15 +76,15 @@ class Settings:
 
     @property
     def drafts(self) -> bool:
-        """Whether there is a draft file, or a head in the target's own."""
+        """True if there is a draft file, or an MTP head in the target's file."""
         return self.draft is not None or self.options.head == "mtp"
 
 
 def export(program: str, settings: Settings) -> ExportDocument:
-    """``settings`` for one of :data:`PROGRAMS`: a command, or a file.
+    """Return ``settings`` for one of :data:`PROGRAMS`: a command or a file.
 
     Raises:
-        UsageError: the program cannot be told something that decides whether it runs.
+        UsageError: the program cannot express a setting or a file name that it would need.
     """
     form = _FORMATS[program]
     command = form.command(program, settings) if form.command else []
@@ -102,7 +105,7 @@ def _context_note(context: ContextOptions) -> str:
 
 
 def _given(options: Options) -> list[tuple[str, ...]]:
-    """(flag, value) of each option that has a value, and the flag alone of a switch that is on."""
+    """Return (flag, value) of each option that has a value, and (flag,) of each switch that is on."""
     return [(flag,) if value is True else (flag, str(value)) for flag, value in options.items() if value]
 
 
@@ -112,7 +115,7 @@ def _command(program: str, options: Options, settings: Settings) -> list[str]:
 
 
 def _variable(settings: Settings) -> str:
-    """What llama.cpp has no option for, ``NAME=VALUE``; empty if it is the default, and this shell has no other."""
+    """Return ``NAME=VALUE`` of op_offload_min_batch, which has no option; empty if default here and in the shell."""
     context, usual = settings.context, (None, STREAM_WIDTH)
     is_usual = context.op_offload_min_batch == STREAM_WIDTH and streams_from() in usual
     return "" if is_usual or not context.op_offload else "=".join(*context.environment.items())
@@ -127,7 +130,7 @@ def _options(program: str, settings: Settings) -> Options:
     has_chat = program in _WITH_CHAT
     if not (has_chat or settings.drafts):
         raise UsageError(f"{program} needs a draft", "--to llama-cli runs target-only")
-    overrides = _overrides(settings) if placement.override_tensor else ()  # of --n-cpu-moe and --n-cpu-ffn, too
+    overrides = _overrides(settings) if placement.override_tensor else ()  # include --n-cpu-moe and --n-cpu-ffn
     return {
         **_file(settings.target),
         "-ngl": _layers(placement),
@@ -143,13 +146,13 @@ def _options(program: str, settings: Settings) -> Options:
         "--no-op-offload": not context.op_offload,
         "--no-host": placement.no_host,
         **_load_mode(placement),
-        "--fit": "off",  # which would move what is not set, the split say
+        "--fit": "off",  # --fit would change unset options, such as the split
         "--rpc": ",".join(settings.rpc),
-        "-ot": ",".join(overrides),  # may name these devices
+        "-ot": ",".join(overrides),  # may name RPC devices
         **(_projector(projector, offloaded=settings.mmproj_offload) if has_chat and projector else {}),
-        # An image model's projector would be fetched too, and put on the card
+        # llama.cpp would also download an image model's projector and put it on the GPU.
         "--no-mmproj": has_chat and not projector and bool(settings.target.repo),
-        "-np": int(program == "llama-server"),  # one slot, since every slot more would want its own context
+        "-np": int(program == "llama-server"),  # one slot, because each further slot needs its own context
         **(_draft(settings) if settings.drafts else {}),
     }
 
@@ -161,7 +164,7 @@ def _projector(file: ModelFile, *, offloaded: bool) -> Options:
 
 def _draft(settings: Settings) -> Options:
     options, context = settings.options, settings.options.draft_context()
-    draft = settings.draft or ModelFile("")  # a head in the target's own file
+    draft = settings.draft or ModelFile("")  # empty if the head is in the target's file
     return {
         "-hfd": draft.repo,
         "-md": draft.name,
@@ -176,9 +179,9 @@ def _draft(settings: Settings) -> Options:
 
 
 def _overrides(settings: Settings) -> tuple[str, ...]:
-    """``PATTERN=BUFFER`` of the placement; a worker's is named by its endpoint: ggml/src/ggml-rpc/ggml-rpc.cpp.
+    """Return the placement's overrides as ``PATTERN=BUFFER``; RPC buffers contain the endpoint (ggml-rpc.cpp).
 
-    The first pattern that is found decides, and presets would put ``--n-cpu-moe`` before ``-ot``: so all are in one.
+    The first matching pattern wins, and presets would put ``--n-cpu-moe`` before ``-ot``: so all go into ``-ot``.
     """
     placement = settings.placement
     workers = [device for device in settings.devices if device.startswith("RPC")]
@@ -212,12 +215,12 @@ def _llama_bench(program: str, settings: Settings) -> list[str]:
         raise UsageError("llama-bench has no f32 cache", "-ctk f16 -ctv f16, or another program")
     if "," in target.name:
         raise UsageError(f"llama-bench splits {target.name!r} at the comma", _ANOTHER_NAME)
-    has_overrides = bool(placement.override_tensor or placement.n_cpu_ffn)  # it has no --n-cpu-ffn
+    has_overrides = bool(placement.override_tensor or placement.n_cpu_ffn)  # llama-bench has no --n-cpu-ffn
     options: Options = {
         **_file(target),
         "-ngl": str(max(placement.gpu_layers, -1)),
         "-ts": "/".join(map(_number, placement.split)),
-        "-rpc": ",".join(settings.rpc),  # before -ot, which may name these devices
+        "-rpc": ",".join(settings.rpc),  # before -ot, which may name RPC devices
         "-ot": ";".join(_overrides(settings)) if has_overrides else "",
         "-ncmoe": 0 if has_overrides else placement.n_cpu_moe,
         "-b": context.batch,
@@ -269,17 +272,17 @@ def _layers(placement: Placement) -> str:
 
 
 def _number(share: float) -> str:
-    return f"{share:.9g}"  # nine digits name a float32
+    return f"{share:.9g}"  # nine digits identify a float32
 
 
 def _only_device(settings: Settings) -> str:
-    """The device that has all of the draft's layers; empty if there are several, or its name is not known."""
+    """Return the device that has all of the draft's layers; empty if there are several or its name is unknown."""
     used = [index for index, share in enumerate(settings.options.draft.split) if share > 0]
     return settings.devices[used[0]] if len(used) == 1 and used[0] < len(settings.devices) else ""
 
 
 def _splits_differ(settings: Settings) -> bool:
-    """Whether llama.cpp, which has one split for both models, would divide the draft in another way."""
+    """Return whether llama.cpp, which applies one split to both models, would split the draft differently."""
     target, draft = settings.options.target.split, settings.options.draft.split
     if settings.options.draft.gpu_layers == 0 or max(len(target), len(draft)) < 2:
         return False
@@ -291,7 +294,7 @@ def _splits_differ(settings: Settings) -> bool:
 
 # ---- files of llama-server's options -----------------------------------------------------------------------------
 
-# Long names of common/arg.cpp; what is not here is long already
+# Long names in common/arg.cpp; flags not listed are long already.
 _LONG = {row.flags[0]: row.flags[-1] for row in OPTIONS.values() if row.flags} | {
     "-hff": "--hf-file",
     "-ngl": "--n-gpu-layers",
@@ -305,10 +308,10 @@ _LONG = {row.flags[0]: row.flags[-1] for row in OPTIONS.values() if row.flags} |
 
 
 def _preset(settings: Settings) -> Iterator[str]:
-    """A section of the INI file that ``llama-server --models-preset FILE`` takes.
+    """Yield a section of the INI file for ``llama-server --models-preset FILE``.
 
-    A value ends before the first ``;`` or ``#``, and nothing can be quoted; a name has no ``]``, and after a colon it
-    is made upper case; ``*`` means all models. Source: common/preset.cpp.
+    A value ends at the first ``;`` or ``#`` and cannot be quoted; a name has no ``]``, is upper-cased after a colon,
+    and ``*`` means all models. Source: common/preset.cpp.
     """
     if not _is_plain(settings.name) or settings.name == "*" or set(settings.name) & set("]:"):
         raise UsageError(f"a preset cannot be named {settings.name!r}", _ANOTHER_NAME)
@@ -333,10 +336,10 @@ def _preset_notes(_: str, settings: Settings) -> Iterator[str]:
 
 
 def _swap(settings: Settings) -> Iterator[str]:
-    """llama-swap's configuration: a command of llama-server by the name that a request asks for.
+    """Yield llama-swap's configuration: a llama-server command under the model name that requests use.
 
-    A string in double quotes of JSON is one of YAML, too. ``${…}`` is a macro wherever it is, and a line of ``cmd``
-    that begins with ``#`` a comment. Source: llama-swap internal/config/macros.go and commands.go.
+    JSON strings are valid YAML. ``${…}`` is a macro anywhere, and a ``cmd`` line that begins with ``#`` is a comment.
+    Source: llama-swap internal/config/macros.go and commands.go.
     """
     options = [shlex.join(option) for option in _given(_options("llama-server", settings))]
     for text in (settings.name, *options):
@@ -360,9 +363,9 @@ def _swap_notes(_: str, settings: Settings) -> Iterator[str]:
 
 
 def _modelfile(settings: Settings) -> Iterator[str]:
-    """A Modelfile, which ``ollama create NAME -f FILE`` takes; ``num_gpu`` is handed to llama-server's ``-ngl``."""
+    """Yield a Modelfile for ``ollama create NAME -f FILE``; Ollama passes ``num_gpu`` to llama-server as ``-ngl``."""
     target, context, layers = settings.target, settings.context, settings.placement.gpu_layers
-    if not target.name.isprintable():  # the parser drops such characters
+    if not target.name.isprintable():  # Ollama's parser drops unprintable characters
         raise UsageError(f"a Modelfile cannot name {target.name!r}", _ANOTHER_NAME)
     first, *more = part_names(target.name)
     if more or (target.repo and "/" in target.name):
@@ -401,7 +404,7 @@ def _ollama_notes(_: str, settings: Settings) -> Iterator[str]:
 
 
 def _lacks(program: str, settings: Settings) -> Iterator[str]:
-    """What neither Ollama nor LM Studio can be told."""
+    """Yield notes on settings that neither Ollama nor LM Studio has."""
     if count := settings.placement.n_cpu_ffn:
         yield f"{program} cannot keep the feed-forward weights of {count} layers on the CPU"
     if settings.placement.override_tensor:
@@ -430,7 +433,7 @@ def _lms_load(_: str, settings: Settings) -> list[str]:
 
 
 def _lm_studio_window(settings: Settings) -> Iterator[str]:
-    """The load settings under the names that LM Studio's window has."""
+    """Yield the load settings under their names in LM Studio's window."""
     context, placement, draft = settings.context, settings.placement, settings.draft
     blocks = f"{max(placement.gpu_layers - 1, 0)} of {settings.blocks}"
     rows = _given(
@@ -453,7 +456,7 @@ def _lm_studio_window(settings: Settings) -> Iterator[str]:
 
 
 def _share(settings: Settings) -> str:
-    """LM Studio's share of the blocks; a bit more, so that neither rounding nor cutting off there loses a block."""
+    """Return LM Studio's share of the blocks, slightly raised so that its rounding does not lose a block."""
     layers, blocks = settings.placement.gpu_layers, settings.blocks
     if layers < 0 or layers > blocks:
         return "max"
@@ -475,7 +478,7 @@ def _lm_studio_notes(_: str, settings: Settings) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """What a program takes: a command, or the lines of a file, whose comments begin with a sign."""
+    """Export format of a program: a command, or lines of a file and the sign that begins its comments."""
 
     notes: Callable[[str, Settings], Iterator[str]]
     command: Callable[[str, Settings], list[str]] | None = None

@@ -12,10 +12,10 @@ _DRAFT = "  draft: "
 
 
 def listing(document: ModelsDocument, width: int) -> Table:
-    """Make a row for each model; below its name the draft that suits it best."""
+    """Return one row per model, with its best draft below its name."""
     names = {row.path: row.name for row in document.models}
     beside = max((len(row.quantization) for row in document.models), default=0)
-    room = max(28, width - 36 - beside)  # of the name, next to size, parameters, type and program
+    room = max(28, width - 36 - beside)  # left for the name
     rows = []
     for row in document.models:
         name = shortened(row.name, room - 7) + " (head)" if row.is_head else shortened(row.name, room)
@@ -28,5 +28,5 @@ def listing(document: ModelsDocument, width: int) -> Table:
 
 
 def suggestions(document: ModelsDocument) -> list[ModelRow]:
-    """Return the models without a draft on this disk for which a profile has one."""
+    """Return the models that have no draft on this disk but one in a profile."""
     return [row for row in document.models if row.suggestion and not row.drafts]

@@ -1,4 +1,4 @@
-"""A plan for people: each device's memory as a bar with its parts, the options as a table, a sweep over layers."""
+"""Report of a plan: memory bars per device, tables of the options, draft lengths and contexts, a sweep over layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ggufspec.schema.text import counted, memory_of, number, of_memory
 if TYPE_CHECKING:
     from rich.text import Text
 
-# What memory is for: (word, mark, colour, parts). Marks differ, so that a bar can be read without colour.
+# Uses of memory: (word, mark, colour, parts). Marks differ, so that a bar can be read without colour.
 PARTS = (
     ("target", "█", "blue", ("target weights",)),
     ("draft", "▓", "magenta", ("draft weights",)),
@@ -23,11 +23,11 @@ PARTS = (
     ("overhead", "•", "red", ("overhead",)),
     ("free", "·", "dim", ()),
 )
-_SHORT = 24  # columns for patterns of -ot
+_SHORT = 24  # columns; longer -ot patterns are only counted
 
 
 def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
-    """One device's, as a comparison has them: ``target weights``, ``draft kv``, …, ``overhead``."""
+    """Return a device's bytes by part, with a comparison's keys: ``target weights``, ``draft kv``, …, ``overhead``."""
     found = {"overhead": device.overhead_bytes, "mmproj": device.mmproj_bytes}
     for role, model in (("target", option.target), ("draft", option.draft)):
         for kind, size in (model.bytes.get(device.name, {}) if model else {}).items():
@@ -37,7 +37,7 @@ def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int
 
 
 def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
-    """Columns of a bar by part: they add up to ``width``, and what is there has one at least."""
+    """Return a bar's columns by part: they add up to ``width``, and a part that is not empty has at least one."""
     total = sum(sizes.values()) or 1
     found = {word: max(1, round(size * width / total)) if size else 0 for word, size in sizes.items()}
     left = width - sum(found.values())
@@ -48,15 +48,15 @@ def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
 
 
 def placed(document: PlanDocument) -> dict[str, PlannedOption]:
-    """The options that differ in what is where, by their names for people: a default run is placed as its pair."""
+    """Return the options that differ in placement by display name; a default run is placed like its pair."""
     options = {name: option for name, option in document.options.items() if name != "default"}
     return {name.replace("_", "-"): option for name, option in options.items() if option is not None}
 
 
 def bars(document: PlanDocument, width: int, *, everything: bool = True) -> list[Text]:
-    """Per device a title, a bar, and what its parts are: the chosen option, then the other one on the cards.
+    """Return a title, a bar and a legend per device: the chosen option, then the others on the GPUs.
 
-    Without ``everything`` it is the chosen option on the cards; without any, on the host.
+    Without ``everything``, only the chosen option on the GPUs, or on the host if there is no GPU.
     """
     from rich.text import Text
 
@@ -96,7 +96,7 @@ def _bar(sizes: dict[str, int], width: int) -> list[Text]:
 
 
 def options(document: PlanDocument) -> Table:
-    """The options; the choice is bold. A predicted speed has no spread, hence the sign."""
+    """Return the options, the choice in bold; predicted speeds have no spread, hence the ``≈``."""
     shown = placed(document)
     if tuned := document.tuned:
         shown["tuned here"] = PlannedOption(document.target, document.draft, tuned["tokens_per_s"], 0)
@@ -116,7 +116,7 @@ def options(document: PlanDocument) -> Table:
 
 
 def explanations(document: PlanDocument) -> list[str]:
-    """What the words of :func:`options` mean."""
+    """Return sentences that explain the terms of :func:`options`."""
     lines = []
     if document.options.get("default") and not document.tuned:
         lookup = document.settings.get("lookup", "")
@@ -135,9 +135,7 @@ def explanations(document: PlanDocument) -> list[str]:
 
 
 def draft_lengths(document: PlanDocument) -> Table:
-    """What each draft length needs, as the acceptance rate of a program's log and as the chance per token; the best is
-    bold.
-    """
+    """Return each draft length's break-even as accepted share (as in logs) and chance per token; the best is bold."""
     option = document.options["speculative"]
     rows, leading = [], []
     for index, row in enumerate(document.draft_lengths):
@@ -151,7 +149,7 @@ def draft_lengths(document: PlanDocument) -> Table:
 
 
 def context(document: PlanDocument) -> str:
-    """The plan's context, where that is from, and how much of it is filled where a speed is predicted."""
+    """Return the plan's context, its origin, and the depth at which speeds are predicted."""
     settings, depth = document.settings, document.predicted["depth"]
     tokens, kept = counted(settings["ctx_size"], "token"), settings.get("sequences", 1)
     of = f" for each of {kept} conversations" if kept > 1 else ""
@@ -160,7 +158,7 @@ def context(document: PlanDocument) -> str:
 
 
 def contexts(document: PlanDocument) -> Table:
-    """The faster option at several contexts; the plan's own is bold."""
+    """Return the faster option at several contexts; the plan's own context is bold."""
     drafts = any(row.draft_layers is not None for row in document.contexts)
     leading = [n for n, row in enumerate(document.contexts) if row.ctx_size == document.settings["ctx_size"]]
     rows = []
@@ -180,7 +178,7 @@ def contexts(document: PlanDocument) -> Table:
 
 
 def predicted(tokens_per_s: float | None) -> str:
-    """A dash if it does not fit."""
+    """Return the speed, or a dash if the placement does not fit."""
     return "–" if tokens_per_s is None else number(tokens_per_s)
 
 
@@ -200,7 +198,7 @@ def _layers(model: PlannedModel) -> str:
 
 
 def _copied(model: PlannedModel) -> str:
-    """Whether a card computes with copies of what stays on the host, if something does."""
+    """Return a note if the GPU computes with copies of the host's weights at other than the default batch size."""
     is_split = model.gpu_layers <= model.layers or model.n_cpu_moe or model.n_cpu_ffn or model.override_tensor
     copies = model.op_offload and is_split and model.op_offload_min_batch != STREAM_WIDTH
     rest = "rest " * (model.gpu_layers <= model.layers)
@@ -208,7 +206,7 @@ def _copied(model: PlannedModel) -> str:
 
 
 def sweep(document: PlanDocument) -> Table:
-    """Tokens/s over target layers; the placements that were chosen for both options are marked."""
+    """Return predicted tokens/s over target layers, with the chosen placements marked."""
     rows, leading = [], set()
     for index, row in enumerate(document.sweep):
         options = placed(document).items()

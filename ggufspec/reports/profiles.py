@@ -1,4 +1,4 @@
-"""Profiles for people."""
+"""Tables of profiles and their checks, and one profile's facts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ggufspec.schema.profiles import (
 from ggufspec.schema.text import of_file
 
 FITS = {"whole": "fits whole", "partly": "in part", "no": "too large", "unknown": "unknown until its header is read"}
-_FIT = len("≈ 51/81 layers")  # columns of what fits
-# Drafters without a draft file
+_FIT = len("≈ 51/81 layers")  # columns that "fits" takes
+# Drafters without a draft file.
 _WITHOUT_FILE = {"mtp": "its own MTP block", "lookup": "n-grams, no draft", "none": "no draft: it does not pay"}
 
 
 def _here(row: ProfileRow) -> str:
-    """What fits, with the number of the target's layers if only some of them do."""
+    """Return whether the pair fits, with the number of target layers if only some do."""
     if row.fits != "partly" or row.target is None or row.fits_layers is None:
         return FITS[row.fits]
     about = "" if row.target.read else "≈ "
@@ -30,9 +30,9 @@ def _here(row: ProfileRow) -> str:
 
 
 def listing(document: ProfilesDocument, width: int, there: str = "") -> Table:
-    """Two rows for each profile, what drafts below its target; the user's own have a star.
+    """Return one row per profile, its drafter below its target; the user's own profiles have a star.
 
-    Those for reference come last, below a row that says so. ``there`` names a card that is not here.
+    Reference profiles come last, below a heading row. ``there`` names a GPU that is not installed.
     """
     there = shortened(there or "Here", _FIT)
     fits = ["no profile" if row.error else "?" if row.fits == "unknown" else _here(row) for row in document.profiles]

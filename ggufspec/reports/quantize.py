@@ -1,4 +1,4 @@
-"""What quantising a model gave: names of files, the table."""
+"""Report of a quantization: the names of its files and their table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PART = re.compile(r"-00001-of-\d{5}$")
 
 
 def outputs(source: Path, folder: Path, types: Sequence[str]) -> dict[str, Path]:
-    """The file of each type: the source's name, with the type in place of its own."""
+    """Return each type's file: the source's name with its type replaced."""
     stem = _SUFFIX.sub("", _PART.sub("", source.stem)) or source.stem
     return {name: folder / f"{stem}-{name}.gguf" for name in types}
 

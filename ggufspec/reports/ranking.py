@@ -1,4 +1,4 @@
-"""The models of a repository for people: a table of what fits and how fast, one of drafts, and what to do next."""
+"""Report of a repository's models: what fits and how fast, which drafts pay, and the next command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ggufspec.schema.ranking import RankedDraft, RankedModel, RankingDocument
 from ggufspec.schema.text import counted, number, of_file
 
 MARK = "◆"
-_LEAST_NAME, _OTHERS = 16, 62  # columns of the terminal: for a name, and for what is beside it
+_LEAST_NAME, _OTHERS = 16, 62  # terminal columns: for a name, and for all other cells
 
 
 def tables(document: RankingDocument, width: int) -> list[Table]:
@@ -21,7 +21,7 @@ def tables(document: RankingDocument, width: int) -> list[Table]:
 
 
 def _names(rows: Sequence[RankedModel | RankedDraft], width: int) -> list[str]:
-    """What differs in the names of a repository's files; of one that cannot be read its own."""
+    """Return each file's name without what all names of its repository share; the repository's without a file."""
     names: list[str] = []
     for repo, some in groupby(rows, key=lambda row: row.repo):
         files = [row.file or repo for row in some]
@@ -91,7 +91,7 @@ def _fits(row: RankedModel, *, has_card: bool) -> str:
 
 
 def lines(document: RankingDocument) -> Iterator[tuple[str, str]]:
-    """(a sentence, its style): how to read the table, why rows have nothing, and the next command."""
+    """Yield (sentence, style): why rows failed, how to read the tables, and the next command."""
     listed: tuple[RankedModel | RankedDraft, ...] = (*document.rows, *document.drafts)
     for row in listed:
         if row.error:

@@ -1,4 +1,4 @@
-"""A rehearsal for people: what the pair reaches by acceptance, and what was measured for it."""
+"""Report of a rehearsal: expected speed by acceptance, and the measurements behind it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ggufspec.schema.text import number, of_memory
 
 
 def expected(document: RehearseDocument) -> Table:
-    """Tokens/s by the chance per token; rows that beat target-only are bold."""
+    """Return expected tokens/s by chance per token; rows that beat target-only are bold."""
     rows = [
         (
             f"{row.acceptance:.0%}",
@@ -28,7 +28,7 @@ def expected(document: RehearseDocument) -> Table:
 
 
 def runs(document: RehearseDocument) -> Table:
-    """What was measured: each model where it was, target-only or next to the other."""
+    """Return the measured runs, one row per model: its layers, speed, load time and the run's memory."""
     rows = []
     for run in document.runs:
         memory = (of_memory(run.ram_bytes), of_memory(run.vram_bytes) if run.vram_bytes else "–")
@@ -44,7 +44,7 @@ def runs(document: RehearseDocument) -> Table:
 
 
 def batches(document: RehearseDocument) -> Table:
-    """The target's batch latency in milliseconds, and how many times that of one token."""
+    """Return the target's latency by batch size in milliseconds, and as a multiple of one token's."""
     target = next(run.target for run in document.runs if run.target is not None)
     rows = [
         (str(width), with_spread(seconds, 1e3), f"{seconds.median / target.batch_s[1].median:.2f}")

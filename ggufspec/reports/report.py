@@ -1,4 +1,4 @@
-"""A report for the terminal and as Markdown: the sections of kept results."""
+"""Report on the terminal and as Markdown: the sections of saved results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def terminal(machines: Sequence[Machine], width: int) -> Iterable[RenderableType]:
-    """Tables only: plots are the page's."""
+    """Yield the sections for the terminal, with tables but without plots, which only the page has."""
     from rich.text import Text
 
     for machine in machines:
@@ -44,7 +44,7 @@ def _section(section: Section, width: int) -> Iterable[RenderableType]:
 
 
 def markdown(machines: Sequence[Machine]) -> str:
-    """The same as Markdown: plots are their tables."""
+    """Return the sections as Markdown, with plots as tables."""
     lines: list[str] = []
     for machine in machines:
         facts = (f"- {escaped(name)}: {escaped(value)}" for name, value in machine.facts)

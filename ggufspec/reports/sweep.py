@@ -1,4 +1,4 @@
-"""The report of a sweep: its table with a bar for each value, and what it shows."""
+"""Report of a sweep: its table with a bar per value, and its summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def label(document: SweepDocument) -> str:
 
 
 def best(document: SweepDocument) -> SweepPoint | None:
-    """The value whose speculative run is the fastest, else whose target-only run is; None if nothing was measured."""
+    """Return the value with the fastest speculative run, else target-only run; None if nothing was measured."""
     drafted = [point for point in document.points if point.speculative is not None]
     measured = [point for point in drafted or document.points if _leading(point)]
     return max(measured, key=_speed, default=None)
@@ -71,7 +71,7 @@ def summary(document: SweepDocument) -> str:
 
 
 def results(document: SweepDocument, width: int = 80) -> Table:
-    """A row for each value; on a terminal of ``width`` columns with a bar."""
+    """Return one row per value; on a terminal of ``width`` columns with a bar."""
     leader = best(document)
     column = min(40, max(8, width - 58)) / (_speed(leader) if leader else 1.0)
 
@@ -114,7 +114,7 @@ def markdown(document: SweepDocument) -> str:
 
 
 def comma_separated(document: SweepDocument) -> str:
-    """A line per trial, and one per failure."""
+    """Return one CSV line per trial and per failure."""
     heads = (
         *(document.option, "run", "trial", "gpu_layers", "tokens_per_s", "tokens", "acceptance_rate"),
         *("tokens_per_round", "peak_rss_bytes", "failure"),

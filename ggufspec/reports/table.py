@@ -1,7 +1,4 @@
-"""The one table that reports are made of, and its three forms: terminal, Markdown, CSV.
-
-Rows hold values; a column knows how a value is shown. A page shows the same table as HTML.
-"""
+"""Table of a report, and its three forms: terminal, Markdown, CSV. Rows hold values, which columns format."""
 
 from __future__ import annotations
 
@@ -21,19 +18,19 @@ if TYPE_CHECKING:
 
     from ggufspec.schema.base import Run
 
-_MARKUP = re.compile(r"[\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")  # within a word an underscore is a letter
-_BEGINS = re.compile(r"^(\s*)(?=[#>+=-](?!\d))|^(\s*\d+)(?=[.)](?:\s|$))")  # a heading, a quotation, an item
-_WRAPPED = 24  # columns of the terminal that a long text needs
-_NARROW = 60  # columns: a narrower terminal shows a table that does not fit row by row
+_MARKUP = re.compile(r"[\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")  # not an underscore within a word
+_BEGINS = re.compile(r"^(\s*)(?=[#>+=-](?!\d))|^(\s*\d+)(?=[.)](?:\s|$))")  # a heading, quotation or list item
+_WRAPPED = 24  # most terminal columns reserved for a column that wraps
+_NARROW = 60  # columns; a narrower terminal shows a table that does not fit row by row
 BEST = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; its label has the unit if its cells have none.
+    """Column of a table; its label has the unit if its cells have none.
 
-    ``text`` shows a value to people, except None, which is an empty cell. The value with the highest ``rank`` is the
-    best of the column. ``style`` is of a value's cell on the terminal. ``only`` is where the column is alone.
+    ``text`` formats a value (None is an empty cell), ``style`` is its style on the terminal, and the highest ``rank``
+    marks the column's best. ``only`` limits the column to the terminal or to files.
     """
 
     label: str
@@ -47,10 +44,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of values.
+    """Table of values.
 
-    A row that ``failed`` has the values that name it, and why: ``failed: …``, or ``not measured``. ``leading`` rows
-    are bold; a group begins before each row of ``groups``.
+    A ``failed`` row has only the values that name it, and a reason: ``failed: …`` or ``not measured``. ``leading``
+    rows are bold; a group begins before each row of ``groups``.
     """
 
     title: str
@@ -69,7 +66,7 @@ class Table:
 
     @property
     def best(self) -> set[tuple[int, int]]:
-        """(row, column) of the best of each column that has at least two different values."""
+        """Return (row, column) of the best values in each column that has at least two different ones."""
         found: set[tuple[int, int]] = set()
         for index, column in enumerate(self.columns):
             if column.rank is None:
@@ -82,12 +79,12 @@ class Table:
         return found
 
     def filled(self, least: int = 1) -> Table:
-        """The table without columns in which no row has anything; the first ``least`` stay."""
+        """Return the table without empty columns; the first ``least`` stay."""
         full = {n for row in self.cells for n, text in enumerate(row) if text not in ("", "–")}
         return self._of([n for n in range(len(self.columns)) if n in full or n < least])
 
     def seen_in(self, where: str) -> Table:
-        """The table with the columns that a ``terminal`` or a ``file`` shows."""
+        """Return the table with the columns that a ``terminal`` or a ``file`` shows."""
         return self._of([n for n, column in enumerate(self.columns) if column.only in ("", where)])
 
     def _of(self, kept: Sequence[int]) -> Table:
@@ -100,7 +97,7 @@ class Table:
 
 
 def columns(*labels: str | Column) -> list[Column]:
-    """Columns of texts by their labels: the first at the left, the others at the right."""
+    """Return text columns by their labels: the first aligned left, the others right."""
     return [
         label if isinstance(label, Column) else Column(label, align="right" if index else "left")
         for index, label in enumerate(labels)
@@ -119,9 +116,9 @@ def words(label: str) -> Column:
 
 
 def terminal(table: Table, width: int | None = None) -> RichTable:
-    """A rich table; the best of a column has a star. Columns beyond ``width`` are left out, the first two never.
+    """Return a rich table; a column's best has a star. Columns beyond ``width`` are dropped, the first two never.
 
-    A narrow terminal shows a table that does not fit as one block for each row, a line for each of its columns.
+    A narrow terminal shows a table that does not fit as one block per row with a line per column.
     """
     from rich import box
     from rich.padding import Padding
@@ -167,7 +164,7 @@ def terminal(table: Table, width: int | None = None) -> RichTable:
 
 
 def pairs(rows: Iterable[tuple[str | Text, str | Text]]) -> RichTable:
-    """Names and values without lines, values as wide as there is room; a name that is not a Text is bold."""
+    """Return a grid of names and values; names given as str are bold, and values wrap at the terminal's width."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -185,7 +182,7 @@ def _style(table: Table, row: int, column: int, best: Collection[tuple[int, int]
 
 
 def _fitting(heads: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The columns that fit, from the left, those without anything left out."""
+    """Return the indices of the columns that fit, from the left, skipping empty ones."""
     shown: list[int] = []
     used = 0
     for index, column in enumerate(heads):
@@ -200,7 +197,6 @@ def _fitting(heads: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
 
 def _width(column: Column, cells: Iterable[str]) -> int:
-    """Columns of the terminal that a column needs."""
     widest = max(len(line) for cell in (column.label, *cells) for line in cell.split("\n"))
     return min(widest, _WRAPPED) if column.wraps else widest
 
@@ -209,13 +205,13 @@ def _width(column: Column, cells: Iterable[str]) -> int:
 
 
 def escaped(text: str) -> str:
-    """A text in one line of Markdown that is nothing but text there: names are a stranger's."""
+    """Return ``text`` as one line of literal Markdown, because names may come from a stranger."""
     line = visible(text.strip().replace("\n", " ")).replace("&", "&amp;").replace("<", "&lt;")
     return _BEGINS.sub(r"\g<0>\\", _MARKUP.sub(r"\\\g<0>", line))
 
 
 def markdown(table: Table) -> str:
-    """A Markdown table; the best of a column is bold."""
+    """Return a Markdown table; a column's best is bold."""
     table = table.seen_in("file")
     best = table.best
     lines = [
@@ -234,7 +230,7 @@ def markdown(table: Table) -> str:
 
 
 def comma_separated(heads: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
-    """Lines for spreadsheets, numbers unrounded; what a line lacks is empty, what has no head is left out."""
+    """Return CSV with unrounded numbers; missing values are empty, keys without a heading are dropped."""
     text = io.StringIO()
     writer = csv.DictWriter(text, heads, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -243,7 +239,7 @@ def comma_separated(heads: Sequence[str], lines: Iterable[Mapping[str, Any]]) ->
 
 
 def trials(run: Run | None, /, **more: Any) -> Iterator[dict[str, Any]]:
-    """A measured run for :func:`comma_separated`: a line per trial, with its number and speed; none without a run."""
+    """Yield a run's trials for :func:`comma_separated`, each with its number and speed; nothing without a run."""
     if run is not None:
         facts = {"lossy": False} | {one.name: getattr(run, one.name) for one in fields(run)} | more
         for number, sample in enumerate(run.tokens_per_s.samples, 1):

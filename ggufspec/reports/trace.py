@@ -1,4 +1,4 @@
-"""The rounds of a trace for people: one set of rows for the terminal and the page."""
+"""Report of a trace's rounds: rows that both the terminal and the page show."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ WRITERS = {
 }
 _RESULTS = {"accepted": "accepted", "rejected": "rejected", "unread": "not checked"}
 _STYLES = {"accepted": "green", "rejected": "red", "unread": "dim", "added": "bold"}
-_NUMBERS = 6  # columns of q, p and their ratio
-_RULE = 20  # columns of what was compared
-_CHOICE = " the target's choice"  # left out where there is no room
-_WIDE = 112  # columns with room
+_NUMBERS = 6  # columns for each of q, p and their ratio
+_RULE = 20  # columns for the comparison
+_CHOICE = " the target's choice"  # left out on narrow terminals
+_WIDE = 112  # columns of a terminal that shows _CHOICE
 _RESULT = 15
 _FEWEST_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A token of a round as cells."""
+    """Cells of one token of a round."""
 
-    number: str  # of a drafted token; ``+`` for the target's own
-    who: str  # its drafter or ``target``
+    number: str  # position in the draft; ``+`` for the target's own token
+    who: str  # drafter, or ``target``
     token: str
-    q: str  # the draft's probability of it, when greedy before sampling
-    p: str  # the target's
+    q: str  # draft's probability; before sampling if greedy
+    p: str  # target's probability, likewise
     ratio: str
-    rule: str  # what was compared, never rounded so that it contradicts the result
+    rule: str  # comparison, never rounded so that it contradicts the result
     result: str
     kind: str
-    draft: tuple[Likely, ...] = ()  # the likeliest tokens
-    target: tuple[Likely, ...] = ()  # the same, if it chose another one or its own
+    draft: tuple[Likely, ...] = ()  # draft's likeliest tokens
+    target: tuple[Likely, ...] = ()  # target's likeliest tokens, if it rejected the draft's or added its own
 
 
 def heading(round_: TracedRound) -> str:
@@ -86,12 +86,12 @@ def explained(round_: TracedRound) -> str:
 
 
 def _unsampled(round_: TracedRound) -> bool:
-    """Whether q and p are shown before sampling: greedy, they would be 1 and 0."""
+    """Return whether q and p are shown before sampling, because greedy sampling makes them 1 and 0."""
     return not round_.temperature and round_.rule != "residual"
 
 
 def rows(round_: TracedRound) -> list[Row]:
-    """The drafted tokens of a round in their order, then the target's own."""
+    """Return a round's drafted tokens in order, then the target's own."""
     drafted = [_drafted(round_, number, one) for number, one in enumerate(round_.drafted, 1)]
     return drafted if round_.added is None else [*drafted, _added(round_, round_.added)]
 
@@ -128,7 +128,7 @@ def _added(round_: TracedRound, added: Added) -> Row:
     else:
         rule = _own_choice(added.sum.total if added.sum else 0.0, greedy=greedy, masked=added.masked)
     result = "" if not round_.drafted else "bonus" if added.source == "bonus" else "correction"
-    rejected = added.source == "target" and bool(round_.drafted)  # its row has the target's likeliest already
+    rejected = added.source == "target" and bool(round_.drafted)  # the rejected row has the target's likeliest already
     return Row(
         number="+",
         who="target",
@@ -144,7 +144,7 @@ def _added(round_: TracedRound, added: Added) -> Row:
 
 
 def compared(token: int, judged: Judged, *, greedy: bool) -> str:
-    """What the rule compared, with digits enough to tell both sides apart."""
+    """Return the rule's comparison with enough digits to tell both sides apart."""
     if judged.uniform is not None:
         bound = min(1.0, judged.ratio)
         return _distinct(judged.uniform, "<" if judged.uniform < bound else "≥", bound)
@@ -182,14 +182,14 @@ def _below(judged: Judged, own: Own, *, greedy: bool) -> str:
 
 
 def _distinct(a: float, sign: str, b: float, digits: int = _FEWEST_DIGITS) -> str:
-    """Two numbers with so many digits that they differ if they do."""
+    """Return both numbers with enough digits to differ, unless they are equal."""
     while f"{a:.{digits}f}" == f"{b:.{digits}f}" and a != b:
         digits += 1
     return f"{a:.{digits}f} {sign} {b:.{digits}f}"
 
 
 def probability(value: float | None) -> str:
-    """A probability, or a ratio of two, in six columns."""
+    """Format a probability, or a ratio of two, in six columns."""
     if value is None:
         return "–"
     if value in (0, 1):
@@ -204,13 +204,13 @@ def percent(value: float) -> str:
 
 
 def quoted(text: str) -> str:
-    """A token's text in quotes; what cannot be seen is escaped as in Python."""
+    """Return a token's text in quotes, unprintable characters escaped as in Python."""
     quote = "'" if '"' in text and "'" not in text else '"'
     return quote + "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text) + quote
 
 
 def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
-    """The lines of a round on a terminal of ``width`` columns, with the ``likeliest`` tokens of each row."""
+    """Yield a round's lines for a terminal of ``width`` columns, with up to ``likeliest`` candidate tokens per row."""
     from rich.text import Text
 
     ruled = _RULE if width < _WIDE else _RULE + len(_CHOICE)
@@ -243,7 +243,7 @@ def _line(cells: Sequence[str], wide: int, ruled: int) -> str:
 
 
 def _listed(name: str, found: Sequence[Likely], width: int) -> list[str]:
-    hard = "\xa0"  # where no line ends
+    hard = "\xa0"  # a no-break space
     items = [
         f"{'' if one.permitted else '✗'}{shortened(quoted(one.text), 20)} {percent(one.probability)}".replace(" ", hard)
         for one in found
@@ -255,7 +255,7 @@ def _listed(name: str, found: Sequence[Likely], width: int) -> list[str]:
 
 
 def answer(tokens: Sequence[Written], tints: Mapping[str, str]) -> Iterator[Text]:
-    """The text in styles by who wrote it, and what they mean."""
+    """Yield the text styled by who wrote each token, and a legend."""
     from rich.text import Text
 
     text = Text()
@@ -270,7 +270,7 @@ def answer(tokens: Sequence[Written], tints: Mapping[str, str]) -> Iterator[Text
 
 
 def written(tokens: Sequence[Written]) -> dict[str, int]:
-    """How many tokens of an answer who wrote, those who wrote none left out."""
+    """Return the number of tokens by writer, without writers of none."""
     counts = {name: sum(token.source == name and token.token >= 0 for token in tokens) for name in WRITERS}
     return {name: count for name, count in counts.items() if count}
 

@@ -1,4 +1,4 @@
-"""A trace as a page: the text coloured by who wrote each token, and every round; see docs/decisions/016."""
+"""Trace as a page: the text coloured by who wrote each token, and every round; see docs/decisions/016."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ggufspec.schema.rounds import TracedRound
 from ggufspec.schema.text import counted, visible
 from ggufspec.schema.trace import TraceDocument
 
-_OPEN = 12  # rounds of a trace that is short enough to show them all unfolded
+_OPEN = 12  # most rounds that are shown unfolded
 
 
 def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
@@ -42,7 +42,7 @@ def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
 
 
 def _tokens(document: TraceDocument, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str, int, str]]:
-    """The pieces of the text: each with who wrote it in which round, and its row in a sentence."""
+    """Yield (text, writer, round number, its row in a sentence) of each token."""
     for number, written in groupby(document.tokens, lambda one: one.round):
         shown = [row for row in rows.get(number, ()) if row.kind in ("accepted", "added")]
         for one, row in zip(written, chain(shown, repeat(None)), strict=False):

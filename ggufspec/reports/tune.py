@@ -1,4 +1,4 @@
-"""The report of a tuning: its trials as a table, and settings in words."""
+"""Report of a tuning: its trials as a table, and settings in words."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ggufspec.schema.text import counted, number
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 from ggufspec.settings.registry import drafters_label, drafts_with_file
 
-# What is not named if it is as usual: its llama.cpp flag, and its usual value.
+# Settings named only if unusual: (llama.cpp flag, usual value).
 _OTHER = {"n_cpu_moe": ("ncmoe", 0), "flash_attn": ("fa", "auto"), "ubatch_size": ("ub", 512)}
 
 
 def setting_name(document: TuneDocument, setting: TunedSetting) -> str:
-    """A setting in a line, without what is as usual."""
+    """Return a setting in one line, without usual values."""
     parts = [f"ngl {setting.gpu_layers}"]
     if not setting.drafted:
         parts.append("no draft")
@@ -33,13 +33,13 @@ def setting_name(document: TuneDocument, setting: TunedSetting) -> str:
 
 
 def varied(document: TuneDocument) -> frozenset[str]:
-    """Keys of settings that are not the same in every trial."""
+    """Return the keys of settings that differ between trials."""
     settings = [asdict(trial.setting) for trial in document.trials]
     return frozenset(key for key in (settings or [{}])[0] if len({str(each[key]) for each in settings}) > 1)
 
 
 def _places_draft(document: TuneDocument, setting: TunedSetting) -> bool:
-    """Whether a draft has layers of its own: a head in the target's file is where that is."""
+    """Return whether the draft is placed separately: a head in the target's file is placed with the target."""
     return bool(document.pair.get("draft")) and drafts_with_file(setting.drafter)
 
 
@@ -75,12 +75,12 @@ COLUMNS = (
 
 
 def trials(document: TuneDocument, *, best: int | None = None) -> Table:
-    """A row for each trial in their order, or the ``best`` so many and what was planned.
+    """Return one row per trial in order, or only the ``best`` so many, the winner and the planned setting.
 
-    The best are the winner, then those of the final, the fastest first.
+    The winner is first, then come finalists, then single trials, each fastest first.
     """
     shown, named = list(document.trials), (document.winner, document.baseline)
-    if best is not None:  # of a single trial that looks fast the half is luck
+    if best is not None:  # finalists first: half the lead of a fast single trial is luck
         shown = sorted(shown, key=lambda t: (t.index == document.winner, bool(t.searched), _median(t)), reverse=True)
         shown = [t for place, t in enumerate(shown) if place < best or t.index in named]
     rows = []
@@ -93,7 +93,7 @@ def trials(document: TuneDocument, *, best: int | None = None) -> Table:
 
 
 def _mark(document: TuneDocument, trial: TuneTrial, *, is_short: bool) -> str:
-    """What the last column says; documents of older versions have no verdict."""
+    """Return the last column's text; documents of older versions have no verdict."""
     if trial.index == document.winner and (document.decided or not document.verdict):
         return "best"
     if trial.index == document.baseline:
@@ -123,7 +123,7 @@ def markdown(document: TuneDocument) -> str:
 
 
 def comma_separated(document: TuneDocument) -> str:
-    """A line per measurement; those of the final, which are held against each other, are marked."""
+    """Return one CSV line per measurement, marked as search or final; only finals are comparable with each other."""
     names = [*asdict(document.trials[0].setting)] if document.trials else []
     heads = ("trial", *names, "predicted_tokens_per_s", "tokens_per_s", "part", "failure")
     return table.comma_separated(heads, _lines(document))

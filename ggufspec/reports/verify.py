@@ -1,4 +1,4 @@
-"""A certificate for people: a table for each section, and the worst of what went wrong."""
+"""Report of a certificate: a table per section, and details of failed checks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TITLES = {
     "distribution": "Distribution: tokens against the target's own probabilities",
 }
 _MARKS = {"passed": ("PASS", "green"), "failed": ("FAIL", "bold red"), "not possible": ("–", "dim")}
-_MOST = 3  # differences that are shown of a check
+_MOST = 3  # differences shown per check
 
 
 def section(checks: Sequence[Check]) -> Table:
-    """``Accepted`` are drafted tokens that became part of answers."""
+    """Return one row per check; ``Accepted`` counts drafted tokens that became part of answers."""
     columns = (
         Column("", lambda status: _MARKS[status][0], "left", style=lambda status: _MARKS[status][1]),
         table.word("Drafter"),
@@ -47,7 +47,7 @@ def remark(check: Check) -> str:
 
 
 def details(check: Check) -> list[str]:
-    """Why a check failed or was not possible, in lines; none of one that passed."""
+    """Return why a check failed or was not possible; empty if it passed."""
     if check.status == "not possible":
         return [check.reason] if check.rule == "exact" else []
     if check.status == "passed":

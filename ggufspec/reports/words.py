@@ -1,4 +1,4 @@
-"""Measured values and settings as people read them. Pure."""
+"""Measured values and settings in words. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from ggufspec.schema.text import counted, number
 from ggufspec.settings.registry import drafters_label
 
 MODES = {
-    "target_only_at_pair": "target at pair",  # target-only, its layers as few as the pair's
+    "target_only_at_pair": "target at pair",  # target-only with the pair's GPU layers
     "llama_target_only": "Llama alone",
     "llama_hook": "Llama + hook",
 }
 
 
 def mode_name(mode: str) -> str:
-    """A key of a bench's runs for people."""
     return MODES.get(mode, mode.replace("_", "-"))
 
 
 def conditions(settings: dict[str, Any], swept: str = "", *, extent: bool = True) -> str:
-    """The settings of a bench in a line, without the key that was ``swept``, and how much was measured."""
+    """Return a bench's settings in one line, without the ``swept`` key; with ``extent`` also how much was measured."""
     prompts = counted(settings["prompts"], "prompt")
     if how := settings.get("prompt_format"):
         prompts += f" ({how})"
@@ -47,7 +46,7 @@ def conditions(settings: dict[str, Any], swept: str = "", *, extent: bool = True
 
 
 def penalties(settings: dict[str, Any]) -> str:
-    """The penalties of a document's settings in words; empty without any."""
+    """Return the penalties of a document's settings in words; empty without any."""
     off = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
     found = [f"{key.replace('_', ' ')} {settings[key]}" for key, none in off.items() if settings.get(key, none) != none]
     last = settings.get("repeat_last_n", 0)
@@ -65,7 +64,7 @@ def first_token(seconds: float) -> str:
 
 
 def prompt_figures(run: Run) -> str:
-    """Prompt speed and time to first token; empty if an old result does not have them."""
+    """Return prompt speed and time to first token; empty if an old result lacks them."""
     if run.time_to_first_token_s is None:
         return ""
     read = [f"{counted(run.prompt_tokens, 'token')} at {number(run.prompt_tokens_per_s)}/s"]
@@ -73,24 +72,24 @@ def prompt_figures(run: Run) -> str:
 
 
 def with_spread(value: Spread, scale: float = 1.0) -> str:
-    """A median and the larger half of its interval, times ``scale``; a single trial has no interval."""
+    """Return the median ± the larger half of its interval, times ``scale``; a single trial has no interval."""
     median, half = scale * value.median, scale * max(value.median - value.ci95[0], value.ci95[1] - value.median)
     digits = 0 if median >= 100 else 1 if median >= 10 else 2
     return f"{median:.{digits}f}" if len(value.samples) < 2 else f"{median:.{digits}f} ± {half:.{digits}f}"
 
 
 def ratio(value: Spread) -> str:
-    """A ratio without its interval: 1.42×."""
+    """Return a ratio without its interval: 1.42×."""
     return f"{value.median:.2f}×"
 
 
 def times(value: Spread | None) -> str:
-    """A ratio with its interval: 1.42× (1.39 to 1.45); empty without one."""
+    """Return a ratio with its interval: 1.42× (1.39 to 1.45); empty for None."""
     return "" if value is None else ratio(value) + _interval(value)
 
 
 def over(value: Spread | None, rival: str) -> str:
-    """A ratio in a sentence: 1.42× target-only (95% interval 1.39 to 1.45); empty without one."""
+    """Return a ratio for a sentence: 1.42× target-only (95% interval 1.39 to 1.45); empty for None."""
     return "" if value is None else f"{ratio(value)} {rival}{_interval(value, '95% interval ')}"
 
 
@@ -104,7 +103,7 @@ def median(value: Spread) -> float:
 
 
 def layers(run: Run) -> str:
-    """Layers on the GPU of how many: the target's, and the draft's if there is one."""
+    """Return the target's GPU layers out of all, and the draft's if there is one."""
     text = f"{run.gpu_layers}/{run.layers + 1}"
     if isinstance(run, SpeculativeRun) and run.draft_layers:
         text += f" + {run.gpu_layers_draft}/{run.draft_layers + 1}"
@@ -112,13 +111,13 @@ def layers(run: Run) -> str:
 
 
 def speed(run: Run) -> str:
-    """Tokens per second of a run with their spread; marked if its rule may change the text."""
+    """Return a run's tokens/s with spread, marked as lossy if its acceptance rule may change the text."""
     lossy = isinstance(run, SpeculativeRun) and run.lossy
     return with_spread(run.tokens_per_s) + (" (lossy)" if lossy else "")
 
 
 def accepted(run: Run | None) -> str:
-    """The share of drafted tokens that were accepted; a dash if none was drafted, which is not none accepted."""
+    """Return the share of drafted tokens accepted; a dash, not 0%, if none was drafted."""
     if not isinstance(run, SpeculativeRun):
         return ""
     return f"{run.acceptance_rate:.0%}" if run.drafted else "–"
@@ -133,7 +132,7 @@ def tokens_per_round(run: Run | None) -> str:
 
 
 def cards_of(machine: dict[str, Any]) -> list[tuple[str, int]]:
-    """(name, bytes) of each of a document's cards; 0 bytes if they are not known."""
+    """Return (name, bytes) of each of a document's GPUs; 0 bytes if unknown."""
     found = machine.get("gpus")
     return [
         (str(card.get("name", "card")), size if isinstance(size := card.get("total_bytes"), int) else 0)
@@ -146,13 +145,13 @@ def cards_of(machine: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def base_name(value: object) -> str:
-    """The file's own name, without folder and ending."""
+    """Return the file's name without folder and ``.gguf``."""
     name = str(value or "").replace("\\", "/").rpartition("/")[2]
     return name.removesuffix(".gguf")
 
 
 def common_stem(names: Sequence[str]) -> str:
-    """What all names begin with, in whole words; empty for a single one."""
+    """Return the prefix of whole words that all names share; empty for a single name."""
     split = [re.split(r"(?<=[-/ ])|(?<=\.)(?!\d)", name) for name in dict.fromkeys(names)]
     common = 0
     if len(split) > 1:
@@ -162,7 +161,7 @@ def common_stem(names: Sequence[str]) -> str:
 
 
 def shorter(names: Sequence[str], most: int | None = None) -> dict[str, str]:
-    """Short names that differ: without folder, ending, and the words that all begin with; of ``most`` letters."""
+    """Return distinct short names: without folder, ending and shared prefix, cut to ``most`` characters if possible."""
     plain = {name: base_name(name) for name in names}
     stem = common_stem(list(plain.values()))
     found = {name: text[len(stem) :] for name, text in plain.items()}
@@ -173,6 +172,6 @@ def shorter(names: Sequence[str], most: int | None = None) -> dict[str, str]:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text without its middle, if it is longer: a file's name says the most at its ends."""
+    """Return ``text``, its middle cut out if too long: a file name says most at its ends."""
     tail = most * 3 // 5
     return text if len(text) <= most else f"{text[: max(0, most - tail - 1)]}…{text[-tail:]}"

@@ -1,1 +1,1 @@
-"""Results as a page: figures, how they are drawn, and the templates."""
+"""Page of results: its figures, their drawing, and the templates."""

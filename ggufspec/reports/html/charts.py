@@ -1,10 +1,9 @@
-"""Figures as SVG: Vega-Lite draws them; the only importer of vl_convert.
+"""Figures as SVG, drawn by Vega-Lite; the only importer of vl_convert.
 
-Colours are CSS variables of the page, so that one drawing serves light, dark and paper; the page scales it. Nothing is
-loaded: the data is in the drawing, and every mark has its words as a title. Names from outside are data, never
-expressions.
+Colours are CSS variables of the page, so one drawing serves light, dark and paper. Drawings contain their data and load
+nothing; every mark has a title. Untrusted names are data, never expressions.
 
-Source: the Vega-Lite 5 documentation (https://vega.github.io/vega-lite/docs/), which vl-convert brings with it.
+Source: documentation of Vega-Lite 5 (https://vega.github.io/vega-lite/docs/), which vl-convert bundles.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from ggufspec.reports.html.figures import PARTS, Figure
 WIDTH = 500  # CSS pixels
 _VEGA_LITE = "5.21"
 _SVG = "http://www.w3.org/2000/svg"
-_FEW = 12  # whole numbers that an axis names one by one
+_FEW = 12  # most integers that an axis labels one by one
 _CROSS = "M-1,-1L1,1M1,-1L-1,1"
 
 Spec = dict[str, Any]
 
 
 def draw(figure: Figure) -> str:
-    """The figure as one ``<svg>`` element.
+    """Return the figure as one ``<svg>`` element.
 
     Raises:
-        GgufspecError: vl-convert is not installed, or cannot draw it.
+        GgufspecError: vl-convert is not installed, or cannot draw the figure.
     """
     try:
         import vl_convert
@@ -68,7 +67,7 @@ def specification(figure: Figure) -> Spec:
 
 
 def _points(figure: Figure) -> list[Spec]:
-    """Points with their intervals; lines through those of one series if the figure's form says so."""
+    """Return points with intervals, connected within each series if the figure's form is ``lines``."""
     x: Spec = {"field": "x", "title": figure.x}
     if any(isinstance(mark.x, str) for mark in figure.marks):
         x |= {"type": "ordinal", "sort": None, "axis": {"labelAngle": 0}}
@@ -101,7 +100,7 @@ def _points(figure: Figure) -> list[Spec]:
 
 
 def _bars(figure: Figure) -> list[Spec]:
-    """Bars that lie below their names: one for every name, its parts one after the other."""
+    """Return horizontal bars below their names; memory bars are stacked."""
     names = list(dict.fromkeys(mark.x for mark in figure.marks if mark.kind != "limit"))
     stacked = figure.name == "memory"
     x: Spec = {"field": "y", "type": "quantitative", "title": figure.y, "axis": {"tickCount": 6}}
@@ -121,11 +120,11 @@ def _bars(figure: Figure) -> list[Spec]:
 
 
 def _drawn(figure: Figure, layers: Sequence[tuple[str, Spec, Spec]]) -> list[Spec]:
-    """Layers of (kind of mark, how it is drawn, encoding), without those that the figure has no mark for."""
+    """Return the layers, (kind of mark, drawing, encoding), for which the figure has marks."""
     kinds = {mark.kind for mark in figure.marks}
     return [
         {
-            # An empty label would take room above its panel, and move the panel's title up
+            # An empty label would take room above its panel and move the panel's title up.
             "transform": [{"filter": f"datum.kind === '{kind}'" + " && datum.label" * ("text" in encoding)}],
             "mark": mark,
             "encoding": encoding,
@@ -136,7 +135,7 @@ def _drawn(figure: Figure, layers: Sequence[tuple[str, Spec, Spec]]) -> list[Spe
 
 
 def _colour(figure: Figure) -> Spec:
-    """By series. There is a legend unless there is one series, or every bar has its own name next to it."""
+    """Return the colours by series, with a legend unless there is one series or each series is one named bar."""
     if figure.name == "memory":
         colours = [f"var(--p{PARTS.index(name) + 1})" for name in figure.series]
     else:

@@ -1,6 +1,6 @@
-"""What a page draws: speeds, acceptance, memory, quality, a plan, a sweep, a search; apart from how it is drawn. Pure.
+"""Figures of a page as data: speeds, acceptance, memory, quality, a plan, a sweep, a search. Pure.
 
-:mod:`ggufspec.reports.html.charts` draws figures. One has a table only if its numbers are in no table of its section.
+:mod:`ggufspec.reports.html.charts` draws them.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from ggufspec.schema.text import number, of_memory
 from ggufspec.schema.tune import TuneDocument, TuneTrial
 
 TARGET_ONLY = "target-only"
-# Parts of a device's memory, in the order in which they are stacked.
+# Parts of a device's memory in stacking order.
 _KINDS = ("weights", "kv", "compute")
 PARTS = (*(f"{role} {kind}" for role in ("target", "draft") for kind in _KINDS), "overhead")
-_POSITIONS = 8  # longest draft shown in a table; a figure has all positions
-_FEWEST_DRAFTED = 10  # tokens at a position, for its acceptance rate to be shown
+_POSITIONS = 8  # draft positions shown in a table; plots show all
+_FEWEST_DRAFTED = 10  # drafted tokens at a position, below which its acceptance rate is not shown
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One thing that was measured, or predicted."""
+    """Point or bar of a figure, measured or predicted."""
 
-    series: str  # a colour and a shape
-    x: float | str  # a number or a name; of bars the name of the bar
-    y: float  # the height, in the axis's unit
-    description: str  # shown when it is pointed at, and read aloud
-    low: float | None = None  # ends of its 95 % interval, if it has one
+    series: str  # decides colour and shape
+    x: float | str  # number or name; a bar's name
+    y: float  # value in the axis's unit
+    description: str  # tooltip and text for screen readers
+    low: float | None = None  # ends of the 95 % interval, if any
     high: float | None = None
-    panel: str = ""  # if a figure has several
-    label: str = ""  # written next to it
+    panel: str = ""  # facet, if the figure has several
+    label: str = ""  # text next to the mark
     kind: Literal["measured", "line", "failed", "limit"] = "measured"  # line: without points, limit: across bars
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot."""
+    """Plot of measured or predicted values."""
 
     name: str  # ``speed``, ``acceptance``, ``memory``, ``quality``, ``plan``, ``sweep`` or ``search``
     title: str
-    caption: str  # how it is read
-    form: Literal["points", "lines", "bars"]  # bars lie, one for every x
-    x: str  # the axis across; bars have none
-    y: str  # the axis up, or that along the bars
+    caption: str  # how to read it
+    form: Literal["points", "lines", "bars"]  # bars are horizontal, one per x
+    x: str  # title of the horizontal axis; empty for bars
+    y: str  # title of the vertical axis; for bars of the horizontal one
     series: Sequence[str]  # in the order of their colours
     marks: Sequence[Mark]
-    table: Table | None = None  # the same in numbers, if they are in no table of its section
+    table: Table | None = None  # the numbers, unless another table of the section has them
 
 
 def drawable(figures: Iterable[Figure]) -> tuple[Figure, ...]:
-    """The figures without marks that have no position (a divergence may have overflowed), unless they are one point."""
+    """Return figures of more than one position, without marks at infinity (a divergence may have overflowed)."""
 
     def has_position(mark: Mark) -> bool:
         return isfinite(mark.y) and (isinstance(mark.x, str) or isfinite(mark.x))
@@ -77,7 +77,6 @@ def drawable(figures: Iterable[Figure]) -> tuple[Figure, ...]:
 def _measured(
     series: str, x: float | str, speed: Spread, name: str, gain: Spread | None = None, label: str = ""
 ) -> Mark:
-    """A measured speed; a single trial has no interval."""
     description = f"{name}: {with_spread(speed)} tokens/s"
     description += f", {over(gain, TARGET_ONLY)}" if gain else ""
     low, high = speed.ci95 if len(speed.samples) > 1 else (None, None)
@@ -90,7 +89,7 @@ def _speeds(title: str, caption: str, series: Sequence[str], marks: Sequence[Mar
 
 
 def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, SpeculativeRun]]) -> Figure:
-    """Accepted ÷ drafted by position; ``lines`` are (pairing, series, panel, run)."""
+    """Return accepted ÷ drafted by position; ``lines`` are (pairing, series, panel, run)."""
     lines = [line for line in lines if line[-1].accepted_by_position]
     marks = [
         Mark(name, position, share, f"{pairing}: {share:.0%} accepted at position {position}", panel=panel)
@@ -125,12 +124,12 @@ def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, Spec
 
 
 def _is_telling(run: SpeculativeRun, position: int) -> bool:
-    """Whether enough was drafted at a position; old results do not have it."""
+    """Return whether enough was drafted at a position; True for old results, which lack the counts."""
     return not run.drafted_by_position or run.drafted_by_position[position - 1] >= _FEWEST_DRAFTED
 
 
 def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str = "", limit_bytes: int = 0) -> Figure:
-    """Planned parts, stacked; ``bars`` are (name, bytes by part)."""
+    """Return planned memory stacked by part; ``bars`` are (name, bytes by part)."""
     marks = [
         Mark(part, name, parts[part] / 2**30, f"{name}: {part} {of_memory(parts[part])}")
         for name, parts in bars
@@ -157,7 +156,7 @@ def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str =
 
 
 def of_bench(document: BenchDocument) -> Iterator[Figure]:
-    """Speeds and acceptance. Draft-only is left out: its speed says nothing of the target's."""
+    """Yield speeds and acceptance, without draft-only, whose speed says nothing about the target's."""
     runs = {mode_name(mode): run for mode, run in document.runs.items() if run is not None and mode != "draft_only"}
     yield _speeds(
         "Tokens/s",
@@ -170,7 +169,7 @@ def of_bench(document: BenchDocument) -> Iterator[Figure]:
 
 
 def of_compare(document: CompareDocument) -> Iterator[Figure]:
-    """Speeds, quality if it is known, memory and acceptance of every cell."""
+    """Yield speeds, quality if measured, memory and acceptance of all cells."""
     targets, drafts = compare.names_of(document)
     series = [TARGET_ONLY, *(f"with {name}" for name in drafts.values())]
     quality = {model.name: model.quality for model in document.targets if model.quality is not None}
@@ -216,7 +215,7 @@ def of_compare(document: CompareDocument) -> Iterator[Figure]:
 
 
 def _planned_memory(document: CompareDocument, names: dict[int, str]) -> Figure:
-    """Of the cards, or of the host if nothing is on a card; ``names`` are of cells, by their id."""
+    """Return planned memory on the GPUs, or on the host if no GPU is used; ``names`` are keyed by ``id(cell)``."""
     devices = {device for cell in document.cells for device, parts in cell.bytes.items() if any(parts.values())}
     shown = sorted(devices - {HOST}) or sorted(devices)
     bars = [
@@ -299,7 +298,7 @@ def of_tune(document: TuneDocument) -> Iterator[Figure]:
 
 
 def _trial(document: TuneDocument, trial: TuneTrial) -> Mark:
-    series, number = "with draft" if trial.setting.drafted else TARGET_ONLY, trial.index + 1  # as tune's table counts
+    series, number = "with draft" if trial.setting.drafted else TARGET_ONLY, trial.index + 1  # as in tune's table
     name = f"Trial {number}, {tune.setting_name(document, trial.setting)}"
     if trial.tokens_per_s is None:
         why = trial.failure.error if trial.failure else "not measured"

@@ -1,4 +1,4 @@
-"""One self-contained page of results: HTML, style and plots in one file, no script, nothing loaded from anywhere."""
+"""Self-contained page of results: HTML, style and plots in one file, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def render(documents: Sequence[dict[str, Any]]) -> str:
-    """The page of any documents of bench, compare, tune, sweep and plan, as ``json.loads`` gives them.
+    """Return the page of bench, compare, tune, sweep and plan documents, as ``json.loads`` gives them.
 
     Raises:
-        GgufspecError: a document is of no known schema, or the library that draws is not installed.
+        GgufspecError: a document is of no known schema, or vl-convert is not installed.
     """
     return page([parse(document, f"document {number}") for number, document in enumerate(documents, 1)])
 
 
 def page(documents: Sequence[Result]) -> str:
-    """A section for each machine, and one in it for each document; an error if what draws is not installed."""
+    """Return the page, with a section per machine and in it one per document; an error without vl-convert."""
     from ggufspec.reports.html import sections
 
     machines = sections.report(documents)
@@ -34,9 +34,9 @@ def page(documents: Sequence[Result]) -> str:
 
 
 def filled(template: str, sheets: Sequence[str], **values: Any) -> str:
-    """A page from a template: what is put into it is escaped, and a policy in it forbids all but its own style sheets.
+    """Return a page from a template; values are escaped, and its security policy permits only its own style sheets.
 
-    ``template`` and ``sheets`` are files of the templates; ``values`` are what it names, ``title`` among them.
+    ``template`` and ``sheets`` are file names of templates; ``values`` are the template's variables, with ``title``.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -1,4 +1,4 @@
-"""Results as sections of a report: what was found in a sentence, tables, figures, remarks; by machine. Pure."""
+"""Results as sections of a report by machine: the finding in a sentence, tables, figures, remarks. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ggufspec.schema.text import counted, number, of_memory
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings.table import OPTIONS
 
-_FEWEST = 3  # trials that have an interval
-# Settings that are shown, in their order, and what they are called if they are not options.
+_FEWEST = 3  # trials needed to call a gain certain
+# Settings shown, in order, with names for those that are not options.
 _SETTINGS = {
     **dict.fromkeys(("ctx_size", "cache_type_k", "cache_type_v", "flash_attn", "ubatch_size", "threads")),
     **dict.fromkeys(("drafter", "draft_policy", "draft_max", "accept")),
@@ -41,18 +41,18 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One document."""
+    """Section of a report about one document."""
 
-    kind: str  # ``compare``, for example
+    kind: str  # command, such as ``compare``
     title: str
-    lead: str  # the finding in a sentence or two
-    good: bool  # it is a gain
-    facts: tuple[tuple[str, str], ...]  # what it was measured with
+    lead: str  # finding in a sentence or two
+    good: bool  # True if it is a gain
+    facts: tuple[tuple[str, str], ...]  # settings and versions of the measurement
     tables: tuple[Table, ...]
-    speed: str  # the best tokens/s, as a cell; empty without any
-    gain: str  # the same over target-only or the first choice
+    speed: str  # best tokens/s, formatted; empty without any
+    gain: str  # gain over target-only or over the planned setting, formatted
     figures: tuple[Figure, ...]
-    warnings: tuple[str, ...] = ()  # what makes the results unsure
+    warnings: tuple[str, ...] = ()  # reasons to doubt the results
     notes: tuple[str, ...] = ()
 
 
@@ -64,7 +64,7 @@ class Machine:
 
 
 def report(documents: Sequence[Result]) -> tuple[Machine, ...]:
-    """The documents by machine, in their order; plans last, with the first machine that has their cards."""
+    """Group documents by machine in order; plans come last, with the first machine that has their GPUs."""
     found: dict[str, Machine] = {}
     for document in sorted(documents, key=lambda document: isinstance(document, PlanDocument)):
         machine = _planned_for(document, found) if isinstance(document, PlanDocument) else _machine(document.machine)
@@ -163,7 +163,7 @@ def _compare(document: CompareDocument) -> Section:
 
 
 def _pair(pair: dict[str, Any]) -> str:
-    """Target + draft, after the pair's name if it has one."""
+    """Return "target + draft", after the pair's name if it has one."""
     target, draft = base_name(pair.get("target")), base_name(pair.get("draft"))
     models = f"{target} + {draft}" if draft else target
     name = pair.get("name")
@@ -262,7 +262,7 @@ def _notes(document: BenchDocument | CompareDocument | SweepDocument | TuneDocum
 
 
 def _is_gain(ratio: Spread | None) -> bool:
-    """Whether it is above 1 for sure."""
+    """Return whether a ratio's interval is above 1."""
     return ratio is not None and len(ratio.samples) >= _FEWEST and ratio.ci95[0] > 1
 
 
