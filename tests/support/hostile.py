@@ -102,7 +102,7 @@ def attack(row: Row, root: Path) -> Cost:
 
 
 def _words(row: Row, given: Path, address: str) -> list[str]:
-    places = {"{in}": str(given), "{file}": str(given / row.file), "{hub}": address}
+    places = {"{in}": str(given), "{file}": str(given / row.file), "{draft}": str(demo_pair()[1]), "{hub}": address}
     words = row.command.split(" ")
     for key, value in places.items():
         words = [word.replace(key, value) for word in words]
@@ -449,11 +449,11 @@ def gguf_rows() -> Iterator[Row]:
     for command in (
         "run -p x -m {file}",
         "quantize {file} --types Q4_0 -o {in}/out",
-        "verify -m {file} -md {file}",
+        "verify -m {file} -md {draft}",
         "export --to llama-server -m {file}",
         "rehearse -m {file}",
         "chat -m {file}",
-        "bench -m {file} -md {file}",
+        "bench -m {file} -md {draft}",
         "trace -p x -m {file}",
     ):
         for name in ("2⁶³ tensors", "a string's length of 2⁶⁴-1", "a tensor of 2³² × 2³²", "no data"):
