@@ -1,6 +1,12 @@
-"""Measured answers: a child process (:mod:`ggufspec.child`) loads a pair once and answers prompts, in several ways.
+"""Trials: measured answers to prompts from a child process (:mod:`ggufspec.child`) that loads the models once.
 
-A trial is one load, a warm-up, and an answer to every prompt.
+- :class:`Spec`: the models to load, their options, and the prompts.
+- :class:`Request`: which prompts to answer, with drafts, target-only, or both in turn.
+- :class:`Answer`: one prompt's text, tokens and timings; :class:`Result`: all answers to a request, memory and energy.
+- :class:`Engine`: loaded models and the functions that decode with them, in our own loop or ``Llama``'s.
+- :class:`Serving`: the child's side, which answers requests with an engine; :class:`Ready`: its report after loading.
+- :class:`Load`: the parent's side, which starts the child and sends it requests.
+- Trial (:func:`measure`): one load, one warm-up, one answer to every prompt; :class:`Attempt`: a trial or its failure.
 """
 
 from __future__ import annotations
@@ -34,19 +40,18 @@ from ggufspec.schema.base import Failure
 from ggufspec.schema.text import counted
 
 _THINK = "<think>"
-WARM_UP_PROMPT, _WARM_UP_AGAIN = 512, 64  # tokens of the first prompt, the first time in a load and later
-_WARM_UP_S = 5.0  # after the prompt, of a warm-up that a request asks for so many tokens of
+WARM_UP_PROMPT, _WARM_UP_AGAIN = 512, 64  # prompt tokens of a load's first warm-up, and of later ones
+_WARM_UP_S = 5.0  # maximum decoding time of a warm-up, after its prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Spec(WithOptions):
-    """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts.
+    """Models, options and prompts of a run; target-only if there is no draft model and the lookup does not draft.
 
-    ``prompts`` are texts, as :mod:`ggufspec.bench.prompting` makes them, with the ``kinds`` that reports tell apart;
-    ``templated`` ones are a chat template's. With ``chat`` they are users' messages, which the child makes prompts of
-    by the target's template, with the ``system`` prompt if there is one.
-    ``depth`` tokens of text are in the cache before a prompt; reading them is not measured.
-    With ``stream`` there is an event ``token`` for each token, with ``trace`` an event ``round`` before its tokens'.
+    ``prompts`` are texts made by :mod:`ggufspec.bench.prompting`; reports group them by their ``kinds``. ``templated``:
+    a chat template made them. With ``chat`` they are user messages, to which the child applies the target's template,
+    with the ``system`` prompt if given. ``depth`` tokens of text are cached before each prompt, unmeasured. ``stream``
+    emits an event ``token`` per token, ``trace`` an event ``round`` before the tokens of each round.
     """
 
     target: Path
@@ -69,11 +74,11 @@ class Spec(WithOptions):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one prompt; ``parts`` are its thinking and what comes after, if the model thinks.
+    """Answer to one prompt; ``parts`` are the statistics of its thinking and of the rest, if the model thinks.
 
-    ``segments`` have what other programs used meanwhile: one if the answer was decoded as a whole, with its prompt.
-    ``start`` is the first part of it, some ``SEGMENT_TOKENS``, in which drafters read the prompt and the policy learns
-    what they are worth; None if it is not known, or does not count.
+    ``segments`` also have the CPU use of other programs. An answer decoded as a whole is one segment, prompt included.
+    ``start`` covers the first ``SEGMENT_TOKENS`` or so, in which drafters read the prompt and the policy learns what
+    they gain; None if unknown or not counted.
     """
 
     text: str
@@ -94,16 +99,14 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured. ``finished`` is False after a stop.
+    """Measurements of one request; ``finished`` is False if it was stopped.
 
-    ``vram_bytes`` is what all cards' use rose by; without NVML, as far as the backend counts it. ``unwatched`` are the
-    cards then.
-
-    ``peak_rss_bytes`` and ``vram_bytes`` are of all that the child had loaded, a draft that did not draft included.
-    ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's. ``energy_j`` is what
-    all cards used from the first prompt to the last token, if NVML counts it, and ``others_cpus`` the CPUs that
-    other programs kept busy meanwhile. ``system_info`` is llama.cpp's own line about its build. ``target_only`` are
-    the target's own answers to the same prompts if the request has both alternate; these figures are of both then.
+    ``peak_rss_bytes`` and ``vram_bytes`` (the rise in use of all GPUs) include everything loaded, even an idle draft.
+    Without NVML VRAM is counted by the backend; ``unwatched`` are the GPUs that NVML does not have. ``drafters`` are
+    the active ones, ``notes`` the decoder's. ``energy_j`` is the energy of all GPUs from the first prompt to the last
+    token, if NVML counts it; ``others_cpus`` are the CPUs that other programs kept busy meanwhile. ``system_info`` is
+    llama.cpp's line about its build. ``target_only`` are the target-only answers of a request whose answers alternate;
+    energy and CPUs then include both.
     """
 
     answers: tuple[Answer, ...]
@@ -123,7 +126,7 @@ class Result:
 
 
 def prompt_speed(answers: Iterable[Answer]) -> float:
-    """Σ prompt tokens that were decoded ÷ Σ seconds that took; what a cache held is neither."""
+    """Return decoded prompt tokens per second over all answers; cached tokens do not count."""
     statistics = [answer.statistics for answer in answers]
     return sum(s.prompt_read for s in statistics) / max(sum(s.prompt_s for s in statistics), 1e-9)
 
@@ -138,7 +141,7 @@ def loaded_models(decoder: SpeculativeDecoder) -> tuple[LoadedModel, LoadedModel
 
 
 def recorder(decoder: SpeculativeDecoder, emit: child.Emit) -> Trace:
-    """A trace of an answer, whose rounds become events ``round``."""
+    """Return a trace that emits an event ``round`` for each round of an answer."""
     model, names = decoder.target, cache(decoder.target.vocabulary)
     return Trace(
         lambda token: spelled(model.piece(token) or names()[token]),  # special tokens have no bytes
@@ -148,10 +151,10 @@ def recorder(decoder: SpeculativeDecoder, emit: child.Emit) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A pair that is loaded: how many tokens its prompts have, with the text before them.
+    """Report of a loaded pair; ``prompt_tokens`` include the text before each prompt.
 
-    ``alone`` says whether target-only is as fast as in a load of its own: neither states nor hidden rows are kept for
-    drafts. ``alternates`` says whether it can be asked for answers that alternate.
+    ``alone``: target-only answers are as fast as in a load without a draft, as no states or hidden rows are saved for
+    drafts. ``alternates``: requests may ``alternate``.
     """
 
     load_s: float
@@ -162,13 +165,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Answers to the prompts of these indices, all of them by default, in one way.
+    """Request for answers to the prompts with these indices; None for all.
 
-    ``alone`` is as of :meth:`SpeculativeDecoder.generate`; ``max_tokens`` the spec's if it is 0. With ``warm_up``
-    it is a short answer to the beginning of the first of them, of which there are no events. ``alternate`` asks for two
-    answers in turn, with the drafters and of the target alone, and names the one that begins: ``pair`` or ``target``.
-    ``most`` ends an answer after so many tokens, with their round, while the policy drafts as for ``max_tokens``; a
-    warm-up is then as long, for some seconds, and to the whole prompt.
+    ``alone`` is that of :meth:`SpeculativeDecoder.generate`; a ``max_tokens`` of 0 means the spec's. ``warm_up``
+    requests a short answer to the beginning of the first prompt, without events. ``alternate`` requests a speculative
+    and a target-only answer in turn, and names which begins: ``pair`` or ``target``. ``most`` ends an answer with the
+    round that reaches so many tokens, while the policy drafts as for ``max_tokens``; a warm-up then has this length
+    too, but ends after a few seconds.
     """
 
     prompts: tuple[int, ...] | None = None
@@ -184,10 +187,10 @@ Reply = Result
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What answers prompts, with its models loaded.
+    """Loaded models and the functions that answer prompts with them.
 
-    ``answer`` takes a prompt, its tokens and a request; it gives None if a stop came before the prompt was read.
-    ``alternate`` does the same for two answers, with the drafters and of the target alone; None if it cannot.
+    ``answer`` takes a prompt, its tokens and a request; it returns None if stopped before the first token.
+    ``alternate`` returns a speculative and a target-only answer; it is None if the engine cannot alternate.
     """
 
     target: LoadedModel
@@ -201,10 +204,10 @@ class Engine:
 
 
 def check_room(spec: Spec, longest: int) -> None:
-    """Whether the context holds the longest prompt, of so many tokens, and the text before it.
+    """Check that the context holds a prompt of ``longest`` tokens and, with ``depth``, the text before and the answer.
 
     Raises:
-        UsageError: it does not, or with text before a prompt not the whole answer too.
+        UsageError: it does not.
     """
     needed = spec.depth + longest + spec.max_tokens
     if spec.options.ctx_size and (needed if spec.depth else longest + 1) > spec.options.ctx_size:
@@ -217,7 +220,7 @@ def check_room(spec: Spec, longest: int) -> None:
 
 
 def _start(all_rounds: Sequence[Round], whole: Statistics) -> Statistics:
-    """Return the statistics of an answer's first rounds, as far as an answer that alternates has its first segment."""
+    """Return the statistics of an answer's first rounds: as many as the first segment of an alternating answer has."""
     given, rounds = 0, list[Round]()
     for one in all_rounds:
         if given >= SEGMENT_TOKENS:
@@ -245,9 +248,9 @@ def _parts(target: Model, prompt: str, all_rounds: Sequence[Round], whole: Stati
 
 
 def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
-    """How many of an answer's rounds, by their texts, are thinking: to ``</think>``, all of them if it does not come.
+    """Return how many of an answer's rounds are thinking: those up to ``</think>``, or all if it never comes.
 
-    The prompt may end with the ``<think>`` that the answer then lacks.
+    ``rounds`` are the rounds' texts. The opening ``<think>`` may be at the end of the prompt instead.
     """
     said = _THINK if prompt.rstrip().endswith(_THINK) else ""
     count = 0
@@ -287,7 +290,7 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
                 if request.warm_up and ends_s == math.inf:
                     ends_s = time.perf_counter() + _WARM_UP_S
                 late = len(tokens) >= ends_at or time.perf_counter() > ends_s
-                if stopping() or (late and not emitted.drafted):  # at the end of a round
+                if stopping() or (late and not emitted.drafted):  # a round ends with a token that was not drafted
                     break
             assert decoder.statistics is not None
             if stopping() and not decoder.statistics.tokens:
@@ -328,7 +331,7 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
 
 
 def _half(target: Model, prompt: str, half: Half) -> Answer | None:
-    """One of two answers in turn; None if it has no token."""
+    """Return one of two alternating answers; None if it has no token."""
     if half.answer is None or not half.emitted:
         return None
     whole = half.answer.statistics
@@ -349,7 +352,7 @@ Opened = Callable[[Spec, child.Emit, Callable[[], bool]], AbstractContextManager
 def opened(
     spec: Spec, emit: child.Emit, stopping: threading.Event, engine: Opened = _decoder, warm_up_tokens: int = 4
 ) -> Iterator[Serving]:
-    """Load in this process; an event ``loaded`` says so."""
+    """Load the models in this process, then emit an event ``loaded``."""
     devices.add_rpc_workers(spec.rpc)
     vram_before = devices.used_bytes()
     began = time.perf_counter()
@@ -362,7 +365,7 @@ def opened(
 
 
 class Serving:
-    """A pair that is loaded in this process, and answers requests; events ``answer`` tell how far it is."""
+    """Pair loaded in this process that answers requests, with an event ``answer`` after each answer."""
 
     engine: Engine
     load_s: float
@@ -375,7 +378,7 @@ class Serving:
 
     @property
     def ready(self) -> Ready:
-        """What there is to say before the first request."""
+        """Report to the parent before the first request."""
         engine = self.engine
         return Ready(self.load_s, tuple(map(len, self.prompts)), engine.alone, engine.alternate is not None)
 
@@ -425,12 +428,10 @@ class Serving:
 
 
 class Load:
-    """A child process in which a pair is loaded, from the parent's side.
-
-    ``engine`` is the module of the job: this one, or :mod:`ggufspec.bench.hooked`.
+    """Parent's handle of a child process with a loaded pair; ``engine`` is this module or :mod:`ggufspec.bench.hooked`.
 
     Raises:
-        GgufspecError: what the user can mend.
+        GgufspecError: the user can fix the cause.
         Interrupted: Ctrl-C.
     """
 
@@ -441,16 +442,16 @@ class Load:
         self.ready = self._session.open(engine, spec, Ready, on_event=on_event)
 
     def ask(self, request: Request) -> Result:
-        """Answer a request.
+        """Send a request and return its result.
 
         Raises:
-            GgufspecError: what the user can mend.
+            GgufspecError: the user can fix the cause.
             Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
         """
         return self._session.ask(request, Result, on_event=self._on_event)
 
     def stop(self) -> None:
-        """Have the request that is being answered end with what it has; any thread may call this."""
+        """End the current request with the results so far; any thread may call this."""
         self._session.stop()
 
     def close(self) -> None:
@@ -458,27 +459,27 @@ class Load:
 
 
 def measure(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Result:
-    """Do a trial in a child process of its own.
+    """Run a trial in its own child process.
 
     Raises:
-        GgufspecError: what the user can mend.
+        GgufspecError: the user can fix the cause.
         Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
     """
     with ExitStack() as stack:
         try:
             load = stack.enter_context(closing(Load(spec, on_event=on_event, verbose=verbose)))
             load.ask(Request(warm_up=True))
-        except child.Interrupted:  # its result is of the warm-up
+        except child.Interrupted:  # its partial result would be the warm-up's
             raise child.Interrupted(None) from None
         return load.ask(Request())
 
 
 class NoSpeedError(ModelError):
-    """No answer has a token after its first, which its prompt's batch gives."""
+    """No answer has more than its first token, which comes from the prompt's batch."""
 
 
 def timed(result: Result) -> Result:
-    """The trial, or a NoSpeedError if it has no speed."""
+    """Return the result; raise NoSpeedError if it has no tokens to compute a speed from."""
     if not any(answer.statistics.decoded for answer in result.answers):
         raise NoSpeedError("answers of one token have no speed", "-n 64, or a prompt with a longer answer")
     return result
@@ -486,14 +487,14 @@ def timed(result: Result) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A trial that may have failed: out of memory, an abort of llama.cpp."""
+    """Result of a trial, or why it failed, e.g. out of memory or an abort of llama.cpp."""
 
     result: Result | None
     failure: Failure | None = None
 
 
 def attempt(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Attempt:
-    """:func:`measure` of what has a speed, with an error as the outcome.
+    """Run :func:`measure` and return its result or its error; a trial without a speed is an error.
 
     Raises:
         Interrupted: Ctrl-C.

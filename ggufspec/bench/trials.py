@@ -1,4 +1,4 @@
-"""Trials of several runs in turn, each written to a run log, so that what was interrupted goes on."""
+"""Interleaved trials of several runs, each saved in a run log so that an interrupted command can resume."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 from ggufspec.schema.text import counted
 from ggufspec.settings.registry import is_lossy
 
-_BUSY = 0.1  # of a card's time, before the first trial
-START_S = 1.0  # of a child process
-LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
+_BUSY = 0.1  # GPU utilisation before the first trial that is worth a note
+START_S = 1.0  # start of a child process
+LOAD_BYTES_PER_S = 1e9  # assumed until a model was loaded
 
 Progress = Callable[[int, int, str], None]
 _Item = TypeVar("_Item")
 
 
 def in_turn(items: Sequence[_Item], repetition: int) -> tuple[_Item, ...]:
-    """``items`` with another one first in each repetition, so that a drift of the machine favours none of them."""
+    """Return ``items`` with a different one first in each repetition, so that drift of the machine favours none."""
     first = repetition % max(len(items), 1)
     return (*items[first:], *items[:first])
 
@@ -42,13 +42,13 @@ def in_turn(items: Sequence[_Item], repetition: int) -> tuple[_Item, ...]:
 def rounds(
     items: Sequence[_Item], repetitions: int, more: int = 0, leaders: Callable[[], Sequence[_Item]] = tuple
 ) -> Iterator[tuple[int, tuple[_Item, ...]]]:
-    """The order of an experiment: (repetition, items in turn).
+    """Yield (repetition, items in the order to measure them).
 
     Args:
-        items: what is measured.
-        repetitions: of all of them.
-        more: times the repetitions that follow at most, of those that lead.
-        leaders: who leads by now; of fewer than two no more is to be learned.
+        items: runs to measure.
+        repetitions: how often to measure all of them.
+        more: maximum further repetitions of the leaders, as a multiple of ``repetitions``.
+        leaders: returns the present leaders; with fewer than two the order ends.
     """
     for repetition in range(repetitions * (1 + more)):
         if repetition >= repetitions:
@@ -59,7 +59,7 @@ def rounds(
 
 
 def identity(path: Path) -> str:
-    """Changes with a file's contents, of any of the parts of a split model."""
+    """Return a key that changes with the contents of a model file or, if it is split, of any part."""
     try:
         return locate(path).key
     except GgufspecError:  # the trial will say why
@@ -67,19 +67,19 @@ def identity(path: Path) -> str:
 
 
 def seconds(result: trial.Result) -> float:
-    """What a trial took, with its start, its load and its warm-up."""
+    """Return how long a trial took, including process start, load and warm-up."""
     answers = [one.statistics for one in result.answers]
     warm_up_s = max((one.prompt_s for one in answers), default=0.0)
     return START_S + result.load_s + warm_up_s + sum(one.prompt_s + one.decode_s for one in answers)
 
 
 class Trials:
-    """Trials by run and repetition, of an earlier measurement too if the log has them; what failed is not tried again.
-    A trial that other programs disturbed is repeated, also if only a later one shows that the machine can be quieter.
+    """Trials by run and repetition. Those in the log are not measured again; a failed run is not retried.
 
-    ``resumed`` is how many the log had, ``attempt`` what does a trial. ``predicted`` are tokens/s by the plan.
-    ``spent_s`` is what trials took, those of the log too; no trial begins that would end after ``budget_s``.
-    ``left_s`` is an estimate of what the rest takes.
+    A trial disturbed by other programs is repeated, even if only a later trial shows that the machine can be quieter.
+    ``attempt`` runs a trial; ``resumed`` counts those found in the log. ``predicted`` are the plan's tokens/s.
+    ``spent_s`` is the time of all trials, logged ones included; no trial starts that would end after ``budget_s``.
+    ``left_s`` is the estimated time left.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Trials:
         self.watch = CardWatch()
         self._log, self._verbose, self._attempt = log, verbose, attempt or trial.attempt
         self._keys: dict[trial.Spec, str] = {}
-        self._tries: dict[tuple[trial.Spec, int], list[float]] = {}  # CPUs that others used in each of this process
-        self._unlike: set[tuple[frozenset[trial.Spec], int]] = set()  # that were compared with nothing
+        self._tries: dict[tuple[trial.Spec, int], list[float]] = {}  # CPUs that others used in each of our tries
+        self._unlike: set[tuple[frozenset[trial.Spec], int]] = set()  # left out of ratios, as loads differed
 
     def run(
         self,
@@ -106,10 +106,10 @@ class Trials:
         leaders: Callable[[], Sequence[trial.Spec]] = tuple,
         later: int = 0,
     ) -> int:
-        """Measure what is missing, in the order of :func:`rounds`, and what the budget allows; returns how many trials.
+        """Measure what is missing within the budget, in the order of :func:`rounds`; return the number of trials done.
 
-        ``progress`` is told the name of each run before its trial and with each answer, and of so many steps that
-        follow ``later``.
+        ``progress`` gets a run's name before its trial and after each answer; its total includes ``later`` steps, which
+        the caller does afterwards.
 
         Raises:
             GgufspecError: the log cannot be written.
@@ -136,12 +136,12 @@ class Trials:
         progress(name + (f", {answers} of {counted(many, 'answer')}" if answers else ""))
 
     def measure(self, run: trial.Spec, repetition: int, tell: Callable[[int], None] = lambda _: None) -> bool:
-        """Do a trial unless the run has failed, or the trial is in the log, and repeat what was disturbed.
+        """Run a trial and repeat disturbed ones, unless the run has failed or the log has the trial.
 
-        Returns whether the budget allowed it.
+        Return False if the budget did not allow it.
 
         Raises:
-            GgufspecError: it cannot be written.
+            GgufspecError: the log cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
         if run in self.failures:
@@ -154,21 +154,21 @@ class Trials:
         again: tuple[trial.Spec, int] | None = (run, repetition)
         while again is not None:
             if self.spent_s + self.trial_s(again[0]) > self.budget_s:
-                return repetition in self.results[run]  # what was disturbed stays so
+                return repetition in self.results[run]  # a disturbed result is better than none
             self._try(*again, tell)
             least = min((one.others_cpus for found in self.results.values() for one in found.values()), default=0.0)
             again = to_repeat(self._tries, least)
         return True
 
     def probe(self, run: trial.Spec) -> trial.Result | None:
-        """Do a trial that does not count; None if it fails."""
+        """Run a trial that does not count; return None if it fails."""
         began = time.monotonic()
         done = self._attempt(run, verbose=self._verbose)
         self.spent_s += time.monotonic() - began
         return done.result
 
     def _try(self, run: trial.Spec, repetition: int, tell: Callable[[int], None]) -> None:
-        """Do a trial; of several tries at it the least disturbed counts."""
+        """Run a trial; of several tries, the least disturbed counts."""
         began = time.monotonic()
 
         def see(event: child.Event) -> None:
@@ -191,9 +191,9 @@ class Trials:
         before.append(done.result.others_cpus)
 
     def trial_s(self, run: trial.Spec) -> float:
-        """Seconds that a trial will take; 0 if nothing is known.
+        """Return the expected seconds of a trial; 0 if unknown.
 
-        They are those of the run's others, or else what its prediction comes to, and how far predictions are off.
+        It is the mean of the run's trials, or else the predicted time, corrected by how far other predictions were off.
         """
         if known := self.results.get(run):
             return fmean(map(seconds, known.values()))
@@ -210,7 +210,7 @@ class Trials:
         return load_s + tokens / tokens_per_s
 
     def _rest_s(self, runs: Iterable[trial.Spec]) -> float:
-        """What these trials take; infinity if that is not known."""
+        """Return the expected seconds of these trials; infinity if unknown."""
         found = [self.trial_s(run) for run in runs if run not in self.failures]
         return sum(found) if all(found) else math.inf
 
@@ -218,7 +218,7 @@ class Trials:
         return f"{self.key(run)} {repetition}"
 
     def key(self, run: trial.Spec) -> str:
-        """The same for the same run of the same files, in any process."""
+        """Return a key of a run and the contents of its files, equal in any process."""
         if run not in self._keys:
             files = [path for path in (run.target, run.draft, run.options.lookup_corpus) if path is not None]
             self._keys[run] = key_of(codec.dump(run), [identity(path) for path in files])
@@ -228,12 +228,12 @@ class Trials:
         return {repetition: speed(result) for repetition, result in sorted(self.results[run].items())}
 
     def speedup(self, run: trial.Spec, rival: trial.Spec) -> Spread | None:
-        """Over another run, paired by repetition; None if no repetition has both."""
+        """Return the speedup over another run, paired by repetition; None if no repetition has both."""
         ours, theirs = self.paired(run, rival)
         return paired_ratios(list(map(speed, ours)), list(map(speed, theirs))) if ours else None
 
     def paired(self, *runs: trial.Spec) -> list[list[trial.Result]]:
-        """The results of each run, of the repetitions that all of them have and in which they met the same load."""
+        """Return each run's results in the repetitions that all have; if possible, only those under similar load."""
         common = sorted(set.intersection(*(set(self.results[run]) for run in runs)))
         alike = [n for n in common if are_alike([self.results[run][n].others_cpus for run in runs])]
         if alike:
@@ -254,12 +254,12 @@ class Trials:
 
 
 def size_bytes(run: trial.Spec) -> int:
-    """Bytes of a run's files; those that are not there will be its failure."""
+    """Return the bytes of a run's files; a missing file counts as 0, as the trial will report it."""
     return sum(path.stat().st_size for path in (run.target, run.draft) if path is not None and path.exists())
 
 
 class CardWatch:
-    """Sees throttled clocks and other programs on the cards while trials run; nothing if there is no card."""
+    """Monitor of throttled clocks and other programs on the GPUs during trials; idle without GPUs."""
 
     def __init__(self) -> None:
         before = gpus.gpus()
@@ -272,14 +272,14 @@ class CardWatch:
         ]
 
     def see(self, event: child.Event) -> None:
-        """At each answer: what holds the clocks down just then."""
+        """Note throttled clocks after each answer."""
         if self._cards and event.get("event") == "answer":
             self._notes += [
                 f"{card.name}: {reason}: the clocks were reduced" for card in gpus.gpus() for reason in card.throttled
             ]
 
     def look_for_strangers(self) -> None:
-        """After a trial, when nothing of ours is on a card. A container may not see whose a process is."""
+        """Note other programs on the GPUs after a trial, when ours has ended. A container may hide their names."""
         if self._cards:
             self._notes += [
                 "another program began to use a card meanwhile: " + (process.name or f"process {process.pid}")
