@@ -1,4 +1,4 @@
-"""Which parts of a measurement count if other programs use the machine, too. Pure."""
+"""Selection of the parts of a measurement that count when other programs use the machine too. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def are_alike(loads: Sequence[float]) -> bool:
 
 
 def repeated(tries: Iterable[Sequence[float]]) -> tuple[str, ...]:
-    """A sentence if trials were repeated, by the CPUs that others used in each try at each trial."""
+    """Return a note if trials were repeated; ``tries`` are the CPUs that others used in each try of each trial."""
     again = [others for others in tries if len(others) > 1]
     if not again:
         return ()
@@ -48,12 +48,12 @@ class Counted:
     """Two runs' results with the segments that count, and how they were chosen.
 
     Attributes:
-        ours, theirs: results by pass; statistics are of the segments that count alone, with no tokens if none does.
-        pairs, counting: pairs of segments, and how many of them count.
-        part: which ones: ``quiet``, ``similar load``, or ``all``.
+        ours, theirs: results by pass, with statistics of only the segments that count; no tokens if none does.
+        pairs, counting: number of pairs of segments, and of those that count.
+        part: which pairs count: ``quiet``, ``similar load``, or ``all``.
         busy_share: share of the time in which other programs used ``TOLERATED_CPUS`` or more.
-        others_cpus: the most CPUs that they used during a segment.
-        least_cpus: the fewest.
+        others_cpus: most CPUs that other programs used during a segment.
+        least_cpus: fewest CPUs that they used.
     """
 
     ours: list[Result]
@@ -67,17 +67,17 @@ class Counted:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether what counts was measured on a quiet machine, so that its speeds may be saved for later plans."""
+        """True if the counting segments met a quiet machine, so that their speeds may be saved for later plans."""
         return self.part == "quiet" and self.least_cpus < BUSY_CPUS
 
     @property
     def is_enough(self) -> bool:
-        """Whether a verdict may rest on this. If the machine is idle at times, it waits for enough quiet pairs."""
+        """True if a verdict may rest on this; on a machine that is idle at times, only quiet pairs are enough."""
         return self.part == "quiet" or not self.pairs or self.least_cpus >= BUSY_CPUS
 
     @property
     def note(self) -> str:
-        """A sentence if other programs were at work or pairs do not count, else empty."""
+        """Note if other programs were busy or pairs do not count, else empty."""
         if self.is_quiet and self.counting == self.pairs and self.busy_share < _FEWEST:
             return ""
         used = f"other programs used up to {self.others_cpus:.1f} CPUs, and {TOLERATED_CPUS} or more during "
@@ -89,9 +89,8 @@ class Counted:
 
 
 def count(ours: list[Result], theirs: list[Result]) -> Counted:
-    """Choose the pairs of segments that count.
-
-    These are the quiet ones; if they are less than a third, those of a similar load on both sides; if these are, all.
+    """Choose the pairs of segments that count: the quiet ones; if these are less than a third, those with a similar
+    load on both sides; if these are less than a third too, all.
     """
     pairs = [
         (key, pair)
@@ -132,7 +131,7 @@ def count(ours: list[Result], theirs: list[Result]) -> Counted:
 
 
 def _loads(pairs: Sequence[tuple[Segment, ...]]) -> list[tuple[float, ...]]:
-    """CPUs that others used in both halves of each pair; pairs that are too short to tell are joined."""
+    """Return the CPUs that others used in both halves of each pair; pairs too short to tell get a joint average."""
     loads, group = list[tuple[float, ...]](), list[tuple[Segment, ...]]()
     for number, pair in enumerate(pairs, 1):
         group.append(pair)
@@ -148,7 +147,7 @@ def _loads(pairs: Sequence[tuple[Segment, ...]]) -> list[tuple[float, ...]]:
 
 
 def _only(result: Result, turn: int, keys: set[tuple[int, int, int]]) -> Result:
-    """A result with the segments of these keys alone."""
+    """Return a result with only the segments of these keys."""
 
     def cut(prompt: int, answer: Answer) -> Answer:
         chosen = [one.statistics for i, one in enumerate(answer.segments) if (turn, prompt, i) in keys]

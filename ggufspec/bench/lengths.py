@@ -1,8 +1,7 @@
-"""Time of an answer of any length: once for its prompt and its start, and for each token after that. Pure.
+"""Time of an answer of any length: a fixed cost for its prompt and start, and a cost per token. Pure.
 
-In its first rounds an answer is slower than later: a draft reads the prompt, and the policy learns what the draft is
-worth in this text. The time lost there relative to the later rate is paid once, as the target's reading of the prompt
-is, and weighs the more the shorter the answer is.
+The first rounds of an answer are slower than later ones: a draft reads the prompt, and the policy learns what the draft
+gains in this text. Like the target's prompt time, this loss is paid once, so it weighs more in a short answer.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from ggufspec.bench.trial import Answer, Result
 from ggufspec.schema.base import Spread
 from ggufspec.schema.bench import AnswerTime
 
-DEFAULT_TOKENS = 256  # of an answer, unless -n or the prompts say otherwise
-SHOWN = (50, 128, 256, 500)  # lengths whose speedup is always reported
-_LEAST_TOKENS = 8  # after the start, that show an answer's later rate
+DEFAULT_TOKENS = 256  # answer length without -n, if the prompts do not determine it
+SHOWN = (50, 128, 256, 500)  # answer lengths whose speedup is reported
+_LEAST_TOKENS = 8  # minimum after the start to determine an answer's later rate
 
 
 def seconds(time: AnswerTime, tokens: float) -> float:
-    """Return the time of an answer of so many tokens; the prompt's batch gives the first one."""
+    """Return the seconds of an answer of so many tokens, the first of which comes from the prompt's batch."""
     return max(time.once_s + time.token_s * (tokens - 1), 1e-9)
 
 
 def times(results: Sequence[Result]) -> list[list[AnswerTime | None]]:
     """Return the time of each answer of a run, by pass and prompt; None if nothing of the answer counts.
 
-    An answer whose start does not count, or which has no more than a start, is taken to lose there what others lose.
+    If an answer's start does not count, or is all there is, its loss is assumed to be the others' mean.
     """
     answers = [answer for result in results for answer in result.answers]
     lost = [start.decode_s - rate * start.decoded for one in answers if (start := one.start) and (rate := _rate(one))]
@@ -38,7 +37,7 @@ def times(results: Sequence[Result]) -> list[list[AnswerTime | None]]:
 
 
 def _rate(answer: Answer) -> float | None:
-    """Seconds per token after the start; None if there are too few tokens."""
+    """Return the seconds per token after the start; None if there are too few tokens."""
     whole, start = answer.statistics, answer.start
     tokens = whole.decoded - (start.decoded if start else 0)
     return (whole.decode_s - (start.decode_s if start else 0.0)) / tokens if tokens >= _LEAST_TOKENS else None
@@ -57,7 +56,7 @@ def _time(answer: Answer, usual: float) -> AnswerTime | None:
 
 
 def mean_time(passes: Sequence[Sequence[AnswerTime | None]], weights: Sequence[float]) -> AnswerTime | None:
-    """Return the mean over passes and prompts, each prompt by its weight."""
+    """Return the weighted mean over passes and prompts; ``weights`` are per prompt."""
     found = [(one, w) for row in passes for one, w in zip(row, weights, strict=False) if one is not None]
     total = sum(weight for _, weight in found)
     if not total:
@@ -69,9 +68,9 @@ def mean_time(passes: Sequence[Sequence[AnswerTime | None]], weights: Sequence[f
 
 
 def widened(speedup: Spread, tokens: float, measured: float) -> Spread:
-    """Return the speedup with a wider interval if the answer is longer than what was measured.
+    """Return the speedup with a wider interval if an answer of ``tokens`` is longer than the ``measured`` ones.
 
-    What follows is taken to differ from what was measured as much as prompts differ from each other: with a share s of
+    The rest is assumed to differ from the measured part as much as prompts differ from each other: with a share s of
     the answer unmeasured, the logarithm's variance is 1 + s² times as large.
     """
     share = max(0.0, 1 - measured / tokens)

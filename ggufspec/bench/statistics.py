@@ -17,10 +17,10 @@ RESAMPLES = 4000
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Median and percentile-bootstrap 95 % interval of the median.
+    """Return the median and its percentile-bootstrap 95 % interval.
 
-    Args:
-        samples: at least one; in the samples' own unit.
+    Raises:
+        ValueError: there are no samples.
 
     Source: Efron and Tibshirani 1993, chapter 13.
     """
@@ -33,20 +33,20 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def paired_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
-    """Spread of the ratio, pair by pair; the pairs were measured next to each other in time."""
+    """Return the spread of the ratio of samples that were measured in pairs, next to each other in time."""
     return spread([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
 def weights_of(kinds: Sequence[str]) -> list[float]:
-    """Return a weight for each prompt, 1 on average, so that each kind of prompt counts alike."""
+    """Return a weight for each prompt, 1 on average, so that all kinds of prompts count equally."""
     weights = [1 / kinds.count(kind) for kind in kinds]
     return [weight * len(kinds) / sum(weights) for weight in weights]
 
 
 def paired_mean(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
-    """Geometric mean of the ratio, pair by pair, with Student's 95 % interval; a single pair has no interval.
+    """Return the geometric mean of paired ratios with Student's 95 % interval; a single pair has an empty interval.
 
-    Of few pairs it is wider than :func:`paired_ratios`: three that point the same way by chance are one in four.
+    With few pairs it is wider than that of :func:`paired_ratios`: three pairs agree by chance one time in four.
     """
     ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
     logs = [math.log(ratio) for ratio in ratios]
@@ -59,16 +59,16 @@ def paired_mean(numerator: Sequence[float], denominator: Sequence[float]) -> Spr
 def mean_ratio(
     numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]], kinds: Sequence[str] = ()
 ) -> Spread:
-    """Ratio of two means over prompts, in which each kind of prompt counts alike, and each prompt of a kind.
+    """Return the ratio of two means over prompts; kinds count equally, and so do the prompts of a kind.
 
-    Of a prompt's own repetitions it takes the median. The 95 % interval is that of the mean over prompts like these:
-    what scatters is the prompts, and how often one was repeated only makes it known better. It is Student's, on the
-    logarithm, with the ratio's variance by linearisation.
+    Each prompt counts with the median of its repetitions. The 95 % interval is for the mean over prompts like these:
+    the prompts are the sample, and repetitions only make each more precise. It is Student's, on the logarithm, with the
+    ratio's variance by linearisation.
 
     Args:
-        numerators: for each prompt, at least two, one value or more.
-        denominators: as many, measured next to them.
-        kinds: of the prompts; without, each is its own.
+        numerators: for each of at least two prompts, one value or more.
+        denominators: as many values, measured next to the numerators.
+        kinds: kind of each prompt; by default all differ.
 
     Source: Cochran 1977, Sampling Techniques, section 6.3 (the variance of a ratio).
     """
@@ -84,7 +84,7 @@ def mean_ratio(
 
 
 def student(freedom: int) -> float:
-    """Student's 97.5 % quantile: exact for one and two degrees of freedom, from three on to less than 1 %.
+    """Return Student's 97.5 % quantile: exact for one and two degrees of freedom, within 1 % from three on.
 
     Source: Abramowitz and Stegun 1964, 26.7.5.
     """

@@ -1,4 +1,4 @@
-"""What trials amount to: speeds, rows of documents, the machine and the settings that they belong to."""
+"""Summaries of trials for documents: speeds, table rows, notes, the machine and the settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ggufspec.llamacpp import probe
 from ggufspec.schema.base import Portion, Run, SpeculativeRun
 from ggufspec.settings.registry import is_lossy
 
-_PARTS = ("thinking", "answer")  # of an answer, in the order of trial.Answer.parts
+_PARTS = ("thinking", "answer")  # in the order of trial.Answer.parts
 
 
 def alone(spec: trial.Spec) -> trial.Spec:
@@ -30,7 +30,7 @@ def alone(spec: trial.Spec) -> trial.Spec:
 
 
 def speed(result: trial.Result) -> float:
-    """Σ tokens ÷ Σ seconds over a trial's answers, without prompts and the first tokens, which are theirs."""
+    """Return tokens per second over a trial's answers, without prompts and the first tokens that their batches give."""
     return speed_of(result.answers)
 
 
@@ -46,7 +46,7 @@ def _speed(statistics: Iterable[Statistics]) -> float:
 def by_kind(
     kinds: Sequence[str], alone: Sequence[trial.Result], drafted: Sequence[trial.Result]
 ) -> tuple[Portion, ...]:
-    """What drafts brought for each kind of prompt, by paired trials; nothing if there is one kind."""
+    """Return the gain from drafts for each kind of prompt, from paired trials; empty if there is only one kind."""
 
     def chosen(index: int, answer: trial.Answer, name: str) -> Statistics | None:
         return answer.statistics if kinds[index] == name else None
@@ -55,7 +55,7 @@ def by_kind(
 
 
 def by_part(alone: Sequence[trial.Result], drafted: Sequence[trial.Result]) -> tuple[Portion, ...]:
-    """The same of thinking and of what comes after; nothing if the target does not think."""
+    """Return the gain from drafts while thinking and afterwards; empty if the target does not think."""
 
     def chosen(_: int, answer: trial.Answer, name: str) -> Statistics | None:
         return answer.parts[_PARTS.index(name)] if answer.parts else None
@@ -69,7 +69,7 @@ def _portions(
     alone: Sequence[trial.Result],
     drafted: Sequence[trial.Result],
 ) -> tuple[Portion, ...]:
-    """What is chosen of the answers to the same prompts in both runs, under each name; not those that have nothing."""
+    """Compare the ``chosen`` parts of both runs' answers to the same prompts, by name; omit names without tokens."""
     found = []
     for name in names:
         trials = []
@@ -97,7 +97,7 @@ def _portions(
 
 
 def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | SpeculativeRun:
-    """All trials of one mode as one row; ``lossy``: its rule may change the text."""
+    """Return all trials of one mode as one row; ``lossy``: the acceptance rule may change the text."""
     first = results[0]
     every = [answer.statistics for result in results for answer in result.answers]
     waits = [s.time_to_first_token_s for s in every if s.time_to_first_token_s is not None]
@@ -146,17 +146,17 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
 
 
 def by_position(rows: Iterable[tuple[int, ...]]) -> list[int]:
-    """Counts by place of the draft, added up; answers may have had fewer places, or none."""
+    """Return the sums of counts by position in the draft; rows may have fewer positions, or none."""
     return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
 
 
 def notes_of(results: list[trial.Result]) -> tuple[str, ...]:
-    """What the decoders had to say, once each."""
+    """Return the decoders' notes without duplicates."""
     return tuple(dict.fromkeys(note for result in results for note in result.notes))
 
 
 def busy_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
-    """A sentence if other programs were at work during half of the trials."""
+    """Return a note if other programs were busy during at least half of the trials."""
     others = sorted(result.others_cpus for result in results)
     if not others or others[len(others) // 2] < BUSY_CPUS:
         return ()
@@ -165,7 +165,7 @@ def busy_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
 
 
 def unwatched_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
-    """A sentence for each card that did the work and is not in NVML."""
+    """Return a note for each GPU in use that NVML does not have."""
     cards = {card for result in results if result.target.gpu_layers for card in result.unwatched}
     return tuple(
         f"{card}: its energy, throttled clocks and other programs on it are not known, since NVML has NVIDIA's alone"
@@ -174,7 +174,7 @@ def unwatched_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
 
 
 def machine() -> dict[str, object]:
-    """The machine and the versions that a figure belongs to."""
+    """Return the machine and the versions that measurements depend on."""
     return {
         "cpu": host.cpu_name(),
         "cores": host.physical_cores(),
@@ -188,10 +188,13 @@ def machine() -> dict[str, object]:
 
 
 def machine_and_build(system_info: str | None = None) -> dict[str, object]:
-    """:func:`machine` with what speed depends on besides: the processor's model, and how llama.cpp was built.
+    """Return :func:`machine` with more that speed depends on: the processor's model and llama.cpp's build.
 
-    Kept results go by :func:`machine` alone, so that they are found again. ``system_info`` is llama.cpp's own line
-    about its build; without it a child process asks, with a GgufspecError if llama-cpp-python cannot be loaded.
+    Saved results are found by :func:`machine` only. ``system_info`` is llama.cpp's line about its build; if None, a
+    child process asks llama.cpp.
+
+    Raises:
+        GgufspecError: the child cannot load llama-cpp-python.
     """
     build = {"system_info": _installed() if system_info is None else system_info}
     if stamp := install.built():
@@ -205,13 +208,13 @@ def _installed() -> str:
 
 
 def without_folders(cmake_args: str) -> str:
-    """CMake's options with the names of files, but not with the folders of this machine."""
+    """Return CMake's options with the names of files but without this machine's folders."""
     words = (re.sub(r"([a-zA-Z]:)?[/\\]((?! -)[^\"'=;])*[/\\]", "", word) for word in shlex.split(cmake_args))
     return shlex.join(words)
 
 
 def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
-    """Which layers of which model were where."""
+    """Return the models as loaded, with their layers on the GPU."""
     pair = results["speculative"] or results["target_only"]
     if not pair:
         return {}
@@ -220,7 +223,7 @@ def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
 
 
 def settings_of(spec: trial.Spec) -> dict[str, object]:
-    """The requested settings; threads and micro-batch as used."""
+    """Return the requested settings, with the threads and micro-batch size in use."""
     corpus = spec.options.lookup_corpus
     options = spec.options.flat() | {
         "threads": spec.options.threads or host.physical_cores(),
