@@ -1,4 +1,4 @@
-"""Answers to the same prompts in several ways, prompt by prompt in turn, within a budget of time."""
+"""Answers to the same prompts by several variants (e.g. with a draft, target-only), interleaved, within a budget."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ggufspec.errors import ChildError, UsageError
 from ggufspec.hardware import host
 from ggufspec.schema.text import counted, duration
 
-_RESERVE = 0.15  # of a budget, for what comes after the measuring
-# Smallest share of the budget for an answer, in tokens, while more than so many prompts are asked: prompts scatter more
-# than parts of an answer, but the first segment of an answer says nothing of its rate.
+_RESERVE = 0.15  # share of a budget for the checks after measuring
+# (prompts, tokens): minimum length of answers while there are more than so many prompts. Prompts differ more than parts
+# of an answer, so many short answers are better; but the first segment of an answer does not show its later rate.
 _FEWEST_TOKENS = ((4, 64), (1, 32))
-_WARM_UP_TOKENS = 32  # tokens of the pair's warm-up, in which the policy times drafts and learns what they gain
-_LEAST_TOKENS = 8  # of an answer to the only prompt
-_ASIDE_PROMPTS, _ASIDE_TOKENS = 3, 32  # of a way that only informs
+_WARM_UP_TOKENS = 32  # the pair's warm-up, in which the policy times drafts and learns what they gain
+_LEAST_TOKENS = 8  # minimum length of an answer if only one prompt is left
+_ASIDE_PROMPTS, _ASIDE_TOKENS = 3, 32  # maximum of an informational variant
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of answering.
+    """Variant to measure.
 
     Args:
-        spec: how it is loaded by itself.
+        spec: its own load.
         engine: the job's module.
-        shared: how the load of the pair answers this way, of :class:`~ggufspec.bench.trial.Request`'s ``alone``; None
-            if it cannot.
-        aside: it only informs: a few short answers, once.
+        shared: :class:`~ggufspec.bench.trial.Request`'s ``alone`` with which the pair's load answers for this variant;
+            None if it cannot.
+        aside: informational variant: measured with a few short answers, once.
     """
 
     spec: trial.Spec
@@ -42,7 +42,7 @@ class Way:
     aside: bool = False
 
 
-_Place = tuple[str, trial.Spec]  # a load: the job's module and what is loaded
+_Place = tuple[str, trial.Spec]  # identifies a load: the job's module and its spec
 
 
 class _SpentError(Exception):
@@ -51,15 +51,15 @@ class _SpentError(Exception):
 
 @dataclass
 class Budget:
-    """Seconds of answering, loads not counted, and how long an answer takes: by those before it.
+    """Time for answers, loads not counted, with estimates from earlier answers of how long the next takes.
 
     Args:
-        limit_s: None: no limit.
-        clock: seconds.
+        limit_s: seconds; None for no limit.
+        clock: returns seconds.
 
     Attributes:
-        overhead: times as long as their statistics say the last answers took that alternated: tokens of texts that
-            differ are decoded again.
+        overhead: how many times longer than their statistics the last alternating answers took: where the texts differ,
+            tokens are decoded again.
     """
 
     limit_s: float | None
@@ -71,16 +71,16 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Of all."""
+        """Seconds left in total."""
         return math.inf if self.limit_s is None else self.limit_s - self.spent_s
 
     @property
     def measuring_s(self) -> float:
-        """What is left for measuring; the rest is for what comes after it."""
+        """Seconds left for measuring, without the reserve for the checks that follow."""
         return math.inf if self.limit_s is None else (1 - _RESERVE) * self.limit_s - self.spent_s
 
     def ask(self, load: trial.Load, request: trial.Request) -> trial.Result:
-        """Have a load answer, and count the time; a request that exceeds the budget ends unfinished."""
+        """Send a request to a load and count the time; a request that exceeds the budget is stopped, unfinished."""
         if self.limit_s is None:
             return load.ask(request)
         stop = threading.Timer(max(self.left_s, 0.0), load.stop)
@@ -93,7 +93,7 @@ class Budget:
             self.spent_s += self.clock() - began
 
     def learn(self, name: str, result: trial.Result, *, warm_up: bool = False) -> None:
-        """Take note of how fast a way answered; its warm-up counts until it has answered."""
+        """Record how fast a variant answered; its warm-up counts only until its first answer."""
         found = [answer.statistics for answer in result.answers]
         if warm_up:
             self._warm_ups[name] = found
@@ -101,11 +101,11 @@ class Budget:
             self._answers[name] += found
 
     def read_s(self, name: str) -> float:
-        """Of a prompt's token in one way, or else in the slowest that is known."""
+        """Return the seconds per prompt token of a variant; of the slowest known variant if it has no answer yet."""
         return self._known(name, lambda s: (s.prompt_s, s.prompt_read))
 
     def write_s(self, name: str) -> float:
-        """Of an answer's token, the same."""
+        """Return the seconds per generated token, likewise."""
         return self._known(name, lambda s: (s.decode_s, s.decoded))
 
     def _known(self, name: str, part: Callable[[Statistics], tuple[float, int]]) -> float:
@@ -117,32 +117,30 @@ class Budget:
 
 
 class Answers:
-    """Answers to the same prompts in several ways, interleaved prompt by prompt within a budget.
+    """Measurement of the answers of several variants to the same prompts, interleaved prompt by prompt.
 
-    The ways that share a placement are answered by one child, which has loaded the pair once. If the target's cache can
-    go back to any length, speculative and target-only answers alternate there, segment by segment. Another placement
-    takes another load: next to the first if the memory is the host's and holds both, else one after the other, so that
-    a pass over the prompts is measured before the next load. A way whose child dies is not tried again; those that
-    shared its load go on in loads of their own.
+    Variants with the same placement share one child, which loads the pair once. If the target's cache can be rewound to
+    any length, speculative and target-only answers alternate there, segment by segment. Another placement needs another
+    load: at the same time if both run on the CPU and fit in RAM, else one after the other, with a pass over the prompts
+    in between. A variant whose child dies is not retried; those that shared its load get loads of their own.
 
-    With a budget the first pass over the prompts is made to fit: each answer gets its share of the time that is left,
-    as the speed of those before has it. If that would be too few tokens, the last prompts are left out. The policy
-    drafts in a shorter answer as in one of the spec's length.
+    A budget limits the first pass: each answer gets a share of the time left, by the speed of earlier answers. If that
+    would be too few tokens, the last prompts are left out. In a shortened answer the policy drafts as in a full one.
 
     Args:
-        ways: by name, the pair's first load under ``first``.
-        first: the way whose load serves those that share it.
-        budget: of answering.
-        repetitions: passes over the prompts; None: until there is enough.
-        cut: whether answers may be shorter than the spec says.
-        verbose: let llama.cpp's log through.
+        ways: variants by name.
+        first: name of the variant whose load the others may share.
+        budget: time for answers.
+        repetitions: passes over the prompts; None for as many as needed.
+        cut: allow answers shorter than the spec's.
+        verbose: show llama.cpp's log.
         opened: opens a load.
 
     Attributes:
-        results: what was measured, by way: a result for each pass, with the answers to the first prompts of the spec.
-        crashes: why ways were given up.
-        prompts: how many prompts are asked.
-        lengths: tokens of the answers to each of them, at most.
+        results: by variant, one result per pass with the answers to the spec's first prompts.
+        crashes: why variants were given up.
+        prompts: number of prompts in use.
+        lengths: maximum answer length for each prompt, in tokens.
     """
 
     def __init__(
@@ -172,7 +170,7 @@ class Answers:
 
     @property
     def _working(self) -> list[str]:
-        """The ways that did not crash, those that are compared before those that only inform."""
+        """Variants that did not crash, informational ones last."""
         names = [name for name in self._ways if name not in self.crashes]
         return sorted(names, key=lambda name: self._ways[name].aside)
 
@@ -183,12 +181,12 @@ class Answers:
     # ---- time
 
     def cost_s(self, name: str, prompt: int, tokens: int) -> float:
-        """Seconds that an answer is expected to take."""
+        """Return the expected seconds of an answer."""
         read = self._prompt_tokens[prompt] - self._spec.depth
         return self.budget.overhead * (read * self.budget.read_s(name) + tokens * self.budget.write_s(name))
 
     def _aside_s(self, prompts: int) -> float:
-        """Seconds of what only informs, as far as it is not measured yet."""
+        """Return the expected seconds of the informational answers that are still to be measured."""
         return sum(
             self.cost_s(name, i, _ASIDE_TOKENS)
             for name in self._working
@@ -197,7 +195,7 @@ class Answers:
         )
 
     def _share(self, prompts: int) -> int:
-        """Tokens of the next answer, if it and the rest of so many prompts share what is left."""
+        """Return the tokens of the next answer if those to all remaining prompts get equal shares of the time left."""
         done = len(self.lengths)
         left = self.budget.measuring_s - self._aside_s(prompts)
         for name in self._compared:
@@ -207,10 +205,10 @@ class Answers:
         return int(left / max(each * (prompts - done), 1e-9))
 
     def _fit(self) -> None:
-        """Leave prompts out if the budget is too short for all of them.
+        """Leave out prompts that the budget has no time for.
 
         Raises:
-            UsageError: it is too short for one.
+            UsageError: it is too short for one prompt.
         """
         most = self._spec.max_tokens
         least = min(_LEAST_TOKENS, most) if self._cut else most
@@ -227,12 +225,12 @@ class Answers:
             )
 
     def _length(self) -> int:
-        """Tokens of the next answer to a prompt that was not asked yet."""
+        """Return the length of the answers to the next new prompt."""
         most = self._spec.max_tokens
         return min(most, max(_LEAST_TOKENS, self._share(self.prompts))) if self._cut else most
 
     def _forecast(self) -> str:
-        """How long it will take."""
+        """Return a sentence on how long measuring will take."""
         most, tokens, limit_s = self._spec.max_tokens, self._length(), self.budget.limit_s
         about = f"{counted(self.prompts, 'prompt')} × {'about ' * (tokens < most)}{counted(tokens, 'token')}"
         once = sum(self.cost_s(name, i, tokens) for name in self._compared for i in range(self.prompts))
@@ -258,7 +256,7 @@ class Answers:
         return trial.Request((prompt,), self._spec.max_tokens, alone, warm_up, most=length)
 
     def _load(self, name: str) -> trial.Load | None:
-        """The load of a way, warmed up; None if it crashed."""
+        """Return the load of a variant, warmed up; None if the variant crashed."""
         place = self._place(name)
         if place not in self._open:
             if not self._side_by_side:
@@ -281,14 +279,14 @@ class Answers:
 
     def _warm_up(self, name: str, load: trial.Load) -> None:
         request = self._request(name, warm_up=True)
-        # What is before the prompts is read now, and its time is not measured
+        # The text before the prompts is read now, and that does not count towards the budget
         reply = load.ask(request) if self._spec.depth else self.budget.ask(load, request)
         if not reply.finished:
             raise _SpentError
         self.budget.learn(name, reply, warm_up=True)
 
     def _crashed(self, name: str, error: ChildError) -> None:
-        """Give up a way, and end its load; those that shared it have their own from now on."""
+        """Give up a variant and close its load; variants that shared it get their own from now on."""
         self.crashes[name] = error
         place = self._place(name)
         if load := self._open.pop(place, None):
@@ -302,7 +300,7 @@ class Answers:
         self._open.clear()
 
     def _groups(self) -> list[list[str]]:
-        """The ways of each load, of an open one first; or all of them if loads are side by side."""
+        """Return the variants of each load, those of open loads first; one group if loads fit side by side."""
         by_place: dict[_Place, list[str]] = {}
         for name in self._working:
             by_place.setdefault(self._place(name), []).append(name)
@@ -314,16 +312,16 @@ class Answers:
     # ---- measuring
 
     def measure(self, progress: Progress, note: Callable[[str], None], enough: Callable[[], bool]) -> None:
-        """Measure, after a forecast of how long it takes.
+        """Forecast how long measuring takes, then measure.
 
         Args:
-            progress: told of answers.
-            note: takes the forecast.
-            enough: asked after each pass; without a number of repetitions True ends the measurement.
+            progress: called before each answer.
+            note: called with the forecast.
+            enough: called after each pass unless there is a number of repetitions; True ends the measurement.
 
         Raises:
             UsageError: the budget is too short for one answer.
-            GgufspecError: a load failed in a way that the user can mend.
+            GgufspecError: a load failed, and the user can fix the cause.
             KeyboardInterrupt: Ctrl-C.
         """
         progress(0, 0, "loading and warming up")
@@ -354,7 +352,7 @@ class Answers:
             self._close()
 
     def _pass(self, repetition: int, progress: Progress) -> bool:
-        """Ask every prompt in every way; False if the budget ended it."""
+        """Answer every prompt with every variant; return False if the budget allowed only some prompts."""
         count = self._affordable() if repetition else self.prompts
         total = self.prompts * len(self._compared) * (self.repetitions or repetition + 1)
         for group in self._groups():
@@ -370,14 +368,14 @@ class Answers:
         return count == self.prompts
 
     def _turns(self, names: Sequence[str]) -> list[list[str]]:
-        """The ways one by one, those of one load that alternate together, speculative first."""
+        """Return the variants one by one, except for the two that alternate: a pair, speculative first."""
         shared = {self._ways[name].shared: name for name in names if self._place(name) == self._place(self._first)}
         load = self._load(self._first) if self._may_alternate and {"", "target"} <= shared.keys() else None
         both = [shared[""], shared["target"]] if load and load.ready.alternates else []
         return [*filter(None, [both]), *([name] for name in names if name not in both)]
 
     def _affordable(self) -> int:
-        """How many prompts another pass has the time for."""
+        """Return how many prompts fit in another pass."""
         left = self.budget.measuring_s
         for prompt in range(self.prompts):
             left -= sum(self.cost_s(name, prompt, self.lengths[prompt]) for name in self._compared)
@@ -386,7 +384,7 @@ class Answers:
         return self.prompts
 
     def _answer(self, names: Sequence[str], prompt: int, repetition: int) -> None:
-        """An answer of one way, or of two that alternate, unless they have crashed."""
+        """Measure an answer of one variant, or of two that alternate, unless they have crashed."""
         name = names[0]
         if name in self.crashes or (load := self._load(name)) is None:
             return
@@ -400,7 +398,7 @@ class Answers:
         try:
             reply = self.budget.ask(load, request)
         except ChildError as error:
-            if len(names) == 2:  # answering one way at a time shows which of them crashed
+            if len(names) == 2:  # one variant at a time shows which of them crashes
                 self._may_alternate = False
                 self._open.pop(self._place(name)).close()
                 for one in names:
@@ -429,12 +427,12 @@ class Answers:
 
 
 def asked(results: Sequence[trial.Result]) -> int:
-    """How many prompts have an answer."""
+    """Return how many prompts have an answer."""
     return len(results[0].answers) if results else 0
 
 
 def _fit_side_by_side(specs: Sequence[trial.Spec]) -> bool:
-    """Whether loads may be open at the same time: their memory is the host's, and holds them."""
+    """Return whether loads may be open at the same time: none uses a GPU or an RPC worker, and all fit in RAM."""
     if any(spec.options.target.gpu_layers or spec.options.draft.gpu_layers or spec.rpc for spec in specs):
         return False
     files = [path for spec in specs for path in (spec.target, spec.draft) if path is not None]
@@ -445,7 +443,7 @@ def _fit_side_by_side(specs: Sequence[trial.Spec]) -> bool:
 
 
 def joined(one: trial.Result, more: trial.Result) -> trial.Result:
-    """One result of two of the same way, in the order in which they were measured."""
+    """Return the concatenation of two results of one variant."""
     answers = (*one.answers, *more.answers)
     energies = (one.energy_j, more.energy_j)
     return replace(

@@ -1,9 +1,9 @@
-"""Explains where the text with a draft diverges from the text without, and whether rounding is the cause.
+"""Explanation of where the text with a draft diverges from the text without, and whether rounding is the cause.
 
-Both texts are the same up to some token. The shared part is decoded one token at a time, as target-only does, and in
-batches of several sizes, starting at every position of the batch: a row's rounding depends on the batch size and on its
-position in the batch. The noise is the largest change that this makes, anywhere along the texts that diverge, to the
-difference between any two of a row's leading tokens. A divergence is explained when its margin is below the noise.
+Both texts are equal up to some token. This part is decoded one token at a time, as in target-only, and in batches of
+several sizes with every offset, because rounding depends on the batch size and the position in the batch. The noise is
+the largest change that this makes to the difference between any two of a row's leading tokens, anywhere in the texts
+that diverge. A divergence is explained if its margin is at most the noise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Logits, Model
 from ggufspec.schema.bench import Divergence
 
-LEADING = 8  # likeliest tokens of a row that are compared
+LEADING = 8  # likeliest tokens of a row, which are compared
 _WIDTHS = (2, 4, 8)  # batch sizes that kernels distinguish, besides the largest
 _FARTHEST, _HALVINGS = 64.0, 30  # logits; the search for a margin
 
@@ -37,7 +37,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt and both its answers, whose tokens ``sampling`` chose under the exact rule."""
+    """Prompt with both answers, whose tokens were sampled under the exact rule."""
 
     index: int
     prompt: str
@@ -63,7 +63,7 @@ Result = tuple[Divergence, ...]
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Measure all cases, in the child process."""
+    """Measure all cases in this process."""
     devices.add_rpc_workers(spec.rpc)
     with Model(spec.target, spec.options.target) as model:
         options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # rewinds over many batches
@@ -107,18 +107,18 @@ def _measure(context: Context, case: Case, prompt: Sequence[int]) -> tuple[float
 
 
 def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Sequence[int]) -> float:
-    """Return how far logits must shift for the exact rule to choose the second token instead of the first, or back.
+    """Return the smallest shift of logits with which the exact rule chooses the other one of two tokens.
 
-    At temperature 0 that is the difference of both. Above, a token is passed over because its sum of score and noise is
-    lower, or because a truncation drops it; hence three shifts by the same amount: the wanted token against all others,
-    it against likelier ones, and those likelier than the other token against that one and the rest. Penalties are
-    applied after the shift, as they are after rounding.
+    At temperature 0 without penalties this is their difference. Otherwise a token loses because its score plus noise is
+    lower, or because truncation drops it. Hence three shifts are tried, each by one amount: the wanted token up; tokens
+    likelier than the wanted one down; tokens likelier than the other one up. Penalties are applied after the shift,
+    just as they are after rounding.
 
     Args:
         row: (vocab,) the target's logits.
-        tokens: the two.
+        tokens: the two tokens.
         sampling: temperature, truncations and penalties.
-        text: the token ids before.
+        text: ids of the tokens before.
     """
     first, second = tokens
     if sampling.temperature == 0 and not sampling.penalises:
@@ -146,7 +146,7 @@ def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Seque
 
 
 def _read(context: Context, text: Sequence[int], start: int, first: int, step: int) -> Logits:
-    """Return (n, vocab) logits after each token from ``start`` on, decoded ``first`` and then ``step`` at a time."""
+    """Return (n, vocab) logits after each token from ``start`` on, decoded first ``first``, then ``step`` at a time."""
     if start >= min(context.floor, context.length):
         context.rewind(start)
     else:  # a sliding window

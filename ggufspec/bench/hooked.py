@@ -1,6 +1,6 @@
-"""A trial through llama-cpp-python's ``Llama``, with or without our draft; see :mod:`ggufspec.bench.trial`.
+"""Trials through llama-cpp-python's ``Llama``, with or without our draft; see :mod:`ggufspec.bench.trial`.
 
-``Llama`` takes the first token from the prompt's batch, as our own loop does: tokens per second are of the same tokens.
+``Llama`` takes the first token from the prompt's batch, as our own loop does, so that speeds are comparable.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ggufspec.settings.table import OPTIONS
 
 __all__ = ["Ready", "Reply", "Request", "Spec", "check", "opened"]
 
-_WARM_UP_TOKENS = 8  # in the first rounds the hook learns how long the target takes
-TRUNCATIONS = ("top_k", "top_p", "min_p")  # that Llama has as well
-_OWN_LOOP = {  # options that it alone has, and why
+_WARM_UP_TOKENS = 8  # the hook times the target in its first rounds
+TRUNCATIONS = ("top_k", "top_p", "min_p")  # those that Llama supports
+_OWN_LOOP = {  # options that need our own loop, with the reason
     "accept": "Llama accepts only what it samples itself",
     "strict": "Llama chooses its own batch sizes",
     "lookup_corpus": "the hook looks up in the text only",
@@ -44,7 +44,7 @@ _OWN_LOOP = {  # options that it alone has, and why
 
 
 def check(options: DecoderOptions, sampling: Sampling) -> None:
-    """Raises UsageError if the options ask for what ``Llama`` with the hook cannot do."""
+    """Raise UsageError if ``Llama`` with the hook does not support the options."""
     own = "leave it out, or --engine own"
     if sampling.penalises:  # llama_cpp/llama.py, generate: its sampler is not given the prompt's tokens
         raise UsageError("Llama's penalties do not count the prompt, as those of our own loop do", own)
@@ -57,14 +57,14 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
 
 @contextlib.contextmanager
 def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[trial.Serving]:
-    """Load in this process; see :func:`ggufspec.bench.trial.opened`."""
+    """Load the models in this process; see :func:`ggufspec.bench.trial.opened`."""
     with trial.opened(spec, emit, stopping, _engine, _WARM_UP_TOKENS) as serving:
         yield serving
 
 
 def _llama(spec: Spec) -> Any:
-    """A quiet ``Llama``, placed and decoding like a context of ours, as far as it can: ``auto`` is flash attention."""
-    from ggufspec.decoding.hook import Llama  # which loads llama_cpp: not in the parent
+    """Return a ``Llama`` with our placement and context options as far as possible; ``auto`` means flash attention."""
+    from ggufspec.decoding.hook import Llama  # imports llama_cpp, which the parent must not load
 
     options, placement = spec.options.context(with_draft=spec.draft is not None), spec.options.target
     lib = load()
@@ -129,7 +129,7 @@ def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Itera
                 "context": len(tokens) == most,
             }
             rounds, first_s, decode_s = draft.rounds if draft else [], times[1] - times[0], times[-1] - times[1]
-            unreported = len(tokens) - 1 - sum(len(one.emitted) for one in rounds)  # of the last round; alone of all
+            unreported = len(tokens) - 1 - sum(len(one.emitted) for one in rounds)  # last round's; all without a draft
             found = Statistics.of(
                 rounds,
                 options.draft_max if draft else 0,

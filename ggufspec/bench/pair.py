@@ -1,4 +1,4 @@
-"""The bench for people who write Python: was the draft worth it, as a document."""
+"""The benchmark for Python: measures whether a draft is worth it and returns a document."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def bench_pair(
     verbose: bool = False,
     **options: Any,
 ) -> BenchDocument:
-    r"""Measure target-only, draft-only and speculative decoding, and say whether it was worth it.
+    r"""Measure target-only, draft-only and speculative decoding, and judge whether the draft is worth it.
 
-    Answers are interleaved, and given by child processes, so that an abort of llama.cpp is an error and not the end of
-    the program. Target-only runs at its own best placement. What was learned of the pair's acceptance is kept in
-    the user's cache, for later plans.
+    Answers are interleaved and come from child processes, so that an abort of llama.cpp raises an error and does not
+    end the program. Target-only runs at its own best placement. The pair's acceptance is cached for later plans.
 
     >>> from ggufspec import bench_pair
     >>> measured = bench_pair("demo", prompts=["import os\n\ndef "], max_tokens=8, repetitions=1, threads=1)
@@ -52,37 +51,37 @@ def bench_pair(
     8
     >>> measured.runs["speculative"].tokens_per_s.median > 0
     True
-    >>> measured.verdict.worth_it  # never of a single trial
+    >>> measured.verdict.worth_it  # never after a single trial
     False
 
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
-        settings: options that go over the profile's, checked by type checkers, too.
-        prompts: what is answered; eight short bundled ones by default. The target's chat template makes requests of
-            them, if it has one; :func:`ggufspec.bench.prompting.read_prompts` reads a file of them.
-        raw: send them as plain text, without the template.
-        max_tokens: length of the answers that the verdict is for, 256 by default or, with ``prompts``, that of most
-            answers to them. A budget measures their beginnings, and the time of the rest is computed.
-        repetitions: answers to each prompt, exactly so many; as many as the verdict needs by default.
-        budget_s: seconds of answering, loading not counted; three minutes where no repetitions are given.
+        settings: options that override the profile's, with static types.
+        prompts: prompts to answer; eight short bundled ones by default. The target's chat template is applied if it has
+            one. :func:`ggufspec.bench.prompting.read_prompts` reads prompts from a file.
+        raw: send prompts as plain text, without the template.
+        max_tokens: answer length that the verdict is for; default 256 or, with ``prompts``, their answers' median
+            length. Under a budget shorter answers are measured, and the time of the rest is computed.
+        repetitions: number of answers to each prompt; by default as many as the verdict needs.
+        budget_s: seconds for answers, loading not counted; by default 180 if there are no ``repetitions``.
         sampling: temperature, truncation, seed and penalties; greedy by default.
-        engine: ``hook`` measures llama-cpp-python's ``Llama`` too, alone and with :class:`ggufspec.DraftModel`.
-        depth: tokens of text in the cache before each prompt; the context holds them.
-        download: fetch what is on the hub and not here, which may be many GB.
-        on_event: told of progress: ``{"event": "progress", "done": …, "total": …, "what": …}``, and what
-            :func:`ggufspec.load_pair` tells.
-        verbose: let llama.cpp's log through to standard error.
-        options: the same by keyword, which go over ``settings``: ``drafter``, ``ctx_size``, …
+        engine: ``hook`` also measures llama-cpp-python's ``Llama``, with :class:`ggufspec.DraftModel` and without.
+        depth: tokens of text in the cache before each prompt; must fit in the context.
+        download: download missing files from the hub, which may be many GB.
+        on_event: called with ``{"event": "progress", "done": …, "total": …, "what": …}``, and with the events of
+            :func:`ggufspec.load_pair`.
+        verbose: show llama.cpp's log on standard error.
+        options: options by keyword, which override ``settings``: ``drafter``, ``ctx_size``, …
 
     Returns:
         The document of ``ggufspec bench --json``: tokens/s with raw samples, the speedup and its interval, acceptance,
-        divergences, the verdict; :func:`ggufspec.schema.base.to_json` makes JSON of it.
+        divergences, the verdict. :func:`ggufspec.schema.base.to_json` converts it to JSON.
 
     Raises:
-        UsageError: a name or an option is none, there is no prompt, or speculation is off.
+        UsageError: a name or an option is invalid, there is no prompt, or speculation is off.
         ModelError: the chat template fails.
-        GgufspecError: a file is not here, nothing fits, or a trial failed.
-        KeyboardInterrupt: Ctrl-C; what was measured is lost.
+        GgufspecError: a file is missing, nothing fits, or a trial failed.
+        KeyboardInterrupt: Ctrl-C; the measurements are lost.
     """
     own = tuple(Prompt("", one) if isinstance(one, str) else one for one in prompts or ())
     if prompts is not None and not all([own, *(one.text or one.messages for one in own)]):
@@ -142,7 +141,7 @@ def _check_engine(engine: str, depth: int) -> None:
 
 
 def _measure(experiment: versus.Experiment, places: Resolved, on_event: OnEvent) -> BenchDocument:
-    """Measure, and keep for later plans what was learned."""
+    """Measure, and save the results for later plans."""
     run = versus.Bench(experiment)
     run.run(
         lambda done, total, what: on_event({"event": "progress", "done": done, "total": total, "what": what}),

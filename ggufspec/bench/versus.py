@@ -1,4 +1,4 @@
-"""Target-only against speculative: answers in turn, paired ratios, one verdict."""
+"""Benchmark of speculative decoding against target-only: interleaved answers, paired ratios, one verdict."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ AT_PAIR = "target_only_at_pair"
 LLAMA_ALONE, LLAMA_HOOK = "llama_target_only", "llama_hook"
 BUDGET_S = 180.0
 _CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
-_STRICT = 1.6  # times as long as usual, at most: single tokens are padded
-_EXPLAINED = 16  # times target-only's time of a text: docs of ggufspec.bench.divergence
+_STRICT = 1.6  # maximum slowdown of strict mode, which pads batches of one token
+_EXPLAINED = 16  # cost of explaining a divergence, in target-only times of the text: see ggufspec.bench.divergence
 _FEWEST_TRIALS = 3
-_FEWEST_PROMPTS = 3  # that stand for others like them; fewer stand for themselves
-_FEWEST_PASSES = 6  # over fewer prompts, before an interval may end the measurement
-_POSSIBLE = 0.9  # target-only tokens in the time of a round: at least one, but for noise
-_PRECISE = 0.02  # of the speedup: half an interval that needs no more trials
-_FARTHEST = 10  # times the measured length: longer answers are not extrapolated to
-_ENDS = ("end", "stop", "grammar")  # why an answer ends by itself
+_FEWEST_PROMPTS = 3  # minimum to be a sample of prompts; fewer only stand for themselves
+_FEWEST_PASSES = 6  # minimum over fewer prompts before an interval may end the measurement
+_POSSIBLE = 0.9  # minimum cost of a round in target-only tokens: one, less noise
+_PRECISE = 0.02  # half-width of an interval that needs no more trials, as a share of the speedup
+_FARTHEST = 10  # maximum length to extrapolate to, as a multiple of the measured length
+_ENDS = ("end", "stop", "grammar")  # stop reasons of answers that were not cut
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to compare: ``spec`` is the speculative run, draft and all.
+    """Comparison to make; ``spec`` is the speculative run.
 
-    The verdict is for answers of the spec's ``max_tokens``; with ``own_lengths`` for answers as long as those to the
-    prompts are, if most of them end earlier.
+    The verdict is for answers of the spec's ``max_tokens`` or, with ``own_lengths``, of the median length of the
+    answers to the prompts, where an unfinished one counts as ``max_tokens``.
 
-    ``repetitions`` are passes over the prompts, exactly so many; None for as many as the verdict needs within
-    ``budget_s``, seconds of answering. With ``cut`` a budget may shorten the answers, not only leave prompts out.
+    ``repetitions`` are passes over the prompts; None for as many as the verdict needs within ``budget_s``, the seconds
+    for answers. A budget may leave out prompts and, with ``cut``, shorten answers.
 
-    ``alone`` is how the rival runs: target-only at its own best placement, since the draft's memory would hold more of
-    the target. Where that differs from the pair's, target-only is measured at the pair's placement too.
+    ``alone`` are the options of the best target-only run, in which the draft's memory may hold more of the target. If
+    its placement differs from the pair's, target-only is also measured at the pair's.
 
-    The engine ``hook`` measures llama-cpp-python's ``Llama`` next to our own loop: with our draft as its draft model
-    (:mod:`ggufspec.decoding.hook`), and alone.
+    The engine ``hook`` also measures llama-cpp-python's ``Llama``, with our draft as its draft model
+    (:mod:`ggufspec.decoding.hook`) and without.
     """
 
     pair: Pair
@@ -87,17 +87,17 @@ class Experiment:
 
     @property
     def limit_s(self) -> float | None:
-        """The budget, or the usual one where nothing else ends the measurement."""
+        """The budget; the default one if there is no number of repetitions either."""
         return self.budget_s or (None if self.repetitions else BUDGET_S)
 
     @property
     def ways(self) -> dict[str, Way]:
-        """How each mode is answered; a load of the pair answers for the target too if its options are the same."""
+        """Variant of each mode; the pair's load also answers target-only if the options are the same."""
         spec, own = self.spec, self.spec.options
         rival = alone(replace(spec, options=self.rival))
         same = replace(self.rival, draft=own.draft, draft_max=own.draft_max)
         found = {"target_only": Way(rival, shared="target" if same == own else None)}
-        if spec.draft is not None and not own.head:  # a head writes nothing of its own
+        if spec.draft is not None and not own.head:  # a head cannot answer alone
             draft = alone(replace(spec, target=spec.draft, options=replace(own, target=own.draft)))
             found["draft_only"] = Way(draft, shared="draft", aside=True)
         found["speculative"] = Way(spec, shared="")
@@ -109,7 +109,7 @@ class Experiment:
 
     @property
     def key(self) -> str:
-        """The same for the same settings on the same machine."""
+        """Key of the settings and the machine."""
         facts = repr(self.spec), repr(self.rival), self.repetitions, self.engine, self.budget_s, self.own_lengths
         return key_of(*facts, machine())[:8]
 
@@ -120,7 +120,7 @@ class Experiment:
 
 @dataclass
 class SameText:
-    """Whether drafts change the text: by a short check, and where measured answers diverge."""
+    """Results on whether drafts change the text: a short check in strict mode, and divergences of measured answers."""
 
     identical: bool | None = None
     note: str = ""
@@ -128,8 +128,9 @@ class SameText:
 
 
 class Bench:
-    """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then has
-    what is there. A mode whose child process crashes is not tried again; the others go on.
+    """Experiment with its measurements. :meth:`run` may be interrupted; :meth:`document` returns what is there.
+
+    A mode whose child process crashes is not retried; the others continue.
     """
 
     def __init__(
@@ -155,15 +156,15 @@ class Bench:
         self._cut_off: list[str] = []
 
     def run(self, progress: Progress, note: Callable[[str], None] = lambda _: None) -> None:
-        """Measure, then check identity in strict mode, and look where answers diverge.
+        """Measure, then check identity in strict mode and explain divergences.
 
         Args:
-            progress: told of what is done.
-            note: takes a sentence on how long it will take, once that is known.
+            progress: called before each step.
+            note: called with a forecast of the duration.
 
         Raises:
             UsageError: the budget is too short for one answer.
-            GgufspecError: a trial failed in a way that the user can mend, or every mode crashed.
+            GgufspecError: a trial failed and the user can fix the cause, or every mode crashed.
             KeyboardInterrupt: Ctrl-C.
         """
         spec, hook = self.experiment.spec, self.experiment.engine == "hook"
@@ -181,18 +182,18 @@ class Bench:
         progress(1, 1, "divergences")
         if spec.options.accept == "exact":
             self.own.divergences = self._divergences("target_only", "speculative")
-        if spec.sampling.temperature == 0:  # above, Llama's random numbers are its own
+        if spec.sampling.temperature == 0:  # otherwise Llama draws its own random numbers
             self.hook.divergences = self._divergences(LLAMA_ALONE, LLAMA_HOOK)
 
     def _enough(self) -> bool:
-        """Whether the verdict is clear, or so precise that more answers would not change it."""
+        """Return whether every verdict is clear, or precise enough that more answers would not change it."""
         pairs = [("speculative", "target_only")]
         pairs += [(LLAMA_HOOK, LLAMA_ALONE)] if self.experiment.engine == "hook" else []
         return all(self._counted(*pair).is_enough and self._is_clear(self._speedup(*pair)) for pair in pairs)
 
     @property
     def answer_tokens(self) -> int:
-        """Length of the answers that the verdict is for."""
+        """Answer length that the verdict is for."""
         most = self.experiment.spec.max_tokens
         if not self.experiment.own_lengths:
             return most
@@ -201,18 +202,18 @@ class Bench:
 
     @property
     def measured_tokens(self) -> int:
-        """Mean length of the answers that are compared."""
+        """Mean length of the compared answers, each pair by its shorter one."""
         found = [min(one.tokens for one in both) for both in self._lengths()]
         return round(fmean(found)) if found else 0
 
     def _lengths(self) -> list[tuple[Statistics, ...]]:
-        """Both answers to each prompt, of the first pass."""
+        """Return both answers' statistics for each prompt of the first pass."""
         first = [self.results[mode][:1] for mode in ("target_only", "speculative")]
         answers = [[one.statistics for result in results for one in result.answers] for results in first]
         return list(zip(*answers, strict=False))
 
     def _counted(self, mode: str, rival: str) -> disturbed.Counted:
-        """Both runs' results, as far as they count."""
+        """Return the parts of both runs' results that count."""
         return disturbed.count(self.results[mode], self.results[rival])
 
     def _is_clear(self, speedup: Spread | None) -> bool:
@@ -224,7 +225,7 @@ class Bench:
 
     def _check_own(self) -> None:
         spec = self.experiment.spec
-        # Strict mode keeps whole caches if a model has windows, for which a long context may leave no room
+        # Strict mode needs full caches for sliding windows, too, which may not fit with a long context
         longest = max(len(prompt.encode()) for prompt in spec.prompts) + _CHECK_TOKENS
         ctx_size = min(spec.options.ctx_size, max(OPTIONS["ctx_size"].default, longest))
         streams_from = max(spec.options.op_offload_min_batch, STREAM_WIDTH)
@@ -246,7 +247,7 @@ class Bench:
             self.own.note += " in strict mode" + ("" if spec.options.accept == "exact" else " under the exact rule")
 
     def _check(self, spec: trial.Spec, engine: str) -> SameText:
-        """Whether short answers are the same with a draft and without, placed alike."""
+        """Compare short answers with a draft and without, at the same placement."""
         size = self._check_size(spec)
         late = SameText(None, "the budget left no time for it")
         if size is None:
@@ -267,7 +268,7 @@ class Bench:
         return SameText(drafted == plain, compared)
 
     def _check_size(self, spec: trial.Spec) -> tuple[int, int] | None:
-        """How many prompts and tokens a check compares; None if the budget leaves no time for any."""
+        """Return how many prompts and tokens a check compares; None if the budget has no time for any."""
         most = min(_CHECK_TOKENS, spec.max_tokens)
         both = [mode for mode in ("target_only", "speculative") if self.results[mode]]
         for prompts in range(min(_CHECK_PROMPTS, len(spec.prompts)), 0, -1):
@@ -278,7 +279,7 @@ class Bench:
         return None
 
     def _divergences(self, without: str, drafted: str) -> tuple[Divergence, ...]:
-        """Where the answers of one mode leave those of another, explained as far as the budget goes."""
+        """Return where answers of two modes diverge, as many explained as the budget allows."""
         spec = self.experiment.spec
         if not (self.results.get(without) and self.results.get(drafted)):
             return ()
@@ -305,19 +306,19 @@ class Bench:
 
     @property
     def counting(self) -> dict[str, list[trial.Result]]:
-        """What was measured of each mode, as far as it counts."""
+        """Results by mode, with only the parts that count."""
         return self._chosen(self._counted("speculative", "target_only"))
 
     @property
     def is_quiet(self) -> bool:
-        """Whether what counts was measured on a quiet machine."""
+        """True if the parts that count were measured on a quiet machine."""
         return self._counted("speculative", "target_only").is_quiet
 
     def _chosen(self, counted: disturbed.Counted) -> dict[str, list[trial.Result]]:
         return self.results | {"speculative": counted.ours, "target_only": counted.theirs}
 
     def document(self, *, interrupted: bool = False) -> BenchDocument:
-        """Everything that has been measured so far."""
+        """Return everything measured so far."""
         spec, counted = self.experiment.spec, self._counted("speculative", "target_only")
         runs = {
             mode: self._summary(mode, results) if results else None for mode, results in self._chosen(counted).items()
@@ -372,7 +373,7 @@ class Bench:
         )
 
     def _extent(self) -> dict[str, object]:
-        """How much was measured: most of all of what was compared."""
+        """Return how much was measured; for settings that varied, the maximum."""
         passes = max((len(results) for results in self.results.values()), default=0)
         return {
             "repetitions": self.experiment.repetitions or passes,
@@ -383,8 +384,9 @@ class Bench:
         }
 
     def _summary(self, mode: str, results: list[trial.Result]) -> Run | SpeculativeRun:
-        """One row of the table, of the results that count. Of three prompts and more its speed is the mean, as that of
-        the speedup, and so are tokens per round.
+        """Return a mode's row, from the results that count.
+
+        From three prompts on, tokens/s and tokens per round are weighted means over prompts, like the speedup.
         """
         row = summarise(results, lossy=is_lossy(self.experiment.spec.options.accept))
         row = replace(row, tokens=sum(answer.statistics.tokens for answer in self.results[mode][0].answers))
@@ -401,8 +403,9 @@ class Bench:
         return replace(row, tokens_per_round=tokens_per_round)
 
     def _speedup(self, mode: str, rival: str, tokens: int = 0) -> Spread | None:
-        """Of one way over another for answers of so many tokens, the verdict's by default; over prompts, each kind
-        counting alike, or of one prompt or two pass by pass.
+        """Return a mode's speedup over a rival for answers of ``tokens``, the verdict's length by default.
+
+        It is a mean over prompts in which all kinds count equally; with one or two prompts, over passes.
         """
         tokens = tokens or self.answer_tokens
         rows = self._answer_pairs(mode, rival, tokens)
@@ -417,7 +420,7 @@ class Bench:
         return lengths.widened(found, tokens, self.measured_tokens)
 
     def _answer_pairs(self, mode: str, rival: str, tokens: int) -> list[dict[int, tuple[float, float]]]:
-        """For each prompt, by pass: seconds of an answer of so many tokens in both ways, as far as it counts."""
+        """Return for each prompt, by pass, both modes' seconds for an answer of so many tokens, if both count."""
         counted = self._counted(mode, rival)
         passes = list(zip(lengths.times(counted.ours), lengths.times(counted.theirs), strict=False))
         rows: list[dict[int, tuple[float, float]]] = [
@@ -430,7 +433,7 @@ class Bench:
         return rows
 
     def _of_kind(self, portion: Portion) -> Portion:
-        """The portion with the speedup of answers to its kind of prompts, as long as the verdict's."""
+        """Return the portion with the speedup of its kind of prompts at the verdict's answer length."""
         rows = zip(self._answer_pairs("speculative", "target_only", self.answer_tokens), self._kinds, strict=False)
         found = [theirs / ours for row, kind in rows if kind == portion.name for ours, theirs in row.values()]
         return replace(portion, speedup=spread(found)) if found else portion
@@ -445,7 +448,7 @@ class Bench:
         return weights_of(self._kinds[: self.answers.prompts])
 
     def _mean(self, rows: list[list[tuple[float, float]]]) -> Spread:
-        """How many times as fast ours is, of pairs (our seconds, theirs) for each prompt, each kind counting alike."""
+        """Return the mean speedup from (our seconds, their seconds) by prompt; all kinds count equally."""
         found = [(row, kind) for row, kind in zip(rows, self._kinds, strict=False) if row]
         return mean_ratio(
             [[theirs for _, theirs in row] for row, _ in found],
@@ -454,7 +457,7 @@ class Bench:
         )
 
     def _hook(self) -> HookComparison:
-        """``Llama`` with the hook against ``Llama`` alone and against our own loop."""
+        """Compare ``Llama`` with the hook to ``Llama`` without and to our own loop."""
         over_alone, over_own = self._speedup(LLAMA_HOOK, LLAMA_ALONE), self._speedup(LLAMA_HOOK, "speculative")
         return HookComparison(
             speedup=over_alone,
@@ -468,7 +471,7 @@ class Bench:
 
 
 def _by_kind(spec: trial.Spec) -> trial.Spec:
-    """The prompts so that the first ones are of as many kinds as they can be, and from all of the list."""
+    """Reorder the prompts so that the first ones are of as many kinds as possible and from all over the list."""
     ranks = [(spec.kinds[:i].count(kind), i % 2, i) for i, kind in enumerate(spec.kinds)]
     order = [i for *_, i in sorted(ranks)]
     if not order:
@@ -504,11 +507,10 @@ def judge(
     crashed: bool = False,
     streams: bool = False,
 ) -> Verdict:
-    """Judge whether the draft is worth it for answers of so many ``tokens``, in one sentence, and why in the next.
+    """Judge in one sentence whether the draft is worth it for answers of ``tokens``, with the reason in another.
 
-    A round decodes at least one token, so that decoding which is faster than the tokens per round was not the draft's
-    doing. It may be where target-only is placed otherwise, or where a GPU ``streams`` the CPU's weights for wider
-    batches alone.
+    A round costs at least one target-only token, so a speedup above the tokens per round cannot come from the draft,
+    unless target-only has another placement or the GPU ``streams`` (copies) CPU weights for larger batches only.
     """
     if speedup is None or alone is None or pair is None:
         why = (
@@ -557,7 +559,7 @@ def judge(
 
 
 def _why(faster: float, alone: Run, pair: SpeculativeRun) -> str:
-    """Return what a round yields and costs, in tokens without a draft; and whether the rival had more layers."""
+    """Return a round's yield and its cost in target-only tokens, and both runs' GPU layers if they differ."""
     cost = pair.tokens_per_round / faster
     cost = 1.0 if _POSSIBLE <= cost < 1 else cost
     round_s = pair.tokens_per_round / pair.tokens_per_s.median
