@@ -1,7 +1,6 @@
-"""Times models at given placements, loaded together: seconds of a batch by its size. A job for a child process.
+"""Batch latencies of models loaded together at given placements. A job for a child process.
 
-The values of the weights do not matter: dummy weights (:mod:`ggufspec.models.dummy_weights`) decode at the real ones'
-speed.
+Dummy weights (:mod:`ggufspec.models.dummy_weights`) decode as fast as real ones.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.dummy_weights import TOKENS
 
-_BURST_S = 0.25  # a shorter batch is timed three times in a row, after one that restores its graph; the median counts
+_BURST_S = 0.25  # a shorter batch is timed _BURST more times, after one that restores its graph; the median counts
 _BURST = 3
 _FEWEST_ROUNDS = 3
-_LOOK_S = 0.2  # between two looks at the system's counters, which count in steps of 10 ms
+_LOOK_S = 0.2  # minimum between two readings of the system's counters, which count in steps of 10 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One model; ``widths`` are its batch sizes. A head is on the part before it, in whose file it may be."""
+    """Model to time at the batch sizes ``widths``. A head belongs to the part before it, and may be in its file."""
 
     path: Path
     placement: Placement
@@ -63,10 +62,10 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One model as it ran.
+    """Timings of one model.
 
-    ``seconds`` are samples by batch size, one per round; ``bytes`` llama.cpp's own count by device. ``depth``, tokens
-    in the cache, is less than requested if the context is shorter.
+    ``seconds`` has samples by batch size, one per round; ``bytes`` is llama.cpp's count by device. ``depth``, the
+    tokens in the cache, is less than requested if the context is too short.
     """
 
     layers: int
@@ -80,9 +79,9 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All models; ``ram_bytes`` is the process's memory at the end, ``vram_bytes`` the rise of all GPUs' use.
+    """Timings of all models; ``ram_bytes`` is the process's memory at the end, ``vram_bytes`` the GPUs' rise in use.
 
-    ``disturbed`` samples were left out, because other programs used up to ``others_cpus`` CPUs.
+    ``disturbed`` samples were left out because other programs used up to ``others_cpus`` CPUs.
     """
 
     parts: tuple[Timed, ...]
@@ -138,9 +137,9 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def undisturbed(seconds: list[float], loads: Sequence[float], least: float) -> int:
-    """Drop samples during which others used clearly more than the ``least`` CPUs, but keep the least disturbed ones.
+    """Drop samples during which other programs used clearly more than the ``least`` CPUs, but keep at least three.
 
-    Returns the number of dropped samples; ``loads`` are the CPUs that others used during each.
+    ``loads`` are the CPUs that they used during each sample. Return the number of dropped samples.
     """
     order = sorted(range(len(seconds)), key=loads.__getitem__)
     kept = max(sum(others < least + BUSY_CPUS for others in loads), min(_FEWEST_ROUNDS, len(seconds)))
@@ -163,10 +162,10 @@ def _load(
         on.decode(_tokens(on, count), 0)
     emit({"event": "reading", "file": part.path.name})
     depth = max(1, min(depth, context.capacity - max(part.widths)))
-    context.decode(_tokens(context, 1), 0)  # loads pages from the disk
+    context.decode(_tokens(context, 1), 0)  # reads mapped weights from the disk
     context.rewind(0)
     began = time.perf_counter()
-    context.decode(_tokens(context, depth), 0 if isinstance(context, Head) else 1)  # either all have logits or none
+    context.decode(_tokens(context, depth), 0 if isinstance(context, Head) else 1)  # a head gives all logits or none
     prompt_s = time.perf_counter() - began
     for width in part.widths:  # build every graph once
         _batch(context, depth, width)
@@ -182,7 +181,7 @@ def _load(
 
 
 def _tokens(context: Context | Head, count: int) -> list[int]:
-    """Return different tokens, so that a mixture of experts chooses as many different experts as possible."""
+    """Return different tokens, so that a mixture of experts uses as many experts as possible."""
     different = min(TOKENS, context.vocab_size)
     return [7 * place % different for place in range(1, count + 1)]
 
@@ -193,11 +192,11 @@ def _burst(context: Context | Head, depth: int, width: int) -> float:
 
 
 def _batch(context: Context | Head, depth: int, width: int) -> float:
-    """Time one batch with all its logits, as a verification has."""
+    """Time one batch with all its logits, as in verification."""
     if isinstance(context, Head) or context.can_rewind:
         context.rewind(depth)
         context.mark()
-    elif context.length + width > context.capacity:  # a state has no depth
+    elif context.length + width > context.capacity:  # recurrent states cost the same at any depth
         context.rewind(0)
     tokens = _tokens(context, width)
     began = time.perf_counter()

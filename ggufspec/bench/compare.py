@@ -1,4 +1,4 @@
-"""Many targets with many drafts: every cell at its own best placement, interleaved, and each target's quality."""
+"""Comparison of targets and drafts: interleaved trials of every cell at its best placement, and targets' quality."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Qualit
 from ggufspec.schema.text import counted, duration
 
 LOG = "ggufspec/compare-log@2"
-MORE = 2  # times the requested repetitions, at most, if leaders overlap
-_FEWEST = 3  # trials for an interval
-_NAMED = 3  # cells of a long list
-_MEASURED_SHARE = 0.85  # share of a budget that trials must fit; the rest covers estimation errors
-_QUALITY_SHARE = 0.25  # largest share of a budget reserved for the targets' quality
-_QUALITY_TOKENS = 3500  # prompt tokens that take as long as the text does: 2,276 tokens with all their logits
+MORE = 2  # maximum further repetitions of leaders that overlap, as a multiple of the requested ones
+_FEWEST = 3  # minimum trials for an interval
+_NAMED = 3  # cells that a warning names
+_MEASURED_SHARE = 0.85  # share of a budget for trials; the rest covers estimation errors
+_QUALITY_SHARE = 0.25  # maximum share of a budget for the targets' quality
+_QUALITY_TOKENS = 3500  # prompt tokens that take as long as the quality text, 2,276 tokens with all their logits
 
 ByDevice = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """One cell: a target with a draft, or target-only. ``failure`` is why there is no ``spec``."""
+    """Cell: a target with a draft, or target-only. ``failure`` says why there is no ``spec``."""
 
     target: str
     draft: str | None
@@ -49,11 +49,10 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to compare: every cell, target-only of each target among them, and the targets' quality if asked for.
+    """Cells to compare, including target-only for each target, and whether to measure the targets' quality.
 
-    ``repetitions`` are trials of each cell; up to :data:`MORE` times as many more of those that lead. With a
-    ``budget_s`` they may become fewer, and prompts too; answers get shorter if they may be ``cut``. ``settings`` and
-    ``notes`` are for the document.
+    Each cell gets ``repetitions`` trials, leaders up to :data:`MORE` times as many again. A ``budget_s`` may reduce
+    repetitions and prompts and, if ``cut``, the length of answers. ``settings`` and ``notes`` are for the document.
     """
 
     targets: tuple[ComparedModel, ...]
@@ -70,16 +69,14 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How a budget is shared among cells, and how far the plan's speeds are off: measured ÷ predicted."""
+    """Extent of the trials that fit in a budget, and ``off``, measured ÷ predicted speed."""
 
     extent: Extent
     off: float = 1.0
 
 
 class Comparison:
-    """An experiment and what has been measured of it. :meth:`run` may be interrupted, or killed and begun again with
-    the same log; :meth:`document` has what is there.
-    """
+    """Experiment with its measurements. :meth:`run` may be interrupted and resumes from the log, even after a kill."""
 
     def __init__(
         self, experiment: Experiment, log: RunLog, attempt: Callable[..., trial.Attempt] | None = None
@@ -100,7 +97,7 @@ class Comparison:
         self.trials.predicted = {run: one.predicted_tokens_per_s for run, one in self._runs.items()}
 
     def run(self, progress: Progress) -> None:
-        """Measure every cell in turn, the leading ones again, then the qualities.
+        """Measure all cells interleaved, then the leaders again, then the targets' quality.
 
         Raises:
             GgufspecError: the log cannot be written.
@@ -118,7 +115,7 @@ class Comparison:
 
     @property
     def left_s(self) -> float:
-        """An estimate of the seconds until the end; infinity if nothing is known."""
+        """Estimated seconds left; infinity if unknown."""
         quality_s = sum(map(self._quality_s, self._unjudged))
         return max(0.0, min(self.trials.left_s + quality_s, self.trials.budget_s - self.trials.spent_s))
 
@@ -129,7 +126,7 @@ class Comparison:
         return START_S + results[0].load_s + _QUALITY_TOKENS / read if read else 0.0
 
     def _share(self, budget_s: float) -> None:
-        """Make trials as short as the budget requires, by one short trial and the plan's speeds."""
+        """Shorten the trials to fit the budget, by the speed of one short trial and the plan's speeds."""
         experiment, first = self.experiment, next(iter(self._runs))
         most = Extent(len(first.prompts), first.max_tokens, experiment.repetitions, bool(self._judged))
         key = key_of("extent", budget_s, codec.dump(most))
@@ -189,12 +186,12 @@ class Comparison:
         return Share(extent, tokens_per_s / slower)
 
     def _again(self) -> list[trial.Spec]:
-        """The leaders, if they have an interval at all."""
+        """Return the leaders if they have enough trials for an interval, else none."""
         leaders = self.leaders()
         return leaders if leaders and len(self.trials.speeds(leaders[0])) > 1 else []
 
     def _judge(self, progress: Callable[[int, str], None]) -> None:
-        """Measure the targets' quality. The largest that can be read is the reference."""
+        """Measure the targets' quality; the reference is the largest that can be measured."""
         alone = {one.target: one for one in self.experiment.contenders if one.draft is None}
         reference: quality.Spec | None = None
         with scratch(self._log.path.parent) as folder:
@@ -202,7 +199,7 @@ class Comparison:
                 self._unjudged = self._judged[number:]
                 progress(number, model.name)
                 cell = alone[model.name]
-                if cell.spec is None:  # what cannot run cannot be read with either
+                if cell.spec is None:  # the quality run needs the target-only placement
                     self._qualities[model.name] = cell.failure or Failure("it has no placement")
                     continue
                 spec = quality.Spec(
@@ -224,7 +221,7 @@ class Comparison:
         key = key_of("quality", identity(spec.model), identity(reference.model), facts)
         found = self._log.get(key, Quality)
         if found is None:
-            if spec is not reference and not spec.rows.exists():  # the reference is in the log, and its file is gone
+            if spec is not reference and not spec.rows.exists():  # the reference came from the log, without its file
                 quality.measure(reference, verbose=self.experiment.verbose)
             found = quality.measure(spec, verbose=self.experiment.verbose)
             self._log.put(key, found)
@@ -236,7 +233,7 @@ class Comparison:
         return spread(list(self.trials.speeds(run).values()))
 
     def leaders(self) -> list[trial.Spec]:
-        """The fastest cell, and those whose intervals overlap its own; in the order of the matrix."""
+        """Return the fastest cell and those whose intervals overlap its own, in the order of the matrix."""
         spreads = {run: self._spread(run) for run in self._runs if self.trials.results[run]}
         if not spreads:
             return []
@@ -244,7 +241,7 @@ class Comparison:
         return [run for run, found in spreads.items() if found is best or overlap(found, best)]
 
     def document(self, *, interrupted: bool = False) -> CompareDocument:
-        """Everything that has been measured so far."""
+        """Return everything measured so far."""
         leaders = self.leaders()
         missing = sum(not self.trials.results[run] and run not in self.trials.failures for run in self._runs)
         cells = tuple(self.cell(one, leads=one.spec in leaders) for one in self.experiment.contenders)
@@ -270,7 +267,7 @@ class Comparison:
         return replace(model, failure=found) if isinstance(found, Failure) else replace(model, quality=found)
 
     def cell(self, contender: Contender, *, leads: bool = False) -> Cell:
-        """A cell with what has been measured so far."""
+        """Return a cell with its measurements so far."""
         spec, run, speedup, failure = contender.spec, None, None, contender.failure
         kinds: tuple[Portion, ...] = ()
         thinking: tuple[Portion, ...] = ()
@@ -319,7 +316,7 @@ class Comparison:
 
 
 def _shortened(spec: trial.Spec, extent: Extent) -> trial.Spec:
-    """A trial with fewer prompts, at equal distances so that their kinds stay, and shorter answers."""
+    """Return a trial with shorter answers and fewer prompts, evenly spaced so that all kinds stay represented."""
     chosen = [number * len(spec.prompts) // extent.prompts for number in range(extent.prompts)]
     prompts, kinds = (
         tuple(texts[number] for number in chosen) if texts else () for texts in (spec.prompts, spec.kinds)
@@ -328,7 +325,7 @@ def _shortened(spec: trial.Spec, extent: Extent) -> trial.Spec:
 
 
 def _left_out(budget_s: float, most: Extent, extent: Extent) -> str:
-    """Return a note on what a budget cut."""
+    """Return a note on what the budget cut."""
     counts = (
         (extent.max_tokens, most.max_tokens, "token"),
         (extent.repetitions, most.repetitions, "trial"),
@@ -339,19 +336,19 @@ def _left_out(budget_s: float, most: Extent, extent: Extent) -> str:
 
 
 def overlap(one: Spread, other: Spread) -> bool:
-    """Whether two intervals have a point in common."""
+    """Return whether two intervals have a point in common."""
     return one.ci95[0] <= other.ci95[1] and other.ci95[0] <= one.ci95[1]
 
 
 def energy_j_per_token(results: Sequence[trial.Result]) -> float | None:
-    """Joules of all cards for a token, over the trials of which they are known; None if they are of none."""
+    """Return the joules of all GPUs per token, over the trials with a known energy; None if there are none."""
     known = [one for one in results if one.energy_j is not None]
     tokens = sum(answer.statistics.tokens for one in known for answer in one.answers)
     return sum(one.energy_j or 0.0 for one in known) / tokens if tokens else None
 
 
 def _once(notes: Sequence[str]) -> tuple[str, ...]:
-    """Of notes that differ in their numbers and files only, the first, and how many there were."""
+    """Return the notes, with those that differ only in numbers and files merged into the first, and a count."""
     alike: dict[str, list[str]] = {}
     for note in notes:
         alike.setdefault(re.sub(r"\S*\d\S*", "", note), []).append(note)

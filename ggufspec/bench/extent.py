@@ -1,16 +1,16 @@
-"""How much of a comparison fits into a budget. Pure."""
+"""Extent of a comparison that fits in a budget. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-_FEWEST_TOKENS, _LEAST_TOKENS = 32, 8  # of an answer, before trials and prompts are left out, and after that
+_FEWEST_TOKENS, _LEAST_TOKENS = 32, 8  # minimum answer length while trials or prompts can be left out, and afterwards
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What each cell measures: answers of ``max_tokens`` to so many prompts, so many times; whether quality follows."""
+    """Number and length of a cell's answers, and whether the targets' quality is measured."""
 
     prompts: int
     max_tokens: int
@@ -20,22 +20,22 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of one cell: to load it, to read a prompt, for each token of an answer."""
+    """Seconds of one cell to load, to read a prompt, and per generated token."""
 
     load_s: float
     prompt_s: float
     token_s: float
 
     def trial_s(self, extent: Extent) -> float:
-        """Return the seconds of a trial, whose first prompt is read twice, to warm up."""
+        """Return the seconds of a trial; the warm-up reads the first prompt once more."""
         answers_s = extent.prompts * extent.max_tokens * self.token_s
         return self.load_s + (extent.prompts + 1) * self.prompt_s + answers_s
 
 
 def fit(budget_s: float, cells: Sequence[Costs], most: Extent, *, cut: bool) -> Extent:
-    """Return the most that fits: first answers get shorter, then trials fewer, then prompts fewer.
+    """Return the largest extent that fits: with shorter answers if ``cut``, then fewer trials, then fewer prompts.
 
-    ``cut``: whether answers may get shorter. The least is one trial of an answer to one prompt.
+    The minimum is one trial with one prompt, even if that does not fit.
     """
 
     def tokens(extent: Extent) -> int:

@@ -1,7 +1,4 @@
-"""Results of measured runs for later plans: a target's speed, and a driver's overhead on a GPU.
-
-The decoder itself saves the acceptance of drafted tokens.
-"""
+"""Measured target speeds and GPU driver overheads, saved for later plans; the decoder saves acceptance itself."""
 
 from __future__ import annotations
 
@@ -23,9 +20,12 @@ from ggufspec.planning import history, rehearsed
 from ggufspec.schema.plan import PlannedOption
 from ggufspec.schema.text import of_memory
 
-_ENOUGH_TOKENS = 32  # minimum for a speed, over all trials
-_SPILLED, _SPILLED_BYTES = 0.05, 256 * 2**20  # share of the planned bytes: less may be of a program that ended
-_FAR_SLOWER = 2.0  # times the planned seconds: no catalogue is so wrong, and the link is ten times slower than VRAM
+_ENOUGH_TOKENS = 32  # minimum over all trials for a speed
+_SPILLED, _SPILLED_BYTES = (
+    0.05,
+    256 * 2**20,
+)  # share of the planned bytes, and bytes: a program that ended may free less
+_FAR_SLOWER = 2.0  # times the planned seconds: no plan is so wrong, and the link is ten times slower than VRAM
 _ROOM = 1.1
 _SHORT_CONTEXT = 2048
 
@@ -33,10 +33,7 @@ _SHORT_CONTEXT = 2048
 def learn(
     resolved: Resolved, spec: Spec, results: Mapping[str, Sequence[Result]], *, is_quiet: bool
 ) -> tuple[str, ...]:
-    """Save a bench's measurements, by mode, for later plans; return notes for its user.
-
-    Speeds are saved only if they were measured on a quiet machine.
-    """
+    """Save a bench's results by mode for later plans, speeds only from a quiet machine; return notes for the user."""
     record_overhead(resolved, results["speculative"])
     if is_quiet:
         record_speed(resolved, spec, results["target_only"])
@@ -44,7 +41,7 @@ def learn(
 
 
 def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
-    """Save the driver's bytes beyond the plan's on the only GPU; nothing if the driver counts nothing."""
+    """Save the VRAM used beyond the plan if there is a single GPU; nothing if the driver reports no more."""
     option = resolved.plan.options["speculative"] if resolved.plan else None
     if option is None or option.draft is None or not results or len(resolved.cards) != 1 or len(survey().cards) > 1:
         return
@@ -60,10 +57,7 @@ def spilled(resolved: Resolved, name: str, results: Sequence[Result]) -> tuple[s
     """Return a note if a driver seems to keep part of the VRAM allocations in host memory, as Windows' and AMD's
     drivers do when VRAM is full: the GPUs' use rose by far less than planned, and tokens take at least twice as long.
 
-    Args:
-        resolved: what ran, and its plan.
-        name: name of the plan's option.
-        results: its results, long prompts included.
+    ``name`` is the plan's option, ``results`` its results, long prompts included.
     """
     plan = resolved.plan
     option = plan.options[name] if plan else None
@@ -94,9 +88,9 @@ def _ran_as_planned(option: PlannedOption, result: Result) -> bool:
 
 
 def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> None:
-    """Save the target-only speed at its placement; a short run is not saved.
+    """Save the target-only speed at its placement, unless the run was short.
 
-    A plan knows the GPUs by their descriptions: if layers were given and nothing was planned, nothing is saved.
+    Nothing is saved if GPU layers were given without a plan, because only a plan has the GPUs' descriptions.
     """
     results = [one for one in results if speed(one)]  # a disturbed pass may have no segment that counts
     answers = [answer.statistics for result in results for answer in result.answers if answer.statistics.tokens]

@@ -1,4 +1,4 @@
-"""The cells of a comparison: targets paired with drafts, each with its own name, placement, or reason to fail."""
+"""Cells of a comparison: targets paired with drafts, each with its name and its placement or failure."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from ggufspec.settings.registry import DRAFTERS, parse_drafters, with_head
 from ggufspec.settings.table import Settings, names
 
 NONE = "none"
-TOKENS = 128  # of an answer
-WORDS = (*(name for name, row in DRAFTERS.items() if not row.needs_file), NONE)  # instead of a draft's file
+TOKENS = 128  # default answer length
+WORDS = (*(name for name, row in DRAFTERS.items() if not row.needs_file), NONE)  # accepted instead of a draft's file
 _ONE_OF_THEM = "compare one of them at a time"
 _PLACEMENT = names(group="placement")
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A model on this machine. ``label`` is the path that people know it by: in the hub's cache the repository's."""
+    """Model on this machine. ``label`` is the path to show: in the hub's cache, the one in the repository."""
 
     path: Path
     label: PurePath
@@ -50,7 +50,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A cell before it is placed; ``draft`` is None for target-only, or one of :data:`WORDS`."""
+    """Cell before it is placed; ``draft`` is a file, one of :data:`WORDS`, or None for target-only."""
 
     target: File
     draft: File | str | None
@@ -63,24 +63,24 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Where a cell runs, as it was planned for the first run of a comparison; a resumed one uses it again."""
+    """Placement of a cell, planned in the first run of a comparison and reused when it resumes."""
 
     options: DecoderOptions
     bytes: ByDevice
-    predicted_tokens_per_s: float = 0.0  # 0 if nothing was planned, or in a log of an earlier version
+    predicted_tokens_per_s: float = 0.0  # 0 if nothing was planned, or in an earlier version's log
 
 
 # ---- pairings and their names
 
 
 def without_file(drafter: str | None) -> str | None:
-    """The word of the matrix for a target without a draft's file, by who drafts there; None for target-only."""
+    """Return the first drafter that needs no file, one of :data:`WORDS`; None if there is none."""
     drafters = parse_drafters(drafter or NONE)
     return next((word for word in WORDS if word in drafters), None)
 
 
 def check_twice(files: Sequence[File], role: str) -> None:
-    """Raises UsageError if a file is given twice."""
+    """Raise UsageError if a file is given twice."""
     seen: dict[Path, File] = {}
     for one in files:
         if (before := seen.setdefault(untrusted.real(one.path), one)) is not one:
@@ -89,15 +89,15 @@ def check_twice(files: Sequence[File], role: str) -> None:
 
 
 def with_draft(one: Pairing, draft: File | str | None) -> Pairing:
-    """The same target with another draft, without the profile's placement, which is that of its own pair."""
+    """Return the target with another draft, without the placement, which the profile has for its own pair."""
     return Pairing(one.target, draft, replace(one.settings, **dict.fromkeys(_PLACEMENT)))
 
 
 def with_target_only(pairings: Iterable[Pairing]) -> list[Pairing]:
-    """Target-only of each target, then its pairings; a profile's settings hold for its target-only too.
+    """Return each target's target-only cell, with its profile's settings, followed by its pairings.
 
     Raises:
-        UsageError: two profiles are about the same cell, or disagree on the settings of a target.
+        UsageError: two profiles have the same cell, or different settings for a target.
     """
     rows: dict[Path, list[Pairing]] = {}
     for one in pairings:
@@ -118,7 +118,7 @@ def _real(file: File | str | None) -> str | None:
 
 
 def unique_names(files: Iterable[File]) -> dict[Path, str]:
-    """Names for people, by file: each its own, with the folder if another has the same; else the whole paths."""
+    """Return a unique name for each file, with the folder if names repeat; whole paths if that is not enough."""
     labels = {untrusted.real(one.path): one.label for one in files}
     counts = Counter(label.name for label in labels.values())
     found = {}
@@ -132,12 +132,12 @@ def unique_names(files: Iterable[File]) -> dict[Path, str]:
 
 
 class Matrix:
-    """Pairings, and how all of them run.
+    """Pairings with the options and prompts of all cells.
 
     Args:
-        pairings: target-only of each target among them.
-        given: the options.
-        prompts: the user's own; none: the bundled ones.
+        pairings: cells, including target-only for each target.
+        given: options.
+        prompts: the user's prompts; the bundled ones if empty.
         verbose: show llama.cpp's log.
     """
 
@@ -153,7 +153,7 @@ class Matrix:
 
     @property
     def key(self) -> str:
-        """Of the comparison: the same for the same files and options, however often each cell is measured."""
+        """Key of the comparison, by its files and options but not the number of repetitions."""
         cells = [(_real(one.target), _real(one.draft), one.settings.given()) for one in self._pairings]
         groups = ("devices", "drafting", "context", "sampling", "length")
         options = self._given.given(name for group in groups for name in names(group=group))
@@ -162,7 +162,7 @@ class Matrix:
     def experiment(
         self, log: RunLog, on_event: OnEvent | None = None, *, quality: bool, budget_s: float | None = None
     ) -> Experiment:
-        """Read headers and place cells, as in an earlier run if ``log`` has one; a cell that cannot run has its reason.
+        """Read headers and place cells, as before if they are in the ``log``; a cell that cannot run gets its failure.
 
         Raises:
             UsageError: an option is out of range.
@@ -193,7 +193,7 @@ class Matrix:
         )
 
     def _ask(self, target: Path) -> prompting.Result | GgufspecError:
-        """The texts for a target, made once, or why there are none."""
+        """Return the prompt texts for a target, made once, or the error."""
         if target not in self._asked:
             try:
                 spec = prompting.Spec(target, self._prompts, bool(self._given.raw))
@@ -203,7 +203,7 @@ class Matrix:
         return self._asked[target]
 
     def _format_notes(self) -> Iterator[str]:
-        """What there is to say of the texts; which targets got plain ones although others have a chat template."""
+        """Yield notes on the texts, e.g. which targets got plain text although others have a chat template."""
         found = {path: one for path, one in self._asked.items() if isinstance(one, prompting.Result)}
         for path, one in found.items():
             yield from one.notes
@@ -222,7 +222,7 @@ class Matrix:
         )
 
     def _options(self, one: Pairing) -> DecoderOptions:
-        """How a pairing is decoded, before it is placed."""
+        """Return a pairing's decoder options before it is placed."""
         options = decoder_options(self._given.over(one.settings))
         if one.draft is None:
             return replace(options, drafters=(), lookup_corpus=None)
@@ -232,7 +232,7 @@ class Matrix:
         return options if options.needs_draft else replace(options, drafters=("draft", "lookup"))
 
     def _contender(self, one: Pairing, log: RunLog) -> Contender:
-        """The cell of a pairing, placed as in an earlier run, or now."""
+        """Return a pairing's cell, with the logged placement or a new one."""
         options = self._options(one)
         draft = self._drafts[untrusted.real(one.draft.path)] if isinstance(one.draft, File) else one.draft
         cell = Contender(self._targets[untrusted.real(one.target.path)], draft, None)
@@ -269,7 +269,7 @@ class Matrix:
         opened = open_pair(pair, self._given, options, self._on_event)
         resolved = resolve(opened, on_event=self._on_event)
         plan = resolved.plan
-        if plan is None:  # nothing was left to plan; its bytes are for the report only
+        if plan is None:  # everything was given; plan anyway, for the bytes in the report
             with contextlib.suppress(GgufspecError):
                 plan = make_plan(opened, on_event=self._on_event).document()
         option = plan.options["speculative" if options.needs_draft else "target_only"] if plan else None
@@ -283,14 +283,14 @@ def _models(files: Iterable[File], names_: Mapping[Path, str]) -> tuple[Compared
     once: dict[str, ComparedModel] = {}
     for file in files:
         name, size_bytes = names_[untrusted.real(file.path)], 0
-        with contextlib.suppress(GgufspecError):  # its cells say why
+        with contextlib.suppress(GgufspecError):  # its cells report the error
             size_bytes = sum(part.size_bytes for part in locate(file.path).files)
         once.setdefault(name, ComparedModel(name, str(file.path), size_bytes))
     return tuple(once.values())
 
 
 def parts(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
-    """Bytes by device, as :class:`ggufspec.schema.compare.Cell` has them; ``overheads`` are what drivers take."""
+    """Return bytes by device and part, for :class:`ggufspec.schema.compare.Cell`; ``overheads`` are the drivers'."""
     found: ByDevice = {}
     models: tuple[tuple[str, PlannedModel | None], ...] = (("target", option.target), ("draft", option.draft))
     for role, model in models:

@@ -1,6 +1,6 @@
-"""Makes the texts that a trial's models continue, from files of prompts and the target's chat template.
+"""Conversion of prompts, from files or bundled, to the texts of a trial, by the target's chat template.
 
-A template is untrusted code and its tokens are in the model's file: both belong in a child process, once per command.
+A template is untrusted code, and tokenizing needs the model file: both happen in a child process, once per command.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ggufspec.llamacpp.model import Model
 from ggufspec.models.headers import read_headers
 from ggufspec.prompting.prompt import WITHOUT_TEMPLATE
 
-MOST_PROMPTS = 32  # maximum from a file; longer files are sampled at equal distances
-MOST_FILE_BYTES = 64 << 20  # a log of some ten thousand requests
-MOST_LINE_BYTES = 1 << 20  # some hundred thousand tokens
+MOST_PROMPTS = 32  # maximum; of more prompts an evenly spaced sample is used
+MOST_FILE_BYTES = 64 << 20  # holds a log of some ten thousand requests
+MOST_LINE_BYTES = 1 << 20  # holds some hundred thousand tokens
 _FORMS = 'a line is a text, or JSON: {"prompt": "…"}, or {"messages": […], "tools": […]} as in a request'
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
@@ -32,8 +32,8 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 class Spec:
     """Prompts for a model; ``raw``: without its chat template.
 
-    Without ``prompts`` the bundled ones are used: requests if the model has a chat template, else texts to continue;
-    only those of these ``kinds``, if any are given, and every ``every``-th.
+    Without ``prompts`` the bundled ones are used: requests if there is a chat template, else texts to continue; of the
+    ``kinds``, if given, every ``every``-th.
     """
 
     target: Path
@@ -45,10 +45,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The texts of a trial in order, with their ``kinds`` and their lengths in ``tokens``.
-
-    ``templated`` says that the chat template made them.
-    """
+    """Texts of a trial, with their ``kinds`` and lengths in ``tokens``; ``templated``: by the chat template."""
 
     texts: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -58,7 +55,7 @@ class Result:
 
     @property
     def trial(self) -> dict[str, Any]:
-        """Fields for a trial's spec."""
+        """Fields for :class:`ggufspec.bench.trial.Spec`."""
         return {"prompts": self.texts, "kinds": self.kinds, "templated": self.templated}
 
 
@@ -84,7 +81,7 @@ def prepare(spec: Spec, *, verbose: bool = False) -> Result:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """Make the texts, in this process; no weights are loaded."""
+    """Make the texts in this process, without loading weights."""
     with Model(spec.target, vocab_only=True) as model:
         source = "" if spec.raw else model.chat_template.strip()
         prompts = spec.prompts or _bundled(REQUESTS if source else PROMPTS, spec)
@@ -110,7 +107,7 @@ def _bundled(prompts: Sequence[Prompt], spec: Spec) -> tuple[Prompt, ...]:
 
 
 def _templated(model: Model, prompts: Sequence[Prompt], notes: list[str]) -> Iterator[str]:
-    """Yield the text of each prompt by the template, without the token that begins every text of the model."""
+    """Yield the text of each prompt by the template, without the BOS token that tokenizing adds."""
     bos, _ = model.token_texts
     template = ChatTemplate.of(model, hint=WITHOUT_TEMPLATE)
     for prompt in prompts:
@@ -204,7 +201,7 @@ def _records(value: Any, origin: str) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return a message whose content is one text."""
+    """Return a message with its content as one text."""
     content = message.get("content") or ""
     if isinstance(content, list):
         for part in content:

@@ -1,7 +1,4 @@
-"""The bundled texts, written for this project: requests for chat models, prompts that any model can continue, passages.
-
-:mod:`ggufspec.bench.prompting` makes the texts of a trial from them.
-"""
+"""Bundled texts, written for this project: requests for chat models, prompts that any model can continue, passages."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt for a model.
+    """Prompt for a model.
 
     Args:
-        kind: kind of text, for reports: ``edit``, ``tests``; empty if it is not known.
-        text: the user's message; without a chat template the text to continue.
-        messages: a conversation instead, as a chat template takes it: role, content, tool_calls, …
+        kind: kind of text, for reports, e.g. ``edit``; empty if unknown.
+        text: the user's message; without a chat template, the text to continue.
+        messages: conversation instead of ``text``, as a chat template takes it: role, content, tool_calls, …
         tools: tools that the model may call, as in OpenAI's requests.
-        origin: source, for messages: ``line 3 of prompts.jsonl``; empty if bundled.
+        origin: where it comes from, for error messages: ``line 3 of prompts.jsonl``; empty if bundled.
     """
 
     kind: str
@@ -29,7 +26,7 @@ class Prompt:
     origin: str = field(default="", kw_only=True)
 
 
-# Typical requests to a chat model, one of each kind. Every second one is a mix, too: tune uses half of them.
+# Typical requests to a chat model, one of each kind. Every second one is also a good mix: tune uses half of them.
 REQUESTS = (
     Prompt(
         "edit",
@@ -299,7 +296,7 @@ SQUARES = {
     ),
 )
 
-# Short passages of several kinds, on which quantisations are compared.
+# Short passages of several kinds, for measuring the quality of quantisations.
 PASSAGES = (
     """The river came down from the hills in spring with more water than the old bridge had been built for. People \
 from both banks stood in the rain and watched the pillars. The miller said that it would hold, as it had held in his \
@@ -444,12 +441,10 @@ for up to a month.
 
 
 def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int = 0) -> list[int]:
-    """Return the token ids of a prompt after ``depth`` tokens of the bundled passages, repeated as needed.
+    """Return the token ids of ``depth`` tokens of the bundled passages, repeated as needed, and then the prompt.
 
-    Args:
-        tokenize: :meth:`ggufspec.llamacpp.model.Model.tokenize`.
-        prompt: a text; control tokens such as ``<|im_start|>`` in it are tokens, as in llama.cpp's completion.
-        depth: tokens before it.
+    ``tokenize`` is :meth:`ggufspec.llamacpp.model.Model.tokenize`. Control tokens such as ``<|im_start|>`` in the
+    prompt are tokens, as in llama.cpp's completion.
     """
     if not depth:
         return tokenize(prompt, special=True)

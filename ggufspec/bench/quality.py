@@ -1,9 +1,8 @@
-"""How near a quantised target is to the reference: perplexity, KL divergence and top-1 agreement on a bundled text.
+"""Quality of a quantised target: perplexity, and KL divergence and top-1 agreement with a reference, on bundled text.
 
-One model is loaded at a time, in a child process (:mod:`ggufspec.child`), so that two that do not fit together can be
-compared: the reference writes its probabilities to a file, and every other model is compared with that file.
-A row of it is the logits less their maximum as float16. They are made a distribution again when they are read, so that
-the rounding shifts no probability from the row to nowhere: what it adds to a divergence is below 10⁻⁵ nats.
+Models are loaded one at a time, in a child process (:mod:`ggufspec.child`), because two may not fit together: the
+reference writes its probabilities to a file, with which every other model is compared. A row is logits minus their
+maximum, as float16, and is normalised after reading: rounding adds less than 10⁻⁵ nats to a divergence.
 """
 
 from __future__ import annotations
@@ -28,19 +27,18 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema.compare import Quality
 from ggufspec.schema.text import of_download
 
-_WIDTH = 32  # rows of logits that one call returns; a card has room for so many next to a model that was planned for 2
-_CELLS = 512  # of context; a passage has fewer tokens in every vocabulary that is in use, and is cut otherwise
-_DEEPEST = -60000.0  # float16 ends at −65504
+_WIDTH = 32  # batch size with logits of all tokens; VRAM planned for a batch of 2 has room for them
+_CELLS = 512  # context; passages have fewer tokens in every common vocabulary, and are cut otherwise
+_DEEPEST = -60000.0  # lowest stored value; float16 ends at −65504
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Spec(WithOptions):
-    """One model to read the text with, each of whose passages is a context of its own.
+    """Model to measure on ``passages``, each read in an empty context.
 
-    ``rows`` is a file in a folder of its own: written by the reference, whose name is ``reference``, and read by the
-    others.
+    ``rows`` is a file in its own folder, which the reference, named ``reference``, writes and the others read.
     """
 
     model: Path
@@ -57,7 +55,7 @@ Result = Quality
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Of n tokens, each (n,): −log p of the token that follows, KL(reference ‖ this), same likeliest token."""
+    """Scores of n tokens, each (n,): −log p of the next token, KL(reference ‖ this), same likeliest token."""
 
     surprise: Floats
     divergence: Floats
@@ -65,7 +63,11 @@ class Judged:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """In the child process; a ModelError if its tokens are not the reference's, or the disk is too small."""
+    """Measure in this process.
+
+    Raises:
+        ModelError: the tokens differ from the reference's, the disk is too small, or it was stopped.
+    """
     devices.add_rpc_workers(spec.rpc)
     with Model(spec.model, spec.options.target) as model:
         passages = [model.tokenize(passage)[:_CELLS] for passage in spec.passages]
@@ -91,7 +93,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # n
 def _read(
     context: Context, passages: Sequence[Sequence[int]]
 ) -> Iterator[tuple[npt.NDArray[np.float32], Sequence[int]]]:
-    """(logits (n, vocab) after n tokens, the n tokens that follow) of every passage."""
+    """Yield (logits (n, vocab) after n tokens, the n next tokens), batch by batch, for every passage."""
     for passage in passages:
         context.rewind(0)
         for start in range(0, len(passage) - 1, _WIDTH):
@@ -105,7 +107,7 @@ def compress(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
 
 
 def judge(logits: npt.NDArray[np.float32], kept: npt.NDArray[np.float16], following: Sequence[int]) -> Judged:
-    """Hold logits (n, vocab) to the reference's, as :func:`compress` made them, and to the tokens (n,) of the text."""
+    """Compare logits (n, vocab) with the reference's from :func:`compress` and with the (n,) tokens of the text."""
     ours, theirs = _log_probs(logits), _log_probs(kept)
     divergence = np.sum(np.exp(theirs) * (theirs - ours), axis=1)
     surprise = -ours[np.arange(len(ours)), list(following)]
@@ -119,12 +121,12 @@ def _log_probs(rows: npt.NDArray[np.floating]) -> Floats:
 
 
 def estimate(judged: Sequence[Judged], reference: str, *, is_reference: bool) -> Quality:
-    """The means over all tokens and their standard errors, as if tokens were independent of each other."""
+    """Return means over all tokens with standard errors, which assume that tokens are independent."""
     surprise, divergence, agrees = (
         np.concatenate([np.asarray(getattr(one, name), np.float64) for one in judged])
         for name in ("surprise", "divergence", "agrees")
     )
-    if is_reference:  # nothing but the rounding of its own file
+    if is_reference:  # it differs from its own file only by rounding
         divergence, agrees = np.zeros_like(divergence), np.ones_like(agrees)
     perplexity = math.exp(float(surprise.mean()))
     return Quality(
@@ -143,7 +145,7 @@ def _error(values: Floats) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-# ---- the reference's file, and with it the tokens that its rows are of
+# ---- the reference's file of rows, and next to it the file of their tokens
 
 
 def _create(
@@ -182,7 +184,7 @@ def _tokens(path: Path) -> Path:
 
 
 def measure(spec: Spec, *, verbose: bool = False) -> Result:
-    """Read the text in a child process.
+    """Measure in a child process.
 
     Raises:
         GgufspecError: as :func:`run`, or the child died.

@@ -1,4 +1,4 @@
-"""From a plan to rehearsals of it, and from their timings to what the pair will reach. Measuring is a parameter."""
+"""Stages of a plan's rehearsal, and the speed to expect of the pair from their timings. Measuring is done elsewhere."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ggufspec.schema.text import counted, number, of_memory
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)
-_FEWEST_BITS = 1.6  # of any published quantisation
+_FEWEST_BITS = 1.6  # bits per weight of the smallest published quantisation
 _PROCESS_BYTES = 256 << 20  # Python and llama.cpp themselves
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Models to load together: the target, and the draft in the stage ``pair``; ``used`` is what both take."""
+    """Models to load together: the target and, in the stage ``pair``, the draft; ``used`` is their memory by device."""
 
     name: str
     target: Placement
@@ -37,9 +37,9 @@ class Stage:
 
 
 def stages(plan: Plan, dry_run: DryRun) -> list[Stage]:
-    """What to rehearse: the pair where the plan puts it, target-only at its own best, half of that, and none.
+    """Return what to rehearse: the pair as planned, target-only at its best, with half its GPU layers, and with none.
 
-    A stage that another one answers is left out: without a card there is one.
+    A stage with another's placement is left out; without a GPU there is only one.
     """
     alone, pair, found = plan.target_only, plan.pair, list[Stage]()
     if pair is not None:
@@ -64,7 +64,7 @@ def _used(option: PlannedRun) -> dict[str, Bytes]:
 
 
 def lacking(plan: Plan, stage: Stage) -> ModelError | None:
-    """Why the host has no room for a stage, with figures and what would fit; None if it has."""
+    """Return an error with what would fit if the stage does not fit in RAM, else None."""
     need, free = stage.used.get(HOST, Bytes()), plan.machine.memory_bytes
     short = need.total + _PROCESS_BYTES - free
     if short <= 0:
@@ -93,8 +93,8 @@ def lacking(plan: Plan, stage: Stage) -> ModelError | None:
 def spec(
     plan: Plan, stage: Stage, target: Path, draft: Path | None, *, depth: int, rounds: int, rpc: Sequence[str]
 ) -> batch_timing.Spec:
-    """The job of one stage; the pair's target is timed at every width, a rival's at one token."""
-    widest = min(stage.context.width, stage.context.ctx_size // 2)  # there are tokens before it
+    """Return a stage's job: the main stage's target is timed at all batch sizes, the others' at one token."""
+    widest = min(stage.context.width, stage.context.ctx_size // 2)  # leaves room for tokens before the batch
     is_main = stage.name == "pair" or (plan.pair is None and stage.name == "target_only")
     widths = tuple(n for n in sorted({*_WIDTHS, widest}) if n <= widest) if is_main else (1,)
     subject, request = plan.request.draft, plan.request.target
@@ -108,7 +108,7 @@ def spec(
     return batch_timing.Spec(tuple(parts), depth, rounds, rpc=tuple(rpc))
 
 
-# ---- what it means --------------------------------------------------------------------------------------------------
+# ---- results --------------------------------------------------------------------------------------------------------
 
 
 def run_of(stage: Stage, result: batch_timing.Result, plan: Plan) -> RehearsedRun:
@@ -148,7 +148,7 @@ def document(
     dummy_weights: dict[str, Any],
     notes: Sequence[str] = (),
 ) -> RehearseDocument:
-    """What was measured and what it means; the first of the ``runs`` has the target's batch latencies."""
+    """Return the measurements with the expected speeds; the first of ``runs`` has the target's batch latencies."""
     main = runs[0].target
     assert main is not None
     draft = runs[0].draft
@@ -180,7 +180,7 @@ def document(
 
 
 def _disturbed(runs: Sequence[RehearsedRun]) -> tuple[str, ...]:
-    """A sentence if samples do not count."""
+    """Return a note if samples were left out."""
     found = sum(run.disturbed for run in runs)
     if not found:
         return ()
@@ -189,10 +189,10 @@ def _disturbed(runs: Sequence[RehearsedRun]) -> tuple[str, ...]:
 
 
 def expectations(latencies: dict[int, float], draft_s: float, rival: float, most: int) -> Iterator[Expected]:
-    """What the pair reaches at each of ``ACCEPTANCES``, at its best draft length of at most ``most``.
+    """Yield the pair's expected speed at each of ``ACCEPTANCES``, at the best draft length of at most ``most``.
 
-    ``latencies`` are seconds of a target batch by width, ``draft_s`` those of a drafted token, ``rival`` the tokens/s
-    of target-only.
+    ``latencies`` are a target batch's seconds by batch size, ``draft_s`` those of a drafted token, ``rival`` the
+    target-only tokens/s.
     """
     for acceptance in ACCEPTANCES:
         best = best_length(lambda n: interpolate(latencies, n), draft_s, acceptance, most, least=1)
@@ -200,7 +200,7 @@ def expectations(latencies: dict[int, float], draft_s: float, rival: float, most
 
 
 def _why(best: RehearsedModel, rows: Sequence[Expected], share: float, length: int) -> str:
-    """The answer in words; the draft pays above this acceptance rate at this draft length, or never at length 0."""
+    """Return the result in words: the draft pays above a ``share`` accepted at draft ``length``; 0 means never."""
     rival = best.tokens_per_s.median
     layers = f"{best.gpu_layers}/{best.layers + 1}"
     text = f"Target-only at {layers} layers reaches {number(rival)} tokens/s here"

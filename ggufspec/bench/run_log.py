@@ -1,7 +1,7 @@
-"""Measurements that are written as they come, so that an interrupted search or comparison resumes.
+"""Log of measurements, each written when it is made, so that an interrupted search or comparison can resume.
 
-A run log is a file of JSON lines. The first names its schema; every other is one measurement under a key of its
-settings. A line that a crash cut short is dropped.
+The file has lines of JSON: the first names its schema, the others have one measurement each, under a key of its
+settings. A last line that a crash cut short is dropped.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ggufspec.files import untrusted
 from ggufspec.files.write import locked
 from ggufspec.schema import codec
 
-_MOST_BYTES = 64 << 20  # a comparison of hundreds of cells has 2 MB
+_MOST_BYTES = 64 << 20  # maximum to read; the log of hundreds of cells has 2 MB
 _Value = TypeVar("_Value")
 
 
 def key_of(*facts: Any) -> str:
-    """Return a key for a measurement: the same facts, JSON values, give the same key in any process."""
+    """Return a key of JSON values, equal for equal values in any process."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def set_aside(path: Path) -> Path:
-    """Rename results to NAME.old, or NAME.old.2 and so on if that exists; return the new path.
+    """Rename a file to NAME.old, or NAME.old.2 and so on if that exists; return the new path.
 
     Raises:
-        GgufspecError: they cannot be renamed.
+        GgufspecError: it cannot be renamed.
     """
     endings = itertools.chain((".old",), (f".old.{number}" for number in itertools.count(2)))
     try:
@@ -49,12 +49,12 @@ def set_aside(path: Path) -> Path:
 
 
 class RunLog:
-    """A file of measurements, open for more; for one process at a time.
+    """File of measurements, open for reading and appending; locked against other processes.
 
     Args:
-        path: the file; its folder is made.
-        schema: schema of its values. A file of another schema, or a damaged one, is renamed (:func:`set_aside`), and
-            :attr:`notes` has a note.
+        path: path of the file; its folder is created.
+        schema: schema of its values. A damaged file or one of another schema is renamed (:func:`set_aside`), which
+            :attr:`notes` reports.
         fresh: rename an existing file and start over.
 
     Raises:
@@ -93,7 +93,7 @@ class RunLog:
             self._write({"schema": schema})
 
     def _read(self, schema: str) -> bool:
-        """Load the file's values; return False if it has another schema. A torn last line is cut off."""
+        """Load the file's values and cut off a torn last line; return False if damaged or of another schema."""
         try:
             content = untrusted.read_bytes(self.path, _MOST_BYTES)
         except GgufspecError:
@@ -115,17 +115,17 @@ class RunLog:
         return True
 
     def get(self, key: str, kind: type[_Value]) -> _Value | None:
-        """Return the measurement under a key; None if there is none, or one of another shape."""
+        """Return the measurement under a key; None if there is none or it is not of this type."""
         try:
             return codec.load(kind, self._values[key]) if key in self._values else None
         except ValidationError:
             return None
 
     def put(self, key: str, value: object) -> None:
-        """Save a measurement; it is on the disk when this returns.
+        """Write a measurement to the disk.
 
         Raises:
-            GgufspecError: e.g. the disk is full.
+            GgufspecError: it cannot be written, e.g. because the disk is full.
         """
         self._values[key] = codec.dump(value)
         try:
@@ -141,7 +141,7 @@ class RunLog:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; an error in writing was raised by :meth:`put`."""
+        """Close the file, ignoring errors: :meth:`put` has already written everything."""
         with contextlib.suppress(OSError):
             self._file.close()
         self._lock.close()

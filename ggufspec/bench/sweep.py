@@ -1,4 +1,4 @@
-"""One option at several values: interleaved trials, one row per value."""
+"""Sweep over the values of one option: interleaved trials, one row per value."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LAYERS = ("gpu_layers", "gpu_layers_draft")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of the option, ``shown`` as it was typed, and its runs.
+    """Value of the option, ``shown`` as typed, with its runs; no ``pair`` if nothing drafts.
 
-    ``failure`` says why it has no placement, and no runs; without drafting there is no ``pair``.
+    ``failure`` says why it has no placement and so no runs.
     """
 
     shown: str
@@ -35,9 +35,9 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """The job of a sweep: values of an ``option`` (e.g. ``draft_max``), in the order in which they are shown.
+    """Values of an ``option`` (e.g. ``draft_max``) to measure, in the order to show them.
 
-    ``pair`` is its description by :meth:`ggufspec.models.profile.Pair.describe`.
+    ``pair`` is described by :meth:`ggufspec.models.profile.Pair.describe`.
     """
 
     pair: dict[str, Any]
@@ -49,15 +49,14 @@ class Experiment:
 
     @property
     def key(self) -> str:
-        """Key that is the same for the same settings on the same machine; each trial has the identity of its files."""
+        """Key of the settings and the machine, without the contents of files, which are in each trial's key."""
         return key_of(self.option, [(one.shown, repr(one.pair), repr(one.alone)) for one in self.values], machine())[:8]
 
 
 def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
-    """Make one value with its target-only run.
+    """Return a value with its speculative and target-only runs; ``rival`` are the target-only options.
 
-    Options that only a drafter reads are reset in the target-only run, so that values that differ in nothing else share
-    it. ``rival`` are the options of target-only.
+    Drafting options are reset in the target-only run, so that values that differ in nothing else share it.
     """
     target_only = alone(replace(spec, options=rival))
     options = replace(target_only.options, draft=Placement())
@@ -69,7 +68,7 @@ def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
 
 
 class Sweep:
-    """An experiment and its measurements so far. :meth:`run` may be interrupted, and resumes from the log."""
+    """Experiment with its measurements. :meth:`run` may be interrupted and resumes from the log."""
 
     def __init__(
         self, experiment: Experiment, log: RunLog, attempt: Callable[..., trial.Attempt] | None = None
@@ -83,7 +82,7 @@ class Sweep:
                     self._runs.setdefault(spec, f"{experiment.option.replace('_', ' ')} {one.shown}: {role}")
 
     def run(self, progress: Progress) -> None:
-        """Measure what is missing, runs in turn.
+        """Measure what is missing, with the runs interleaved.
 
         Raises:
             GgufspecError: the log cannot be written.
@@ -93,7 +92,7 @@ class Sweep:
         progress(done, done, "done")
 
     def document(self, *, interrupted: bool = False) -> SweepDocument:
-        """Return everything that has been measured so far."""
+        """Return everything measured so far."""
         experiment = self.experiment
         spec = next((spec for one in experiment.values for spec in (one.pair, one.alone) if spec), None)
         return SweepDocument(
@@ -108,7 +107,7 @@ class Sweep:
         )
 
     def _no_gpu(self) -> tuple[str, ...]:
-        """Return a note if layers were requested that no device took."""
+        """Return a note if GPU layers were requested but there is no GPU."""
         requested = any(spec.options.target.gpu_layers or spec.options.draft.gpu_layers for spec in self._runs)
         placed = [result.target.gpu_layers for spec in self._runs for result in self.trials.results[spec].values()]
         if self.experiment.option not in _LAYERS or not requested or not placed or any(placed):
