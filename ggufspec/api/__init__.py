@@ -1,1 +1,1 @@
-"""From settings to a loaded pair: pairs (spec to opened pair), options, plan, resolve; repository; python."""
+"""From settings to a planned or loaded pair, for the commands and for Python."""

@@ -1,4 +1,4 @@
-"""From settings to the decoder's options, and to the machine to plan for. Given options override the profile's."""
+"""Conversion of settings to the decoder's options, placements, sampling, and the machine to plan for."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LOOK_BYTES = 2**16
 
 
 def decoder_options(wanted: Settings) -> DecoderOptions:
-    """Make the decoder's options, checked before a model is loaded. All layers are on the CPU: the plan places them.
+    """Return the decoder's options, checked before a model is loaded, with all layers on the CPU until a plan is made.
 
     Raises:
         UsageError: options contradict each other, or the corpus cannot be read.
     """
     if wanted.lookup_corpus is not None:
-        _check_text(wanted.lookup_corpus)  # a typo shall not cost the time to load the models
+        _check_text(wanted.lookup_corpus)  # reports a typo before the models are loaded
     options = wanted.given(name for name in DecoderOptions.__dataclass_fields__ if name in OPTIONS)
     if wanted.drafter is not None:
         options["drafters"] = parse_drafters(wanted.drafter)
@@ -45,7 +45,7 @@ def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions
     """Replace ``-c max`` by the target's training context.
 
     Raises:
-        UsageError: its header has none.
+        UsageError: the target's header has none.
     """
     if options.ctx_size or target.context_length:
         return replace(options, ctx_size=options.ctx_size or target.context_length)
@@ -53,7 +53,7 @@ def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions
 
 
 def sampling(given: Settings) -> Sampling:
-    """Make the sampling options: each row of the group is a field. Profiles have none.
+    """Return the sampling options, which a profile cannot set.
 
     Raises:
         UsageError: a value is out of range.
@@ -63,12 +63,12 @@ def sampling(given: Settings) -> Sampling:
 
 
 def layers_of(value: int | str | None) -> int | None:
-    """Convert a number of layers for the plan: -1 is all, None leaves it to the plan."""
+    """Convert a number of layers for the plan: -1 for all, None for ``auto``."""
     return max(value, -1) if isinstance(value, int) else None
 
 
 def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
-    """Return the target's given placement, and which of :data:`ggufspec.planning.plan.FREE` the plan may choose."""
+    """Return the target's given placement, and the fields of :data:`ggufspec.planning.plan.FREE` left to the plan."""
     given = {name: getattr(wanted, name) for name in Placement.__dataclass_fields__ if name in OPTIONS}
     given |= {"gpu_layers": layers_of(wanted.gpu_layers), "split": wanted.tensor_split}
     given = {name: value for name, value in given.items() if value is not None}
@@ -76,12 +76,12 @@ def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
 
 
 def placement_of_draft(wanted: Settings) -> tuple[Placement, frozenset[str]]:
-    """Run :func:`placement_of` for the draft."""
+    """Return the same for the draft as :func:`placement_of` does for the target."""
     return placement_of(replace(unplaced(wanted), gpu_layers=wanted.gpu_layers_draft))
 
 
 def unplaced(wanted: Settings) -> Settings:
-    """Return the settings with all layers left to the plan."""
+    """Return the settings with the whole placement left to the plan."""
     return replace(wanted, **dict.fromkeys(names(group="placement")))
 
 
@@ -89,13 +89,13 @@ def machine(wanted: Settings, threads: int) -> Machine:
     """Return the machine to plan for: the named GPUs, or those of this machine.
 
     Raises:
-        UsageError: a size is invalid, a GPU is not known, or local GPUs are mixed with others.
+        UsageError: a size is invalid, a GPU is unknown, or RPC workers are combined with GPUs that are not installed.
     """
     headroom = machines.DEFAULT_HEADROOM_BYTES
     if wanted.headroom is not None:
         headroom = machines.parse_size(wanted.headroom, "--headroom")
     folder = cache_folder()
-    if wanted.cpu:  # measured speeds of local GPUs include this machine's own cores
+    if wanted.cpu:  # speeds of local GPUs were measured with this machine's cores
         threads = wanted.threads or physical_cores()
     if wanted.gpu or wanted.vram:
         if wanted.rpc:
@@ -134,7 +134,7 @@ def _cores(named: str) -> catalogue.Cores:
 
 
 def _check_text(file: Path) -> None:
-    """Refuse a text file for later use that does not exist, or does not begin as UTF-8."""
+    """Raise UsageError if a text file cannot be read, or does not begin as UTF-8."""
     beginning = untrusted.read_bytes(file, _LOOK_BYTES, failure=UsageError, cut=True)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(beginning)

@@ -1,7 +1,6 @@
-"""Which pair: from what is given to its files here, and to its headers, read and judged once.
+"""Finding and opening a pair: from a profile or flags to its local files and its headers, checked for compatibility.
 
-``on_event`` gets what takes long. A failure is a :class:`ggufspec.errors.GgufspecError`, whose ``hint`` is the next
-thing to try, in the command line's words.
+``on_event`` is called with the progress of slow steps.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from ggufspec.settings.registry import DRAFTERS, Drafter, parse_drafters
 from ggufspec.settings.table import Settings
 
 OnEvent = Callable[[dict[str, Any]], None]
-Fetch = Callable[[Sequence[HubFile], str], Sequence[Path]]  # files of what it names, fetched if they are not here
+Fetch = Callable[[Sequence[HubFile], str], Sequence[Path]]  # (files on the hub, pair's name) → local paths
 
 
 def spec_of(pair: str | Path | Profile | PairSpec, on_event: OnEvent | None = None) -> PairSpec:
-    """The spec of a profile, of its name or path; its files need not be here.
+    """Return the spec of a profile, given as such or by name or path; files on the hub need not be downloaded.
 
     Raises:
-        ModelError: a file that is not on the hub is not here.
-        GgufspecError: there is no such profile, or an expanded model cannot be made.
+        ModelError: a local file is missing.
+        GgufspecError: there is no such profile, or an expanded model cannot be written.
     """
     if isinstance(pair, PairSpec):
         return pair
@@ -49,10 +48,10 @@ def spec_of(pair: str | Path | Profile | PairSpec, on_event: OnEvent | None = No
 def spec_of_files(
     given: Settings, on_event: OnEvent | None = None, *, no_draft: bool = False, need_draft: bool = False
 ) -> PairSpec:
-    """The spec that PAIR, ``-m``, ``-md``, ``-hf`` and ``-hfd`` name.
+    """Return the spec of the pair that PAIR, ``-m``, ``-md``, ``-hf`` and ``-hfd`` name.
 
     Raises:
-        UsageError: two of them contradict, or there is no draft and ``need_draft``.
+        UsageError: they contradict each other, or there is no draft and ``need_draft``.
         GgufspecError: as :func:`spec_of`.
     """
     _check_sources(given)
@@ -60,7 +59,7 @@ def spec_of_files(
     is_profile = given.model is None and given.hf_repo is None
     profile = load_profile(given.pair or "demo") if is_profile else None
     usual = profile.settings.drafter if profile and not given.drafter else None
-    drafts_alone = usual not in (None, "none") and not _needs_file(usual)  # as its profile has it
+    drafts_alone = usual not in (None, "none") and not _needs_file(usual)  # the profile's drafter needs no file
     if need_draft and not own_draft and not drafts_alone and (profile is None or profile.draft is None):
         raise UsageError(
             "a bench compares with a draft, and none is given",
@@ -76,7 +75,7 @@ def spec_of_files(
         if no_draft or own_draft:
             profile = profile.model_copy(update={"draft": None, "tuned": None})
         spec = spec_of(profile, on_event)
-    if own_draft and profile is not None:  # which need not be a head as the profile's own may be
+    if own_draft and profile is not None:  # the profile's drafter may be for a head, and this draft another kind
         spec = replace(spec, draft=draft, settings=replace(spec.settings, drafter=None))
     if not no_draft:
         _check_twice(spec)
@@ -92,11 +91,10 @@ def pair_of_files(
     need_draft: bool = False,
     on_event: OnEvent | None = None,
 ) -> Pair:
-    """The pair of :func:`spec_of_files`, its files here and checked. ``fetch`` is given the models of the hub and what
-    to call them.
+    """Return the pair of :func:`spec_of_files` with local, checked files; ``fetch`` provides those on the hub.
 
     Raises:
-        GgufspecError: a profile or a file is not there or is not a GGUF file, or the user does not want to fetch it.
+        GgufspecError: a profile or a file is missing, a file is not GGUF, or the user declines a download.
     """
     spec = spec_of_files(given, on_event, no_draft=no_draft, need_draft=need_draft)
     is_profile = given.model is None and given.hf_repo is None
@@ -104,11 +102,11 @@ def pair_of_files(
 
 
 def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_event: OnEvent | None = None) -> Pair:
-    """The pair with its files here and checked; with ``download`` they are fetched from the hub first.
+    """Return the pair with local, checked files; with ``download``, missing ones are downloaded from the hub.
 
     Raises:
         UsageError: there is no such profile.
-        ModelError: a file is not here, or is not a GGUF file; the hint is the command that fetches it.
+        ModelError: a file is missing (the hint is the command to download it) or is not GGUF.
         GgufspecError: the hub cannot be reached, or the disk is too small.
     """
     spec = spec_of(pair, on_event)
@@ -123,7 +121,7 @@ def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_ev
 
 
 def _located(spec: PairSpec, fetch: Fetch, name: str) -> Pair:
-    """The pair with its files here: those of the hub fetched, and all of them checked."""
+    """Return the pair with its files fetched and checked."""
     missing = [source for source in (spec.target, spec.draft) if isinstance(source, HubFile)]
     fetched = dict(zip(missing, fetch(missing, name), strict=True)) if missing else {}
 
@@ -133,13 +131,13 @@ def _located(spec: PairSpec, fetch: Fetch, name: str) -> Pair:
         return path
 
     target, draft = here(spec.target), here(spec.draft) if spec.draft is not None else None
-    if os.fsencode(target) == str(target).encode(errors="replace"):  # no header is kept by a name that is not UTF-8
-        read_headers([target])  # llama.cpp aborts over some that it does not refuse
+    if os.fsencode(target) == str(target).encode(errors="replace"):  # headers are cached by UTF-8 names only
+        read_headers([target])  # reports damaged headers over which llama.cpp would abort
     return Pair(spec.name, target, draft, spec.settings, spec.bench, spec.note)
 
 
 def _check_sources(given: Settings) -> None:
-    """Refuse two targets, or two drafts."""
+    """Raise UsageError for two targets, or two drafts."""
     if given.model is not None and given.hf_repo is not None:
         raise UsageError("both -m (or GGUFSPEC_MODEL) and -hf are given", "give one of them")
     if given.model_draft is not None and given.hf_repo_draft is not None:
@@ -150,7 +148,7 @@ def _check_sources(given: Settings) -> None:
 
 
 def _check_twice(spec: PairSpec) -> None:
-    """Refuse a draft that is the target itself."""
+    """Raise UsageError for a draft that is the target itself."""
     target, draft = spec.target, spec.draft
     if draft is None:
         return
@@ -163,11 +161,7 @@ def _check_twice(spec: PairSpec) -> None:
 
 
 def check_drafter(pair: PairSpec, given: Settings) -> None:
-    """Refuse a drafter that needs a draft file for a pair without one.
-
-    Raises:
-        UsageError: it does.
-    """
+    """Raise UsageError if the requested drafter needs a draft file and the pair has none."""
     if pair.draft is None and (row := _needs_file(given.drafter)):
         article, way = ("an", "-md HEAD or -hfd USER/REPO:eagle3") if row.is_head else ("a", "-md DRAFT")
         message = f"--drafter {given.drafter} needs {article} {row.label}, and none is given"
@@ -175,7 +169,7 @@ def check_drafter(pair: PairSpec, given: Settings) -> None:
 
 
 def _needs_file(drafter: str | None) -> Drafter | None:
-    """Of the drafters that ``--drafter`` names, the one that cannot do without a draft file."""
+    """Return the first of ``--drafter``'s drafters that needs a draft file, if any."""
     return next((DRAFTERS[name] for name in parse_drafters(drafter or "none") if DRAFTERS[name].needs_file), None)
 
 
@@ -184,15 +178,15 @@ def _needs_file(drafter: str | None) -> Drafter | None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedPair:
-    """A pair whose headers are read and judged; plans and placements are made of it.
+    """Pair with its headers, checked for compatibility: the input of plans and placements.
 
     Args:
-        spec: its draft is None unless it drafts, and the target's own file if MTP blocks there do.
-        given: what goes over the pair's own settings.
-        options: how it is decoded, not yet placed: a draft that is a head drafts as one, ``-c max`` is a number.
-        read: the target's header, unless the file is here and opening the pair did not need it.
-        draft: the draft's.
-        warnings: of the draft with the target.
+        spec: pair; its draft is None if unused, and the target's file if MTP blocks in it draft.
+        given: settings that override the pair's.
+        options: decoder options before placement; a head has its drafter, and ``-c max`` is a number.
+        read: the target's header; None for a local file whose header was not needed yet.
+        draft: the draft's header.
+        warnings: warnings on the draft's compatibility with the target.
     """
 
     spec: PairSpec
@@ -204,12 +198,12 @@ class OpenedPair:
 
     @property
     def target(self) -> Known:
-        """The target's header. A GgufspecError if it cannot be read."""
+        """The target's header; raises GgufspecError if it cannot be read."""
         return self.read or read_headers([self.spec.target])[0]
 
     @property
     def wanted(self) -> Settings:
-        """What is given, over the pair's own settings."""
+        """The pair's settings, overridden by the given ones."""
         return self.given.over(self.spec.settings)
 
 
@@ -221,24 +215,24 @@ def open_pair(
     *,
     finds_head: bool = False,
 ) -> OpenedPair:
-    """Read the headers of a pair and judge whether the draft can serve the target.
+    """Read the headers of a pair and check that the draft is compatible with the target.
 
     Args:
-        spec: whose headers are read.
-        given: over the pair's own settings.
-        options: context, types, threads and drafters, by default those of ``given``; placements are not looked at.
-        on_event: gets headers as they are read: :func:`ggufspec.models.headers.read_headers`.
-        finds_head: whether MTP blocks of a target without a draft draft, if nobody said who does.
+        spec: pair to open.
+        given: settings that override the pair's.
+        options: context, types, threads and drafters, by default from ``given``; placements are ignored.
+        on_event: called as :func:`ggufspec.models.headers.read_headers` reads.
+        finds_head: without a draft or ``--drafter``, draft with the target's MTP blocks if it has some.
 
     Raises:
-        UsageError: a head is asked for and the draft is not one; the target does not say what it was trained for.
-        GgufspecError: a header cannot be read, the draft cannot serve the target, an option is absurd.
+        UsageError: a head is requested and the draft is none; ``-c max`` and no training context in the header.
+        GgufspecError: a header cannot be read, the draft is incompatible, or an option is out of range.
     """
     options = options or decoder_options(given.over(spec.settings))
     if not options.needs_draft:
         spec = replace(spec, draft=None)
     is_here = not isinstance(spec.target, HubFile) and not is_url(str(spec.target))
-    if is_here and options.ctx_size and not (spec.draft or finds_head or options.head):  # nothing to judge yet
+    if is_here and options.ctx_size and not (spec.draft or finds_head or options.head):  # no header is needed yet
         return OpenedPair(spec, given, options)
     target, *others = read_headers([source for source in (spec.target, spec.draft) if source], None, on_event)
     options, draft = with_context(options, target.header), next(iter(others), None)
@@ -253,11 +247,11 @@ def open_pair(
 
 
 def judged(target: Known, draft: Known, options: DecoderOptions) -> tuple[DecoderOptions, tuple[str, ...]]:
-    """(the options with which a draft drafts for a target: as a head if it is one; the pair's warnings).
+    """Return (options with the head's drafter if the draft is a head, warnings on the pair).
 
     Raises:
-        UsageError: a head is asked for, and the draft is not one.
-        ModelError: the draft cannot serve the target.
+        UsageError: a head is requested, and the draft is none.
+        ModelError: the draft is incompatible with the target.
     """
     if options.head or heads.kind_of(draft.header):
         options = options.with_head(heads.require(target.header, draft.header, options.head).drafter)

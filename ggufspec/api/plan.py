@@ -32,17 +32,16 @@ from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.text import counted, of_file
 from ggufspec.settings.table import DRAFT_MAX, Settings, names
 
-# Measures this machine for a plan on a machine, of models with these headers and options, if that is due; whether it
-# did
+# Measures this machine if plans of these models and options need it and it is due; returns whether it did
 Calibrate = Callable[[Machine | None, Sequence[ModelHeader], DecoderOptions, OnEvent | None], bool]
 
-_FEWER_STATES = (3, 7)  # for drafts of up to so many tokens: a state of Qwen3.5-27B takes 150 MiB
+_FEWER_STATES = (3, 7)  # draft lengths that save recurrent states: one of Qwen3.5-27B takes 150 MiB
 CONTEXT_GIVEN = "given with -c"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """A plan, and what it was made of."""
+    """Plan with the opened pair and the dry runs that it was made from."""
 
     plan: Plan
     opened: OpenedPair
@@ -50,7 +49,7 @@ class PlanResult:
     dry_runs: DryRuns
 
     def described(self) -> dict[str, Any]:
-        """The pair for the JSON documents: names of files, and the models' shapes."""
+        """Return the pair for the JSON documents: file names and model shapes."""
         spec, draft = self.opened.spec, self.plan.request.draft
         found: dict[str, Any] = {"name": spec.name, "target": str(spec.target)}
         target_shape = _shape(self.opened.target.header)
@@ -66,15 +65,16 @@ class PlanResult:
 
     @property
     def has_contexts(self) -> bool:
-        """Whether other contexts may be of interest."""
+        """True if there are other context sizes to show, and none was given."""
         return self.context_from != CONTEXT_GIVEN and len(search.context_sizes(self.plan)) > 1
 
     def document(self, *, sweep: bool = False, contexts: bool = False) -> PlanDocument:
-        """The document of ``plan --json``.
+        """Return the document of ``plan --json``.
 
         Args:
-            sweep: with both ways over the target's layers: eight steps, the ends and what was chosen.
-            contexts: with other contexts next to the plan's, unless that was given.
+            sweep: include tokens/s, target-only and speculative, over the target's layers: eight steps, the ends and
+                the choice.
+            contexts: include other context sizes, unless one was given.
         """
         with self.dry_runs:
             rows = search.sweep(self.plan, self.dry_runs) if sweep else ()
@@ -85,7 +85,7 @@ class PlanResult:
         return document(self.plan, self.described(), sources | self._seen(), rows, others, self._next())
 
     def _seen(self) -> dict[str, str]:
-        """Return how drafters did in earlier runs here, and whether the prediction counts the lookup."""
+        """Return how well the drafters did in earlier runs here, and whether the prediction includes the lookup."""
         request, found = self.plan.request, dict[str, str]()
         if request.draft is not None:
             drafters = [request.draft.header.fingerprint, *["lookup"] * request.has_lookup]
@@ -96,7 +96,7 @@ class PlanResult:
         return found
 
     def _next(self) -> str:
-        """The command to type: measure what may pay, use what was tuned, and run the target where no draft helps."""
+        """Return the next command: run a tuned pair, bench a draft that may pay, or else run target-only."""
         given, plan = self.opened.given, self.plan
         words = [] if given.model or given.hf_repo else [given.pair or "demo"]
         for flag, value in (("-m", given.model), ("-hf", given.hf_repo)):
@@ -128,16 +128,16 @@ def make_plan(
     """Plan an opened pair.
 
     Args:
-        opened: the pair, and what is given.
-        where: the machine; by default that of ``given``.
-        calibrate: measures this machine's speed if a plan of these models needs it and it is not known.
-        on_event: gets what is measured.
+        opened: the pair and its settings.
+        where: machine to plan for; by default the settings'.
+        calibrate: measures this machine's speed if the plan needs it and it is unknown.
+        on_event: called with the progress of measurements.
         verbose: show llama.cpp's log of the dry runs.
 
     Raises:
-        GgufspecError: nothing fits, or an option is absurd.
+        GgufspecError: nothing fits, or an option is out of range.
     """
-    opened = replace(opened, read=opened.target)  # once, for all that follows
+    opened = replace(opened, read=opened.target)  # read the header only once
     wanted, options, target, draft = opened.wanted, opened.options, opened.target, opened.draft
     threads = options.threads or physical_cores()
     where = where or machine(wanted, threads)
@@ -175,7 +175,7 @@ def make_plan(
 
 
 def _tuned(opened: OpenedPair, where: Machine) -> Tuned | None:
-    """Return what ``tune`` measured for the profile here; None if an option changes how the pair runs."""
+    """Return what ``tune`` measured for the profile on this machine; None if an option makes the pair run otherwise."""
     tuned = opened.spec.tuned
     if tuned is None or where.simulated or not tuned.machine.startswith(cpu_name()):
         return None
@@ -185,7 +185,7 @@ def _tuned(opened: OpenedPair, where: Machine) -> Tuned | None:
 
 
 def _acceptance(opened: OpenedPair) -> tuple[float, str]:
-    """The chance per token to expect, and where it comes from."""
+    """Return the expected acceptance per token, and where it comes from."""
     given, draft = opened.given.acceptance, opened.draft
     if given is not None:
         return given, f"given with --acceptance {given:.2g}"
@@ -198,10 +198,9 @@ def _acceptance(opened: OpenedPair) -> tuple[float, str]:
 
 
 def with_mmproj(wanted: Settings, where: Machine, target: ModelHeader, *, verbose: bool = False) -> Machine:
-    """The machine with ``--mmproj`` on the card that llama.cpp puts it on, or on the host.
+    """Return the machine less the memory of ``--mmproj``, on the GPU that llama.cpp uses for it or on the host.
 
-    That is the first card of this machine in ggml's order, and an RPC worker's only without one: clip_ctx in
-    tools/mtmd/clip.cpp.
+    It is the first local GPU in ggml's order, or without one an RPC worker's: clip_ctx in tools/mtmd/clip.cpp.
 
     Raises:
         GgufspecError: the file is missing, is not a projector, or belongs to another model.
@@ -215,7 +214,7 @@ def with_mmproj(wanted: Settings, where: Machine, target: ModelHeader, *, verbos
 
 
 def request_of(opened: OpenedPair, acceptance: float) -> PlanRequest:
-    """What to plan of an opened pair; a UsageError as of :func:`plan_request`."""
+    """Return the plan request of an opened pair; raises as :func:`plan_request`."""
     target, *draft = ((one.header, one.metadata_only) for one in (opened.target, opened.draft) if one)
     return plan_request(target, draft[0] if draft else None, opened.options, acceptance, opened.wanted)
 
@@ -227,17 +226,18 @@ def plan_request(
     acceptance: float,
     wanted: Settings = Settings(),
 ) -> PlanRequest:
-    """What to plan for. With a draft, target-only is always placed as well as it can be.
+    """Return the request for a plan, in which the rival of a pair is target-only at its own best placement.
 
     Args:
-        target: its header, and the metadata-only GGUF of it.
-        draft: the same of the draft, or None.
-        options: context, types, threads and width; their placements are not looked at.
-        acceptance: the chance per token to expect.
-        wanted: what of the placements is fixed, cache types that the plan may choose, the longest draft.
+        target: header, and its metadata-only GGUF file.
+        draft: likewise, or None.
+        options: context, types, threads and batch size; placements are ignored.
+        acceptance: expected acceptance per token.
+        wanted: fixed placements, cache types that the plan may choose, the maximum draft length.
 
     Raises:
-        UsageError: ``n_cpu_moe`` for a model without experts, ``n_cpu_ffn`` for one without another feed-forward.
+        UsageError: ``n_cpu_moe`` without experts, ``n_cpu_ffn`` without a dense feed-forward, or a small
+            ``op_offload_min_batch`` with a mixture of experts.
     """
     if wanted.n_cpu_moe:
         check_part(target[0], "experts", "--n-cpu-moe")

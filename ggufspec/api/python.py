@@ -1,4 +1,4 @@
-r"""Functions for Python: three lines from an installed package to tokens that name their source.
+r"""Functions for Python: plan a pair, or load it into a decoder.
 
 >>> from ggufspec import load_pair
 >>> with load_pair("demo", threads=1) as decoder:
@@ -49,8 +49,8 @@ def plan_pair(
 ) -> PlanDocument:
     """Plan a pair: what fits, where each layer goes, how fast it will be, and whether the draft is worth its memory.
 
-    Needs no download: headers are read from the hub by range, a few MB per model, and cached. Needs no GPU: ``gpu`` or
-    ``vram`` names one; without them the plan is for this machine's.
+    Models need not be downloaded: a few MB of headers per model are read from the hub and cached. A GPU named by
+    ``gpu`` or ``vram`` need not be installed; by default the plan is for this machine's GPUs.
 
     >>> from ggufspec import plan_pair
     >>> plan = plan_pair("demo", vram="24GiB", ctx_size=512)
@@ -63,7 +63,7 @@ def plan_pair(
 
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
-        settings: options that override the profile's, visible to type checkers.
+        settings: options that override the profile's, with static types.
         gpu: names of GPUs that are not installed: ``RTX 4090``.
         vram: memory of GPUs that are not installed: bytes, or ``24GiB``.
         ram: free RAM to plan for; default: this machine's, unlimited for GPUs that are not installed.
@@ -72,18 +72,18 @@ def plan_pair(
         link: link to the GPUs: ``pcie4x16``.
         acceptance: expected acceptance rate, 0 to 1; default: measured before, or the profile's.
         allow_kv: further types of the target's cache that the plan may choose.
-        sweep: predict tokens/s over the target's layers, too.
+        sweep: also predict tokens/s over the target's layers.
         on_event: called with progress: ``{"event": "reading", "file": …, "bytes": …}``.
         verbose: send llama.cpp's log of the dry runs to standard error.
         options: options by keyword, which override ``settings``: ``ctx_size``, ``gpu_layers``, …
 
     Returns:
         The document of ``ggufspec plan --json``: bytes by device, tokens/s with and without the draft, the choice and
-        why; :func:`ggufspec.schema.base.to_json` makes JSON of it.
+        the reason. :func:`ggufspec.schema.base.to_json` converts it to JSON.
 
     Raises:
-        UsageError: a name, an option or a size is not valid.
-        GgufspecError: a header cannot be read, the draft cannot serve the target, or nothing fits.
+        UsageError: a name, an option or a size is invalid.
+        GgufspecError: a header cannot be read, the draft is incompatible, or nothing fits.
     """
     simulated = {
         "gpu": gpu or None,
@@ -108,7 +108,7 @@ def load_pair(
     on_event: OnEvent | None = None,
     **options: Any,
 ) -> SpeculativeDecoder:
-    r"""Load a decoder for a pair, with its layers where the plan for this machine puts them.
+    r"""Load a pair into a decoder, placed by a plan for this machine.
 
     >>> from ggufspec import Sampling, load_pair
     >>> with load_pair("demo", threads=1, ctx_size=512) as decoder:
@@ -121,14 +121,14 @@ def load_pair(
 
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
-        settings: options that override the profile's, visible to type checkers.
-        download: download missing files from the hub, which may be many GB; otherwise such a pair is an error.
+        settings: options that override the profile's, with static types.
+        download: download missing files from the hub, which may be many GB; otherwise they are an error.
         on_event: called with progress: ``{"event": "fetching", "file": …, "bytes": …, "total": …}`` from threads, one
             at a time, and ``{"event": "reading", "file": …, "bytes": …}``.
         options: options by keyword, which override ``settings``: ``drafter``, ``ctx_size``, …
 
     Raises:
-        UsageError: a name or an option is not valid, or a drafter needs a draft and there is none.
+        UsageError: a name or an option is invalid, or a drafter needs a draft and there is none.
         ModelError: a file is missing or damaged, or the draft's vocabulary differs.
         GgufspecError: nothing fits, or the hub cannot be reached.
     """

@@ -1,7 +1,7 @@
-"""Every model of a repository, or of those that a search of the hub finds, on one machine: ``ggufspec plan -hf REPO``.
+"""Ranking of the models of a hub repository, or of a hub search, on one machine: ``ggufspec plan -hf REPO``.
 
-Headers are read in part (:mod:`ggufspec.models.hub.repository`); what fits and how fast is by estimate
-(:mod:`ggufspec.planning.quantisations`). A model that cannot be read has a row with the reason.
+Only the beginnings of headers are read (:mod:`ggufspec.models.hub.repository`), and plans are estimates
+(:mod:`ggufspec.planning.quantisations`). The row of a model that cannot be read has the error.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from ggufspec.planning.verdict import unknown_cards
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankedRepository, RankingDocument
 from ggufspec.settings.table import Settings
 
-MOST_REPOSITORIES = 5  # of a search
-_MOST_OF_EACH = 4  # models of each
-_MOST_BITS = 8.5  # Q8_0's, beyond which nothing is gained that is published
+MOST_REPOSITORIES = 5  # maximum of a search
+_MOST_OF_EACH = 4  # maximum models per repository of a search
+_MOST_BITS = 8.5  # bits per weight of Q8_0, beyond which no published measurement shows a gain
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A model with its header and a file of its shape for dry runs, or why it has none."""
+    """Model with its header and a file of the same shape for dry runs, or the error in reading it."""
 
     repo: str
     file: str
@@ -64,11 +64,7 @@ class _Subject:
 
     @property
     def read(self) -> tuple[ModelHeader, Path]:
-        """What a plan takes.
-
-        Raises:
-            ModelError: there is an ``error``.
-        """
+        """Header and metadata-only file for a plan; raises ModelError if they could not be read."""
         if self.header is None or self.like is None:
             raise ModelError(self.error, self.hint)
         return self.header, self.like.metadata_only
@@ -76,7 +72,7 @@ class _Subject:
 
 @dataclass
 class _Found:
-    """Models, and the repositories that they are of."""
+    """Models to rank, and their repositories."""
 
     subjects: list[_Subject] = field(default_factory=list)
     repositories: list[RankedRepository] = field(default_factory=list)
@@ -84,21 +80,21 @@ class _Found:
 
     @property
     def readable(self) -> list[_Subject]:
-        """Those with a header."""
+        """Models with a header."""
         return [one for one in self.subjects if one.header is not None]
 
 
 def several(repo: str | None) -> Repository | None:
-    """The repository that ``-hf`` names if it has several models and none of them is named; otherwise None.
+    """Return the repository that ``-hf`` names if it has several models and no model is named; otherwise None.
 
     Raises:
-        GgufspecError: there is no such repository, or no GGUF file in it.
+        GgufspecError: there is no such repository, or it has no GGUF file.
     """
     if repo is None or (name := choice.parse(repo)).model:
         return None
     try:
         found = repository.look(name.repo, name.revision)
-    except client.UnreachableError:  # what is downloaded of it can be planned
+    except client.UnreachableError:  # downloaded models can still be planned
         return None
     return found if len(found.models) > 1 else None
 
@@ -112,18 +108,18 @@ def rank(
     calibrate: Calibrate | None = None,
     on_event: OnEvent | None = None,
 ) -> RankingDocument:
-    """Rank the models of a repository, or of those that a search finds, or the one that is named.
+    """Rank the models of a repository, of a hub search, or a single model.
 
     Args:
-        given: the command line.
-        among: the repository, as :func:`several` finds it.
-        words: search the hub for them.
-        draft_repo: rank the drafts of this repository, for the target that is named, or the best one.
-        calibrate: measures this machine, once there is something to rank and if that is due.
-        on_event: gets headers as they are read.
+        given: settings of the command line.
+        among: repository, from :func:`several`.
+        words: words to search the hub for.
+        draft_repo: repository whose drafts are ranked for the named or the best target.
+        calibrate: measures this machine if due, once there is something to rank.
+        on_event: called as headers are read.
 
     Raises:
-        GgufspecError: nothing is found, nothing can be read, or the draft cannot serve the targets.
+        GgufspecError: nothing is found, nothing can be read, or the draft is incompatible with the targets.
     """
     options = decoder_options(given)
     where = machine(given, options.threads or physical_cores())
@@ -139,7 +135,7 @@ def rank(
         return ranking.document(targets, drafts, is_list=draft_repo is not None)
 
 
-# ---- what there is to rank -------------------------------------------------------------------------------------------
+# ---- models to rank --------------------------------------------------------------------------------------------------
 
 
 def _targets(
@@ -174,10 +170,10 @@ def _of_repository(repo: str, on_event: OnEvent | None) -> _Found:
 
 
 def _add(found: _Found, some: Repository, on_event: OnEvent | None) -> _Found:
-    """``found`` with the models of one more repository.
+    """Add a repository's models to ``found``, and return it.
 
     Raises:
-        GgufspecError: none of them can be read.
+        GgufspecError: it has no target, or its headers cannot be read.
     """
     if not some.models:
         raise ModelError(
@@ -196,7 +192,7 @@ def _subject(of: Repository, one: ReadModel) -> _Subject:
 
 
 def _few(of: Repository, budget_bytes: int) -> Repository:
-    """The models of a repository that are worth reading: the largest below the cards' memory, and one above it."""
+    """Return a repository's models that are worth reading: the largest below the GPUs' memory, and one above."""
     below = [model for model in of.models if model.size_bytes <= budget_bytes]
     start = max(0, min(len(below) - _MOST_OF_EACH + 1, len(of.models) - _MOST_OF_EACH))
     return replace(of, models=of.models[start : start + _MOST_OF_EACH])
@@ -209,7 +205,7 @@ def _named_draft(given: Settings, on_event: OnEvent | None) -> _Found:
 
 
 def _of_source(source: str | Path | HubFile, name: str, on_event: OnEvent | None) -> _Found:
-    """A model that is named: its header is read whole."""
+    """Read the whole header of a single model."""
     known = read_headers([source], None, on_event)[0]
     file = str(getattr(source, "file", source))
     repo = str(getattr(source, "repo", ""))
@@ -222,7 +218,7 @@ def _of_source(source: str | Path | HubFile, name: str, on_event: OnEvent | None
 
 @dataclass
 class _Ranking:
-    """The models and drafts of one call; ``notes`` and ``acceptances`` fill while they are ranked."""
+    """Ranking in progress; ``notes`` and ``acceptances`` are collected on the way."""
 
     given: Settings
     options: DecoderOptions
@@ -233,7 +229,7 @@ class _Ranking:
     _options: dict[tuple[str, str], DecoderOptions] = field(default_factory=dict)
 
     def document(self, targets: _Found, drafts: _Found, *, is_list: bool) -> RankingDocument:
-        """Rank them. ``is_list``: the drafts are ranked, too, with the best target, and the fastest counts."""
+        """Rank the targets. With ``is_list``, rank the drafts for the best target too, and use the fastest."""
         draft = None if is_list or not drafts.subjects else drafts.subjects[0]
         models = self._models(targets, draft)
         target = _best(targets.subjects, models)
@@ -264,10 +260,10 @@ class _Ranking:
         )
 
     def _models(self, targets: _Found, draft: _Subject | None) -> tuple[RankedModel, ...]:
-        """A row for each target.
+        """Return a row for each target.
 
         Raises:
-            GgufspecError: there is none with more than a reason; it is the first one's.
+            GgufspecError: every target failed; raises the first failure.
         """
         rows, first = [], None
         for number, subject in enumerate(targets.subjects, 1):
@@ -314,7 +310,7 @@ class _Ranking:
         )
 
     def _drafts(self, target: _Subject, drafts: _Found) -> tuple[tuple[RankedDraft, ...], _Subject | None]:
-        """A row for each draft with the target, and the fastest."""
+        """Return a row for each draft with the target, and the fastest draft, if any runs."""
         rows = []
         for number, subject in enumerate(drafts.subjects, 1):
             row = RankedDraft(
@@ -346,10 +342,10 @@ class _Ranking:
         return tuple(rows), drafts.subjects[fastest.number - 1]
 
     def _plan(self, subject: _Subject, draft: _Subject | None) -> Plan:
-        """A target, with the draft or with MTP blocks of its own if it has some, by estimate.
+        """Estimate the plan of a target with the draft, or with its own MTP blocks if it has some.
 
         Raises:
-            GgufspecError: one of them has no header, the draft cannot serve the target, or nothing fits.
+            GgufspecError: a header is missing, the draft is incompatible, or nothing fits.
         """
         target = subject.read
         options = with_context(self.options, target[0])
@@ -372,7 +368,7 @@ class _Ranking:
         return plan
 
     def _drafting(self, subject: _Subject, draft: _Subject) -> DecoderOptions:
-        """The options with this draft, a head or not. Vocabularies are those of the headers that were read whole."""
+        """Return the options with this draft, a head or not; vocabularies are compared in the headers read whole."""
         assert subject.like is not None
         assert draft.like is not None
         key = subject.like.origin, draft.like.origin
@@ -394,16 +390,18 @@ class _Ranking:
 
 
 def _point(row: RankedModel) -> tuple[float, float]:
-    """Tokens/s of the faster way, and bits per weight."""
+    """Return the tokens/s of the faster option, and the bits per weight."""
     speeds = (row.target_only_tokens_per_s or 0.0, row.speculative_tokens_per_s or 0.0)
     return max(speeds), row.bits_per_weight or 0.0
 
 
 def _best(subjects: Sequence[_Subject], rows: Sequence[RankedModel]) -> _Subject:
-    """What to look at next: the most bits per weight of those that fit whole, up to Q8_0; else the fastest."""
+    """Return the model to suggest: of those that fit whole, the one with most bits per weight up to Q8_0; else the
+    fastest.
+    """
     whole = [row for row in rows if row.fits == "whole"]
     fair = whole or [row for row in rows if not row.error]
-    fair = [row for row in fair if row.repo == fair[0].repo]  # the one that is downloaded most
+    fair = [row for row in fair if row.repo == fair[0].repo]  # the most downloaded repository
     if whole:
         found = max(fair, key=lambda row: (min(_point(row)[1], _MOST_BITS), _point(row)[0]))
     else:

@@ -1,4 +1,4 @@
-"""From an opened pair to options with their placements."""
+"""Placement of an opened pair, given or planned."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ggufspec.schema.plan import PlanDocument
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """How a pair runs: its options with their placements, those of the best target-only run, and the plan.
+    """Options with placements of a pair and of the best target-only run, with the plan.
 
-    ``plan`` is None if nothing was left to plan: without a card, or with all layers given. ``target_s`` is what it
-    expects of the target (:meth:`ggufspec.planning.plan.Plan.target_s`).
+    ``plan`` is None without a GPU or with all layers given. ``target_s`` is the plan's expectation of the target's
+    speed (:meth:`ggufspec.planning.plan.Plan.target_s`).
     """
 
     pair: DecoderOptions
@@ -41,13 +41,13 @@ def resolve(
     on_event: OnEvent | None = None,
     verbose: bool = False,
 ) -> Resolved:
-    """Where the layers of a pair go, and with ``rival`` those of the best target-only run.
+    """Place the layers of a pair, and with ``rival`` also those of the best target-only run.
 
-    Layers that are given by number are taken as they are; what is left to ``auto`` is planned. A draft model that
-    is not used (--drafter lookup or none) is not placed.
+    Numbers of layers are used as given, ``auto`` is planned. An unused draft model (``--drafter lookup`` or ``none``)
+    is not placed. The other arguments are those of :func:`ggufspec.api.plan.make_plan`.
 
     Raises:
-        GgufspecError: as :func:`ggufspec.api.plan.make_plan`, whose arguments these are.
+        GgufspecError: as :func:`ggufspec.api.plan.make_plan`.
     """
     wanted, options = opened.wanted, opened.options
     (target, free), (draft, draft_free) = placement_of(wanted), placement_of_draft(wanted)
@@ -80,7 +80,7 @@ def resolve(
 
 
 def _of_rival(opened: OpenedPair) -> OpenedPair:
-    """The target without its draft, and free to be placed anywhere."""
+    """Return the pair without its draft, and with the placement left to the plan."""
     return replace(
         opened,
         spec=replace(opened.spec, draft=None, settings=unplaced(opened.spec.settings)),
@@ -92,7 +92,7 @@ def _of_rival(opened: OpenedPair) -> OpenedPair:
 
 
 def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: int | None = None) -> DecoderOptions:
-    """``options`` at the placement that a plan found. A fixed draft length is the plan's, unless one is given."""
+    """Return the options with a plan's placement and, under a fixed policy, its draft length unless one is given."""
     planned = option.draft_length if options.draft_policy == "fixed" else None
     return replace(
         options,
