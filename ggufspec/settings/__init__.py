@@ -1,1 +1,1 @@
-"""What can be set: the table of options, and the names of drafters and rules."""
+"""The table of options, and the registries of drafters and acceptance rules."""

@@ -1,12 +1,8 @@
-"""llama.cpp's names of options that we call otherwise, or have no option for. Source: common/arg.cpp.
-
-Our own flags are llama.cpp's where it has the option (:mod:`ggufspec.settings.table`); here are its other names for
-these, and what to use in place of options that it has and we do not.
-"""
+"""llama.cpp's other names for our options, and advice for options that only llama.cpp has. Source: common/arg.cpp."""
 
 from __future__ import annotations
 
-ALIASES = {  # name in llama.cpp: our flag, of the same meaning
+ALIASES = {  # llama.cpp's name: our flag with the same meaning
     "-hfr": "-hf",
     "-hfrd": "-hfd",
     "--spec-draft-hf": "-hfd",
@@ -32,7 +28,7 @@ ALIASES = {  # name in llama.cpp: our flag, of the same meaning
     "--chat-template-file": "--chat-template",
 }
 
-_ADVICE = {  # what to do instead: names in llama.cpp
+_ADVICE = {  # advice: llama.cpp's names
     "use -lm none": "--no-mmap",
     "use -lm mmap": "--mmap",
     "use -lm mlock": "--mlock",

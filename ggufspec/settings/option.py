@@ -1,4 +1,4 @@
-"""One row of the table of options: what it is called, and how a value is read and checked."""
+"""Row of the table of options: names, help, and how a value is parsed and checked."""
 
 from __future__ import annotations
 
@@ -11,66 +11,66 @@ from typing import Any
 
 from ggufspec.errors import UsageError, nearest
 
-MAX_LIST = 64  # values of a sweep
+MAX_LIST = 64  # maximum values of a sweep
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row."""
+    """Row of the table of options."""
 
-    flags: tuple[str, ...]  # as they are typed, the short one first; none for the positional argument
-    help: str  # a sentence or two
-    group: str  # of the options that commands take together
-    metavar: str = ""  # of the help; by the type if empty
-    variable: str = ""  # ``GGUFSPEC_<variable>`` holds the value too
-    default: Any = None  # what holds where nothing is given; None is decided elsewhere
-    shown: str = ""  # what the help shows in brackets instead of the default
-    least: float | None = None  # the value is at least this
+    flags: tuple[str, ...]  # flags as typed, the short one first; none for the positional argument
+    help: str  # help text, a sentence or two
+    group: str  # group of options that commands take together
+    metavar: str = ""  # placeholder in the help; by type if empty
+    variable: str = ""  # environment variable ``GGUFSPEC_<variable>``, if any
+    default: Any = None  # default value; None if it is decided elsewhere
+    shown: str = ""  # text that the help shows in brackets instead of the default
+    least: float | None = None  # inclusive lower bound
     most: float | None = None
-    also: float | None = None  # a value outside of the bounds that has a meaning of its own
-    above: float | None = None  # it is greater than this
+    also: float | None = None  # valid value outside of the bounds, with a special meaning
+    above: float | None = None  # exclusive lower bound
     below: float | None = None
-    choices: tuple[str, ...] = ()  # the only values
-    words: tuple[str, ...] = ()  # values that completion offers beside numbers
-    reader: Callable[[str], Any] | None = None  # makes a value of a text; raises ValueError with the reason
-    usual: str = ""  # the hint for a value that is refused
-    label: str = ""  # what reports and messages call it; by default the name with spaces
-    profile: bool = False  # whether profiles have it in ``[settings]``
-    sweep: bool = False  # whether ``bench --sweep`` takes a list of it
-    tune: bool = False  # whether ``tune`` searches it
-    chat: bool = False  # whether a switch of a chat, of the flag's name, changes it
-    python: bool = False  # whether it is a keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``
-    repeated: bool = False  # whether the flag may be given several times, as that of a tuple without a reader may
-    rare: bool = False  # whether only ``--help-all`` shows it
-    # :func:`table` fills in:
-    name: str = ""  # the field's
-    kind: type = str  # the field's without None: ``int``, ``float``, ``str``, ``bool``, ``Path``
+    choices: tuple[str, ...] = ()  # the only valid values
+    words: tuple[str, ...] = ()  # valid words in addition to numbers, for completion
+    reader: Callable[[str], Any] | None = None  # parses a value; raises ValueError with the reason
+    usual: str = ""  # hint for an invalid value
+    label: str = ""  # name in reports and messages; by default the field's name with spaces
+    profile: bool = False  # allowed in a profile's ``[settings]``
+    sweep: bool = False  # ``bench --sweep`` takes a list of values
+    tune: bool = False  # searched by ``tune``
+    chat: bool = False  # can be changed in a chat by a /switch of the flag's name
+    python: bool = False  # keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``
+    repeated: bool = False  # flag may be given several times; always true for a tuple without a reader
+    rare: bool = False  # shown only by ``--help-all``
+    # filled in by :func:`table`:
+    name: str = ""  # field name
+    kind: type = str  # field type without None: ``int``, ``float``, ``str``, ``bool``, ``Path``
 
     @property
     def flag(self) -> str:
-        """How it is typed: the short flag."""
+        """The short flag, or the metavar of the positional argument."""
         return self.flags[0] if self.flags else self.metavar
 
     @property
     def form(self) -> str:
-        """The value's form, for the help: ``N``, ``N|auto|all``, ``adaptive|fixed``."""
+        """Form of the value in the help: ``N``, ``N|auto|all``, ``adaptive|fixed``."""
         if self.metavar or self.kind is bool:
             return self.metavar
         return "|".join(self.choices) or {int: "N", float: "X", Path: "FILE"}.get(self.kind, "TEXT")
 
     @property
     def described(self) -> str:
-        """The help with the default in brackets."""
+        """Help text with the default in brackets."""
         default = f"{self.default:g}" if self.kind is float and self.default is not None else self.default
         shown = self.shown or ("" if default is None or self.kind is bool else str(default))
         return f"{self.help}  [{shown}]" if shown else self.help
 
     def check(self, value: Any) -> Any:
-        """A value from wherever: one of the right type, within the bounds. Texts are read as on the command line.
+        """Convert a value from any source to the option's type and check it; text is parsed as on the command line.
 
         Raises:
-            UsageError: it is not; the hint has a usual value.
+            UsageError: it is invalid; the hint has a usual value.
         """
         if value is None or self.kind is bool:
             return value
@@ -120,10 +120,10 @@ class Option:
         return ", ".join(f"{word} {_shown(bound)}" for word, bound in words if bound is not None) or "a finite number"
 
     def parse_list(self, text: str) -> list[tuple[str, Any]]:
-        """(as typed, value) of each in a list with commas, each once; of a number 0-80+8 and 1-16*2 are lists too.
+        """Parse a comma-separated list to (text, value) without duplicates; numbers may be ranges: 0-80+8, 1-16*2.
 
         Raises:
-            UsageError: a value is missing or refused, a range goes nowhere, there are too many.
+            UsageError: a value is missing or invalid, a range is empty, or there are too many values.
         """
         values: dict[str, Any] = {}
         for part in text.split(","):
@@ -142,7 +142,7 @@ def _shown(number: float) -> str:
 
 
 def _numbers(part: str) -> Iterator[str]:
-    """The numbers of a range, or the one value that is there."""
+    """Yield the numbers of a range; the text itself if it is not a range."""
     found = _RANGE.fullmatch(part)
     if not found:
         yield part
@@ -157,8 +157,8 @@ def _numbers(part: str) -> Iterator[str]:
 
 
 def option(flags: str, help: str, group: str, *, where: str = "", **more: Any) -> Any:  # noqa: A002
-    """A field of :class:`Settings`. ``where`` has the names of :class:`Option`'s switches that are on, ``flags`` the
-    flags, with spaces between them; the other arguments are those of :class:`Option`.
+    """Return a field of :class:`Settings`. ``flags`` are separated by spaces, and so are the names in ``where``, of
+    :class:`Option`'s switches that are on; the other arguments are :class:`Option`'s.
     """
     switches: dict[str, Any] = dict.fromkeys(where.split(), True)
     return field(default=None, metadata={"option": Option(tuple(flags.split()), help, group, **switches, **more)})

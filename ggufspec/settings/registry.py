@@ -1,4 +1,4 @@
-"""The drafters and the acceptance rules, by name: one row each, which the package that has the code completes."""
+"""Registries of the drafters and acceptance rules by name; each row names the module with the code."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 from ggufspec.errors import UsageError, nearest
 
-MAX_TOP_K = 1000  # of the acceptance rule top-k:N
+MAX_TOP_K = 1000  # maximum N of the acceptance rule top-k:N
 
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """One row of :data:`DRAFTERS`."""
+    """Row of :data:`DRAFTERS`."""
 
-    module: str  # has ``make``, see :func:`ggufspec.decoding.drafters.make`
-    label: str  # what reports and messages call it
-    needs_model: bool = False  # whether it drafts with the draft file
-    needs_corpus: bool = False  # whether ``--lookup-corpus`` is for it
-    is_head: bool = False  # whether its file is a head, which reads the target's hidden rows
-    may_be_in_target: bool = False  # whether the target's own file may have it, so that no draft file is needed
+    module: str  # module with ``make``, see :func:`ggufspec.decoding.drafters.make`
+    label: str  # name in reports and messages
+    needs_model: bool = False  # drafts with the draft file
+    needs_corpus: bool = False  # reads ``--lookup-corpus``
+    is_head: bool = False  # its file is a head, which reads the target's hidden rows
+    may_be_in_target: bool = False  # the target's file may contain it, so that no draft file is needed
 
     @property
     def needs_file(self) -> bool:
-        """Whether it cannot do without a draft file."""
+        """True if a draft file is always required."""
         return self.needs_model and not self.may_be_in_target
 
 
-# The registry of drafters: a new one is a module and a row here, and a style in chat/stream.py.
+# A new drafter needs a module, a row here, and a style in chat/stream.py.
 DRAFTERS = {
     "draft": Drafter("ggufspec.decoding.drafters.model", "draft model", needs_model=True),
     "mtp": Drafter(
@@ -58,17 +58,16 @@ def _epsilon(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of :data:`RULES`."""
+    """Row of :data:`RULES`."""
 
-    form: str  # how ``--accept`` has it: its name, and a number's name if it takes one
+    form: str  # form of ``--accept``: its name and, if it takes a number, the number's name
     made_by: str  # module and class, see :func:`ggufspec.decoding.rules.make_rule`
-    description: str  # when a drafted token is accepted
-    lossless: bool = True  # whether the text has the target's distribution
-    number: Callable[[str], float] | None = None  # reads the number; raises ValueError with the reason
-    usual: str = ""  # the hint for a number that is refused
+    description: str  # condition for accepting a drafted token
+    lossless: bool = True  # the text has the target's distribution
+    number: Callable[[str], float] | None = None  # parses the number; raises ValueError with the reason
+    usual: str = ""  # hint for an invalid number
 
 
-# The registry of acceptance rules.
 RULES = {
     "exact": Rule("exact", "coupled:CoupledRule", "it is the target's own choice, greedy or with shared noise"),
     "residual": Rule("residual", "speculative:SpeculativeRule", "uniform < min(1, p / q)"),
@@ -93,10 +92,10 @@ RULE_FORMS = tuple(rule.form for rule in RULES.values())
 
 
 def parse_rule(text: str) -> tuple[Rule, float | None]:
-    """The rule that ``--accept`` names, and its number if it takes one.
+    """Return the rule that ``--accept`` names, and its number if it takes one.
 
     Raises:
-        UsageError: there is no such rule, or its number is not in range.
+        UsageError: there is no such rule, or its number is out of range.
     """
     name, colon, number = text.partition(":")
     rule = RULES.get(name)
@@ -112,25 +111,21 @@ def parse_rule(text: str) -> tuple[Rule, float | None]:
 
 
 def check_rule(text: str) -> str:
-    """The same text if it names an acceptance rule.
-
-    Raises:
-        UsageError: it names none.
-    """
+    """Return ``text``; raise UsageError if it names no acceptance rule."""
     parse_rule(text)
     return text
 
 
 def is_lossy(text: str) -> bool:
-    """Whether the text may differ in distribution from the target's own under this rule."""
+    """Return whether text under this rule may have another distribution than the target's."""
     return not parse_rule(text)[0].lossless
 
 
 def parse_drafters(text: str) -> tuple[str, ...]:
-    """The drafters that ``--drafter`` names: ``draft``, ``draft+lookup`` or ``both``, ``none``.
+    """Return the drafters that ``--drafter`` names, e.g. ``draft``, ``draft+lookup``, ``both`` or ``none``.
 
     Raises:
-        UsageError: one of them is not known.
+        UsageError: one of them is unknown.
     """
     if text in _ALIASES:
         return _ALIASES[text]
@@ -149,28 +144,28 @@ def check_drafters(names: Iterable[str]) -> None:
 
 
 def drafter_text(names: Iterable[str]) -> str:
-    """What ``--drafter`` would name these: the inverse of :func:`parse_drafters`."""
+    """Return the value of ``--drafter`` for these drafters: the inverse of :func:`parse_drafters`."""
     ordered = tuple(sorted(names, key=[*DRAFTERS].index))
     return next((alias for alias, those in _ALIASES.items() if those == ordered), "+".join(ordered))
 
 
 def with_head(names: Iterable[str], head: str) -> tuple[str, ...]:
-    """These drafters where the draft file turns out to be a head of this kind: it drafts in the draft model's place."""
+    """Return the drafters, with those of a draft file replaced by ``head`` unless it is empty."""
     return tuple(dict.fromkeys(head if head and DRAFTERS[name].needs_model else name for name in names))
 
 
 def drafters_label(text: str) -> str:
-    """``--drafter``'s value for people: "draft model and n-gram lookup"; a later version's drafter is its own label."""
+    """Return a label for ``--drafter``'s value: "draft model and n-gram lookup"; unknown drafters keep their names."""
     return " and ".join(DRAFTERS[name].label if name in DRAFTERS else name for name in _named(text)) or "no draft"
 
 
 def drafts_with_file(text: str) -> bool:
-    """Whether one of ``--drafter``'s value drafts with the draft file."""
+    """Return whether one of ``--drafter``'s drafters uses the draft file."""
     return any(DRAFTERS[name].needs_model for name in _named(text) if name in DRAFTERS)
 
 
 def drafts_with_corpus(text: str) -> bool:
-    """Whether one of them takes ``--lookup-corpus``."""
+    """Return whether one of ``--drafter``'s drafters reads ``--lookup-corpus``."""
     return any(DRAFTERS[name].needs_corpus for name in _named(text) if name in DRAFTERS)
 
 

@@ -1,25 +1,23 @@
-"""The table of options: one row each, and everything that a flag, a profile key or a keyword needs comes from it.
+"""The table of options, from which flags, profile keys and Python keywords are made.
 
-A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add one field here, use
-``settings.NAME`` where it counts, and run ``scripts/commands.py``. An option of sampling is used in ``Sampling``
-(:mod:`ggufspec.decoding.sampling`), which has a field of its name, as have a server's requests (``serve/requests.py``).
-A truncation is named by a chat (``sampled`` in ``chat/commands.py``), and ``bench --engine hook`` passes it on
-(``bench/hooked.py``). No profile and no keyword reaches sampling. What reads the rows:
+A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add a field here, use
+``settings.NAME``, and run ``scripts/commands.py``. A sampling option also needs a field in ``Sampling``
+(:mod:`ggufspec.decoding.sampling`) and in a server's requests (``serve/requests.py``); a truncation also belongs in
+``sampled`` of ``chat/commands.py`` and in ``bench/hooked.py``. Neither profiles nor keywords set sampling options.
 
-- the command line: :mod:`ggufspec.cli.parameters` makes the parameters of a command from the groups that it takes
-- profiles: rows with ``profile`` are the keys of ``[settings]`` (:mod:`ggufspec.models.profile`)
-- ``bench --sweep``: rows with ``sweep`` may have a list (:meth:`Option.parse_list`, by the row's type)
-- ``tune``: rows with ``tune`` are searched unless they are given
-- chat: rows with ``chat`` can be switched while a pair is loaded, by the flag's name: ``/draft-max 4``
-- Python: rows with ``python`` are keywords of ``load_pair``, ``plan_pair`` and ``bench_pair``
-- reports: ``label`` is what tables and sentences call an option
-- the help, ``docs/commands.md`` and the man page: flags, metavar, help, default, variable; ``rare`` rows are shown by
-  ``--help-all`` only. Other names that llama.cpp has for a flag are in :mod:`ggufspec.settings.llamacpp`
+- Command line: :mod:`ggufspec.cli.parameters` makes a command's parameters from the groups that it takes. The help,
+  ``docs/commands.md`` and the man page show flags, metavar, help, default and variable; only ``--help-all`` shows
+  ``rare`` rows. :mod:`ggufspec.settings.llamacpp` has llama.cpp's other names for flags.
+- Profiles: rows with ``profile`` are the keys of ``[settings]`` (:mod:`ggufspec.models.profile`).
+- ``bench --sweep``: rows with ``sweep`` take a list (:meth:`Option.parse_list`).
+- ``tune``: rows with ``tune`` are searched unless given.
+- Chat: rows with ``chat`` can be changed while a pair is loaded, by the flag's name: ``/draft-max 4``.
+- Python: rows with ``python`` are keywords of ``load_pair``, ``plan_pair`` and ``bench_pair``.
 
-Names are those of llama.cpp's long flags, with underscores; :data:`OLD_NAMES` maps what older profiles and results
-have. A value of None is one that is not given. Precedence is flag, ``GGUFSPEC_*`` variable, profile, default.
+Names are those of llama.cpp's long flags, with underscores; :data:`OLD_NAMES` maps those of older profiles and results.
+None means not given. Precedence is flag, ``GGUFSPEC_*`` variable, profile, default.
 
-This room imports nothing but the errors, and is cheap to import: the help needs it.
+This package imports only the errors, because the help needs it and has to be fast.
 """
 
 from __future__ import annotations
@@ -43,19 +41,19 @@ from ggufspec.settings.registry import (
 )
 
 POLICIES = ("adaptive", "fixed")
-DRAFT_MAX = 63  # tokens a round at most, unless given: copies of code run long
-FIXED_DRAFT_MAX = 4  # the same with --draft-policy fixed and no plan
+DRAFT_MAX = 63  # default maximum draft length: copies of code are long
+FIXED_DRAFT_MAX = 4  # default draft length with --draft-policy fixed and no plan
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
+MAX_CONTEXT = 1 << 24  # tokens; no model was trained with more than 10 million
 MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
-MAX_WIDTH = 256  # tokens whose logits one call may ask for
+MAX_WIDTH = 256  # maximum batch size with logits of all tokens
 MAX_MICRO_BATCH = 4096
 MAX_COUNT = 2**31 - 1  # llama.cpp's int32_t
-MAX_PENALTY = 100.0  # so that no finite logit becomes infinite
+MAX_PENALTY = 100.0  # keeps finite logits finite
 MAX_PARALLEL = 64  # conversations
 
-OLD_NAMES = {  # of profiles and results made before options had llama.cpp's names
+OLD_NAMES = {  # names in profiles and results from before options had llama.cpp's names
     "n_ctx": "ctx_size",
     "type_k": "cache_type_k",
     "type_v": "cache_type_v",
@@ -71,9 +69,9 @@ def _drafter(text: str) -> str:
 
 
 def _acceptance(text: str) -> float:
-    """The chance of one drafted token: as it is, or from accepted ÷ drafted at a draft length, ``0.26@16``.
+    """Parse the acceptance of one drafted token, or a share accepted ÷ drafted at a draft length: ``0.26@16``.
 
-    A chain ends with its first rejected token: with a chance a, of k drafted tokens a + a² + … + a^k are accepted.
+    Drafts end at the first rejected token: with acceptance a, of k drafted tokens a + a² + … + a^k are accepted.
     """
     share, at, length = text.partition("@")
     try:
@@ -92,7 +90,7 @@ def _acceptance(text: str) -> float:
 
 
 def _layers(text: str) -> int | str:
-    """A number of layers, ``all`` (-1) or ``auto``."""
+    """Parse a number of layers, ``all`` (-1) or ``auto``."""
     wanted = text.strip().lower()
     if wanted == "auto":
         return wanted
@@ -104,7 +102,7 @@ def _layers(text: str) -> int | str:
 
 
 def _tokens(text: str) -> int:
-    """A number of tokens; ``max`` is 0, as llama.cpp has it."""
+    """Parse a number of tokens; ``max`` is 0, as in llama.cpp."""
     wanted = text.strip().lower()
     if wanted == "max":
         return 0
@@ -114,7 +112,7 @@ def _tokens(text: str) -> int:
 
 
 def _answer_tokens(text: str) -> int:
-    """A number of tokens to generate; -1 is as many as an answer can have."""
+    """Parse a number of tokens to generate; -1 is unlimited."""
     try:
         count = int(text)
     except ValueError:
@@ -123,14 +121,14 @@ def _answer_tokens(text: str) -> int:
 
 
 def _on_off(text: str) -> str:
-    """A switch, in llama.cpp's other words for it too: is_truthy in common/arg.cpp."""
+    """Parse a switch, including llama.cpp's other words: is_truthy in common/arg.cpp."""
     word = text.strip().lower()
     others = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off", "-1": "auto"}
     return others.get(word, word)
 
 
 def _link(text: str) -> str:
-    """A PCIe link by generation and lanes."""
+    """Parse a PCIe link by generation and lanes, e.g. ``pcie4x16``."""
     wanted = text.strip().lower()
     if not re.fullmatch(r"pcie[1-6]x(1|2|4|8|16)", wanted):
         raise ValueError("is not a link of PCIe 1 to 6 with 1, 2, 4, 8 or 16 lanes")
@@ -138,7 +136,7 @@ def _link(text: str) -> str:
 
 
 def _cpu(text: str) -> str:
-    """A CPU by its cores and their vector instructions."""
+    """Parse a CPU by its cores and vector instructions, e.g. ``8xavx2``."""
     wanted = text.strip().lower()
     if not re.fullmatch(r"[1-9]\d{0,2}x(avx2|avx512)", wanted):
         raise ValueError("is not a number of cores with avx2, or with avx512 (which has VNNI): 8xavx2")
@@ -146,19 +144,19 @@ def _cpu(text: str) -> str:
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    """Numbers, one for each card."""
+    """Parse the share of each GPU, e.g. ``3,1``."""
     if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
         raise ValueError("is not a list of shares: 3,1 gives the first card three quarters")
     return tuple(float(share) for share in text.split(","))
 
 
-# Of Python's regular expressions, and not of ECMAScript's, which llama.cpp has (std::regex)
+# Syntax of Python's regular expressions that ECMAScript's lack, which llama.cpp uses (std::regex)
 _NOT_ECMASCRIPT = re.compile(r"\(\?(?![:=!])|\\[AZ]|[*+?}]\+")
 _MAX_PATTERN = 200
 
 
 def _overrides(text: str) -> tuple[str, ...]:
-    """``PATTERN=DEVICE`` of each, with commas between them: parse_tensor_buffer_overrides in common/arg.cpp."""
+    """Parse comma-separated ``PATTERN=DEVICE``: parse_tensor_buffer_overrides in common/arg.cpp."""
     found = tuple(one.strip() for one in text.split(","))
     for one in found:
         pattern, _, device = one.partition("=")
@@ -174,19 +172,19 @@ def _overrides(text: str) -> tuple[str, ...]:
 
 
 def _types(text: str) -> tuple[str, ...]:
-    """Cache types with commas between them."""
+    """Parse comma-separated cache types."""
     return tuple(OPTIONS["cache_type_k"].check(name.strip()) for name in text.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was given: by flags, by a profile or by keywords. None is not given. Values are checked when it is made.
+    """Values given by flags, a profile or keywords; None if not given.
 
     Raises:
-        UsageError: a value is out of range or not known; the hint has a usual one.
+        UsageError: a value is invalid; the hint has a usual one.
     """
 
-    # ---- which models
+    # ---- models
     pair: str | None = option(
         "",
         "Profile or GGUF files: target, draft. A profile is given by its name or its path.",
@@ -732,7 +730,7 @@ class Settings:
         label="frequency penalty",
     )
 
-    # ---- what becomes of measurements
+    # ---- measurements
     repetitions: int | None = option(
         "-r --repetitions", "Times to repeat each measurement.", "trials", least=1, most=MAX_COUNT, usual="-r 5"
     )
@@ -761,23 +759,23 @@ class Settings:
                 object.__setattr__(self, one.name, row.check(value))
 
     def given(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """What is given, by name; of ``names`` if there are some."""
+        """Return the given values by name, limited to ``names`` unless None."""
         wanted = [one.name for one in dataclasses.fields(self)] if names is None else names
         return {name: value for name in wanted if (value := getattr(self, name)) is not None}
 
     def over(self, other: Settings) -> Settings:
-        """What is given here, and where nothing is, what ``other`` has."""
+        """Return ``other``, overridden by the values given here."""
         return replace(other, **self.given())
 
     def value(self, name: str) -> Any:
-        """What is given, or else the default."""
+        """Return the given value, or else the default."""
         value = getattr(self, name)
         return OPTIONS[name].default if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """How a command talks: of one invocation, for all of it."""
+    """Flags of a command's output and questions."""
 
     json: bool = option("--json", "Print one JSON document, on failure too.", "flags")
     quiet: bool = option("-q --quiet", "No progress, no notes.", "flags")
@@ -786,7 +784,7 @@ class Flags:
 
 
 def table(record: type[Any]) -> dict[str, Option]:
-    """The rows of a class like :class:`Settings`, by name."""
+    """Return the rows of a class like :class:`Settings`, by name."""
     hints = get_type_hints(record)
     rows = {}
     for one in dataclasses.fields(record):
@@ -808,22 +806,19 @@ FLAGS = table(Flags)
 
 
 def names(**properties: Any) -> tuple[str, ...]:
-    """Names of the rows with these properties: ``names(profile=True)`` are the keys of a profile's settings."""
+    """Return the names of rows with these properties: ``names(profile=True)`` are the keys of a profile's settings."""
     return tuple(
         row.name for row in OPTIONS.values() if all(getattr(row, key) == value for key, value in properties.items())
     )
 
 
 def of_keywords(keywords: Mapping[str, Any], base: Settings | None = None, **more: Any) -> Settings:
-    """Settings of a Python caller's keywords; None is not given.
+    """Return the settings from a Python caller's keywords, which override ``base``.
 
-    Args:
-        keywords: names and values, of the rows that Python has.
-        base: what holds if they have nothing.
-        more: the same of rows that are parameters of their own.
+    ``more`` has rows that are separate parameters of the caller.
 
     Raises:
-        UsageError: a name is not known, the nearest is named; or a value is refused.
+        UsageError: a name is unknown (the hint has the nearest), or a value is invalid.
     """
     known = names(python=True)
     for name in keywords:
@@ -837,7 +832,7 @@ def of_keywords(keywords: Mapping[str, Any], base: Settings | None = None, **mor
 
 
 def renamed(value: Any) -> Any:
-    """Plain data (what JSON and TOML have) with the names of today in place of :data:`OLD_NAMES`."""
+    """Return JSON or TOML data with :data:`OLD_NAMES` replaced by the present names."""
     if isinstance(value, Mapping):
         return {OLD_NAMES.get(key, key): renamed(each) for key, each in value.items()}
     if isinstance(value, list):
