@@ -1,4 +1,4 @@
-"""Speculative decoding of GGUF models on one consumer GPU, and whether it was worth it."""
+"""Speculative decoding of GGUF models on one consumer GPU, with a measurement of whether it is worth it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -72,5 +72,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, those too that are not loaded yet."""
+    """Return the public names, including those not imported yet."""
     return sorted({*globals(), *__all__})

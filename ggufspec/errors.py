@@ -1,4 +1,4 @@
-"""Failures that a user can fix: each has a message, a hint with the next command, and an exit code."""
+"""Errors that a user can fix, each with a message, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class GgufspecError(Exception):
-    """A failure that the user can fix.
+    """Failure that the user can fix.
 
     Args:
         message: what went wrong, in one sentence.
@@ -22,22 +22,19 @@ class GgufspecError(Exception):
 
 
 class UsageError(GgufspecError):
-    """The command line or a call's arguments are wrong."""
+    """Wrong command line or arguments."""
 
     exit_code = 2
 
 
 class ModelError(GgufspecError):
-    """A model file is missing, damaged or unfit."""
+    """Missing, damaged or unsuitable model file."""
 
 
 class ChildError(GgufspecError):
-    """A child process ended before it returned its result.
+    """End of a child process before it returned its result.
 
-    Args:
-        message: what went wrong, in one sentence.
-        hint: what to do next.
-        ended_by: name of the signal that ended it; ``deadline`` if the parent did; or empty.
+    ``ended_by`` is the name of the signal, ``deadline`` if the parent ended it, or empty.
     """
 
     def __init__(self, message: str, hint: str = "", ended_by: str = "") -> None:
@@ -46,7 +43,7 @@ class ChildError(GgufspecError):
 
 
 class BlamedError(ChildError):
-    """The child ended because of an input that would end it again, e.g. a chat template or a grammar."""
+    """End of a child process due to an input that would end it again, e.g. a chat template or a grammar."""
 
 
 class StopError(GgufspecError):

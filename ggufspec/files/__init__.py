@@ -1,1 +1,1 @@
-"""Files and folders: written whole or not at all, read within bounds, cached."""
+"""Files and folders: atomic writes, bounded reads, caches."""

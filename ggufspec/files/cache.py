@@ -1,7 +1,7 @@
-"""This user's folders, and a cache of values that take time to compute.
+"""The user's folders, and a cache of values that are slow to compute.
 
-A cache is optional. A damaged entry, or one of another version, counts as absent; an entry that cannot be written is
-dropped; and without a folder that can be written, a temporary one serves for the length of the process.
+Caching is best effort: a damaged or outdated entry counts as absent, an entry that cannot be written is dropped, and if
+the folder cannot be written, a temporary one is used until the process ends.
 """
 
 from __future__ import annotations
@@ -27,41 +27,40 @@ from ggufspec.schema.text import of_download
 
 Value = TypeVar("Value")
 
-_PROBE_BYTES = 1 << 16  # written to show whether a disk has room
+_PROBE_BYTES = 1 << 16  # written to test for free space
 _LOCK_S = 2.0
 _DAY_S, _MOST_DAILY = 24 * 3600.0, 16
 _warnings: list[str] = []
-_today: set[tuple[Path, str]] = set()  # what this process has asked :func:`first_today`, also without a cache
+_today: set[tuple[Path, str]] = set()  # names passed to :func:`first_today`; works without a cache, too
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:
-    """Headers and measurements: everything in it can be computed again."""
+    """Return the folder for headers and measurements, all of which can be computed again."""
     return user_cache_path("ggufspec")
 
 
 def config_folder() -> Path:
-    """Profiles."""
+    """Return the folder for profiles."""
     return user_config_path("ggufspec")
 
 
 def results_folder() -> Path:
-    """Documents, and the run logs from which a command resumes."""
+    """Return the folder for documents and for the run logs from which commands resume."""
     return user_data_path("ggufspec") / "results"
 
 
 def state_folder() -> Path:
-    """What this user typed; private."""
+    """Return the private folder for what the user typed."""
     return user_state_path("ggufspec")
 
 
 @functools.cache
 def writable(folder: Path, room_bytes: int = 0) -> Path:
-    """``folder``, created if need be; if it cannot be written, a temporary one, and :func:`warning` says so.
-
-    ``room_bytes`` must be free on its disk.
+    """Create and return ``folder``; if it cannot be written or its disk has less than ``room_bytes`` free, return a
+    temporary one, which :func:`warning` then reports.
 
     Raises:
         GgufspecError: temporary files cannot be written either.
@@ -78,7 +77,7 @@ def writable(folder: Path, room_bytes: int = 0) -> Path:
         return folder
     try:
         place = Path(_temporary().name) / folder.name
-    except OSError:  # a full disk may be the only one
+    except OSError:  # temporary files may be on the same full disk
         raise GgufspecError(f"nothing can be kept in {trouble}", f"df -h {folder.anchor}") from None
     _warnings.append(f"nothing is kept in {trouble}")
     return place
@@ -90,12 +89,12 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a path is in a folder that is removed when this process ends."""
+    """Return whether a path is in a folder that is removed when this process ends."""
     return bool(_warnings) and path.is_relative_to(_temporary().name)
 
 
 def warning() -> str:
-    """Why :func:`writable` gave a temporary folder; empty if it did not."""
+    """Return why :func:`writable` returned a temporary folder; empty if it did not."""
     return next(iter(_warnings), "")
 
 
@@ -103,7 +102,7 @@ def warning() -> str:
 
 
 def read(path: Path, kind: type[Value]) -> Value | None:
-    """The value of type ``kind`` in a JSON file; None if the file is absent or damaged."""
+    """Return the value of type ``kind`` in a JSON file; None if the file is absent or damaged."""
     try:
         return _load(kind, untrusted.read_json(path))
     except GgufspecError:
@@ -111,12 +110,12 @@ def read(path: Path, kind: type[Value]) -> Value | None:
 
 
 def write(path: Path, value: object) -> None:
-    """Write a value as JSON; a file that cannot be written is skipped."""
+    """Write a value as JSON, ignoring failures."""
     _write(path, codec.dump(value))
 
 
 class Table(Generic[Value]):
-    """Values of type ``kind`` by key in one JSON file, the latest last; above ``limit`` the oldest is dropped."""
+    """Values of type ``kind`` by key in a JSON file, latest last; above ``limit`` entries the oldest is dropped."""
 
     def __init__(self, path: Path, kind: type[Value], limit: int | None = None) -> None:
         self._path, self._kind, self._limit = path, kind, limit
@@ -128,7 +127,7 @@ class Table(Generic[Value]):
         self.update(key, lambda _: value)
 
     def update(self, key: str, change: Callable[[Value | None], Value]) -> None:
-        """Replace the value of ``key`` by ``change`` of it; other processes wait for that."""
+        """Replace a value by ``change(value)`` under a lock against other processes; give up if it is held too long."""
         with contextlib.suppress(TimeoutError), locked(self._path, _LOCK_S):
             entries = self._entries()
             value = change(_load(self._kind, entries.pop(key, None)))
@@ -140,7 +139,7 @@ class Table(Generic[Value]):
 
 
 def first_today(name: str) -> bool:
-    """Whether none of this user's processes has asked this of ``name`` within the last 24 hours."""
+    """Return True unless one of the user's processes called this with ``name`` in the last 24 hours."""
     folder, now = cache_folder(), time.time()
     if (folder, name) in _today:
         return False

@@ -1,6 +1,6 @@
-"""Reads files and JSON of others within bounds on size, nesting and waiting, before a parser sees them.
+"""Reading of untrusted files and JSON, with limits on size, nesting and waiting, before a parser sees them.
 
-Parsers answer hostile files with gigabytes, a full stack or no end. JSON's numbers must fit a double or 64 bits.
+Hostile files make parsers use gigabytes, overflow the stack or never end. JSON numbers must fit a double or 64 bits.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError
 
-MOST_JSON_BYTES = 8 << 20  # Python takes up to 50 times as much for it; a comparison of hundreds of cells has 1 MB
-MOST_JSON_DEPTH = 64  # ours have 8
-PATIENCE_S = 5.0  # for a silent pipe or terminal
+MOST_JSON_BYTES = 8 << 20  # parsed, up to 50 times as much; the document of hundreds of compared cells has 1 MB
+MOST_JSON_DEPTH = 64  # our documents have 8
+PATIENCE_S = 5.0  # timeout of a silent pipe or terminal
 
-_DIGITS = 20  # of 64 bits, with the sign
+_DIGITS = 20  # maximum for 64 bits, with the sign
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a regular file; False for a path that no file can have, of 5,000 characters for example."""
+    """Return whether a path is a regular file; False for an impossible path, e.g. of 5,000 characters."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -35,23 +35,22 @@ def is_file(path: Path) -> bool:
 
 
 def real(path: Path) -> Path:
-    """``Path.resolve``, but a link that points to itself is not an error."""
+    """Resolve a path like ``Path.resolve``, but without an error for a link that points to itself."""
     return Path(os.path.realpath(path))
 
 
 def read_bytes(
     path: Path, most_bytes: int, *, hint: str = "", failure: type[GgufspecError] = GgufspecError, cut: bool = False
 ) -> bytes:
-    """The content of a file, or of a pipe or device that ends soon; with ``cut`` the beginning of a larger one.
-
-    ``hint`` is the error's: by default the command that lists the folder.
+    """Read a file, or a pipe or device until its end; with ``cut``, at most the first ``most_bytes``.
 
     Raises:
-        GgufspecError: or ``failure``: it cannot be read, is larger, or sends nothing.
+        GgufspecError: or ``failure``: it cannot be read, is larger, or sends nothing. The hint is ``hint``, by default
+            the command that lists the folder.
     """
     hint = hint or f"ls {path.parent}"
     try:
-        with open(path, "rb", buffering=0, opener=_at_once) as file:  # which takes no opener
+        with open(path, "rb", buffering=0, opener=_at_once) as file:  # Path.open takes no opener
             data = _take(file.fileno(), most_bytes + 1)
     except (OSError, ValueError) as error:  # a name with a null character is a ValueError
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -62,7 +61,7 @@ def read_bytes(
 
 
 def read_text(path: Path, most_bytes: int, *, hint: str = "", failure: type[GgufspecError] = GgufspecError) -> str:
-    """The same as UTF-8 text, without a byte order mark."""
+    """Read a file like :func:`read_bytes`, as UTF-8 text without a byte order mark."""
     data = read_bytes(path, most_bytes, hint=hint, failure=failure)
     try:
         return data.decode("utf-8-sig")
@@ -71,15 +70,15 @@ def read_text(path: Path, most_bytes: int, *, hint: str = "", failure: type[Gguf
 
 
 def read_json(path: Path, *, hint: str = "") -> Any:
-    """The JSON value in a file; its errors are those of :func:`read_text` and :func:`parse_json`."""
+    """Read the JSON value in a file; raises as :func:`read_text` and :func:`parse_json`."""
     return parse_json(read_text(path, MOST_JSON_BYTES, hint=hint), str(path), hint=hint)
 
 
 def parse_json(text: str, name: str, *, hint: str = "") -> Any:
-    """Parse JSON, which messages call ``name``; NaN and numbers beyond 64 bits are errors.
+    """Parse JSON, which error messages call ``name``.
 
     Raises:
-        GgufspecError: it is not JSON, or is nested too deeply.
+        GgufspecError: it is not JSON, is nested too deeply, or has NaN or a number beyond 64 bits.
     """
     if _depth(text) > MOST_JSON_DEPTH:
         raise GgufspecError(f"{name} is nested more than {MOST_JSON_DEPTH} deep", hint)
@@ -93,7 +92,7 @@ def parse_json(text: str, name: str, *, hint: str = "") -> Any:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without waiting for the writer of a pipe."""
+    """Open a file without waiting for the writer of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -111,7 +110,7 @@ def _take(descriptor: int, most_bytes: int) -> bytes:
 
 
 def _depth(text: str) -> int:
-    """How deep the brackets of JSON are nested, outside of strings."""
+    """Return the nesting depth of the brackets outside of strings."""
     outside = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
     brackets = outside.encode("utf-8", "replace").translate(_STEPS, _NO_BRACKETS)
     return max(itertools.accumulate(array.array("b", brackets)), default=0)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, scratch folders and locks."""
+"""Atomic writes, scratch folders and locks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pathlib import Path
 
 from ggufspec.errors import GgufspecError
 
-_MAX_NAME_BYTES = 120  # file systems take 255, and a suffix is to follow
+_MAX_NAME_BYTES = 120  # file systems allow 255, and a suffix follows
 _SCRATCH = "ggufspec-scratch-"
-_TRIES = 20  # to make a folder that nobody takes for abandoned
+_TRIES = 20  # maximum to create and lock a folder before another process removes it as abandoned
 
 
 def file_name(text: str) -> str:
-    """Part of a file name for a pair or a model: letters, digits and ``_ - . +``, no leading dot."""
+    """Convert a name to part of a file name: letters, digits and ``_ - . +``, no leading dot."""
     safe = re.sub(r"[^\w.+-]+", "-", text).lstrip("-.").encode("utf-8", "ignore")
     return safe[:_MAX_NAME_BYTES].decode("utf-8", "ignore") or "unnamed"
 
 
 def check_writable(path: Path) -> None:
-    """Check before an hour-long run that its result can be saved; a GgufspecError if not."""
+    """Raise GgufspecError if a result cannot be written to ``path``; to call before an hour-long run."""
     try:
         if _in_place(path):
             if path.is_fifo():  # opening it would wait for its reader
@@ -46,12 +46,12 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text``; an existing regular file is replaced only when the new one is complete.
+    """Write ``text``, replacing a regular file only when the new one is complete.
 
-    A link, a pipe or a device is written in place: ``/dev/stdout`` may be any of them.
+    Links, pipes and devices are written in place: ``/dev/stdout`` may be any of them.
 
     Raises:
-        GgufspecError: the disk is full, for example.
+        GgufspecError: it cannot be written, e.g. because the disk is full.
     """
     try:
         if _in_place(path):
@@ -80,9 +80,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """Create a folder in ``parent``, or among temporary files, that is removed at the end of the block.
+    """Create a folder in ``parent`` (default: temporary files), and remove it at the end of the block.
 
-    What killed processes left behind there is removed, too.
+    Folders that killed processes left there are removed, too.
 
     Raises:
         OSError: ``parent`` cannot be written.
@@ -108,7 +108,7 @@ def _new_scratch(parent: Path) -> tuple[Path, int | None]:
         path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
         try:
             return path, _lock_folder(path)
-        except OSError as error:  # until it was locked, others took it for abandoned, and remove it
+        except OSError as error:  # another process took the unlocked folder for abandoned, and removes it
             refusals.append(error)
     raise refusals[-1]
 
@@ -141,10 +141,13 @@ def _lock_folder(path: Path) -> int | None:
 
 @contextmanager
 def locked(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold this user's lock for ``path`` among all processes; a TimeoutError if another one holds it.
+    """Hold the user's lock for ``path`` against other processes.
 
-    The lock file is in the folder for temporary files: not in sight, and on a file system that supports locks. If the
-    system has none, go on without.
+    The lock file is among temporary files: out of sight, and on a file system that supports locks. On a system without
+    locks the block runs unlocked.
+
+    Raises:
+        TimeoutError: another process holds the lock.
     """
     from filelock import FileLock
 
