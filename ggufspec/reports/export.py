@@ -33,10 +33,8 @@ from ggufspec.schema.export import ExportDocument
 from ggufspec.settings.table import OPTIONS
 
 _WITH_CHAT = ("llama-server", "llama-cli")
-ALWAYS_AS_A_PAIR = (
-    "llama-bench",
-    "llama-speculative-simple",
-)  # benchmarks: the pair's placement even if the plan is target-only
+# Benchmarks keep the pair's placement even if the plan chose target-only.
+ALWAYS_AS_A_PAIR = ("llama-bench", "llama-speculative-simple")
 Options: TypeAlias = Mapping[str, str | int]  # values by flag; True turns a switch on, empty values are left out
 _ALL = 999  # Ollama reads a negative number as "choose for me"
 _RATIO_STEPS = 10_000
