@@ -1,7 +1,6 @@
-"""The commands by name, and the one place where an error becomes text and an exit code.
+"""Commands by name, and the only place where an error becomes text and an exit code.
 
-The module of a command is imported when the command runs or its own help is asked for, and not before: what this one
-imports, ``ggufspec --help`` waits for.
+A command's module is imported only when it runs or its own help is requested, which keeps ``ggufspec --help`` fast.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ggufspec.errors import GgufspecError, UsageError, nearest
 from ggufspec.schema.base import ErrorDocument, to_line
 from ggufspec.schema.text import in_ascii
 
-COMMANDS = {  # each is a module of this package; the first sentence of its help
+COMMANDS = {  # by module of this package: the first sentence of the help
     "bench": "Measure target-only, draft-only and speculative decoding.",
     "compare": "Compare many pairs by speed, memory, energy and quality.",
     "run": "Stream one answer; the statistics follow on standard error.",
@@ -60,18 +59,18 @@ app = typer.Typer(
 
 
 class Deferred(TyperCommand):
-    """A command, or a group of them, of which only the name and the first sentence of the help are known yet."""
+    """Command or group whose module is not imported yet; its name and the first sentence of its help are known."""
 
     @functools.cached_property
     def whole(self) -> Any:
-        """The command itself, with its parameters."""
+        """Import the command and return it with its parameters."""
         module = importlib.import_module(f"ggufspec.cli.{self.name}")
         from ggufspec.cli import parameters
 
         return typer.main.get_command(parameters.commands_of(module.__name__))
 
     def make_context(self, *args: Any, **more: Any) -> Any:
-        """Typer makes one before it runs, completes or explains a command."""
+        """Return the whole command's context, which Typer makes before it runs, completes or explains the command."""
         return self.whole.make_context(*args, **more)
 
 
@@ -96,7 +95,7 @@ def top(
     ] = False,
 ) -> None:
     """Speculative decoding of GGUF models on one consumer GPU: how fast, and was it worth it?"""
-    if endpoint := os.environ.get("HF_ENDPOINT"):  # huggingface_hub cannot even be imported with some
+    if endpoint := os.environ.get("HF_ENDPOINT"):  # with some values huggingface_hub cannot even be imported
         from urllib.parse import urlsplit
 
         try:
@@ -125,21 +124,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(arguments, error.message, error.hint, error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
             return _fail(arguments, "interrupted", "", 130)
-    except SystemExit as stop:  # Typer's answer to a reader that has gone: ggufspec … | head; or _end
+    except SystemExit as stop:  # from Typer after a closed pipe (ggufspec … | head), or from _end
         _discard_output()
         return int(stop.code or 0)
     except BrokenPipeError:
         _discard_output()
         return 1
-    except OSError as error:  # a full disk behind a redirection, no memory for a process
+    except OSError as error:  # full disk behind a redirection, no memory for a process
         _discard_output()
         return _fail((), str(error), "", 1)
 
 
 def _message(error: typer.TyperException) -> str:
-    """Typer's message, without what pydantic puts before the message of a parser or says about its own ways."""
+    """Return Typer's message without pydantic's prefix and its remarks on parsing."""
     text = error.format_message().replace(": Value error, ", ": ", 1)
-    text = re.sub(r"^Invalid value for ([^:]*)'(\S+)': ", r"\2: ", text)  # the last name of several
+    text = re.sub(r"^Invalid value for ([^:]*)'(\S+)': ", r"\2: ", text)  # the last of several flag names
     return re.sub(r": Input (should be [^,]+)(, unable to parse.*)?", r": it \1", text)
 
 
@@ -156,25 +155,23 @@ def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:
     from ggufspec.cli import ui
 
     if "--json" in arguments:
-        ui.data(to_line(ErrorDocument(message, hint)))  # after lines of JSON it is one more
+        ui.data(to_line(ErrorDocument(message, hint)))  # one more line if lines of JSON came before
     ui.failure(message, hint, stopped=code == 130)
     return code
 
 
 def _discard_output() -> None:
-    """Send what is still in the buffer of standard output nowhere, or its flush at exit would fail once more."""
+    """Redirect standard output to the null device, because the flush of its buffer at exit would fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
 def _ready() -> None:
-    """Make the standard streams fit for use: a closed one is the null device, and output is never refused for a
-    character that its encoding lacks.
-    """
+    """Replace closed standard streams by the null device, and characters that an encoding lacks by ASCII."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: its own
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which the closed stream had
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
     codecs.register_error("ascii", in_ascii)
@@ -184,24 +181,24 @@ def _ready() -> None:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """Leave every block that is open, as Ctrl-C would: the cursor is shown, children end, files in the making go."""
-    _at_signals(signal.SIG_IGN)  # once is enough
+    """Leave all open blocks, as Ctrl-C would: show the cursor, end child processes, remove unfinished files."""
+    _at_signals(signal.SIG_IGN)  # ignore further signals
     raise SystemExit(128 + number)
 
 
 def _at_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    """What is to be done when somebody ends this process, or its terminal; nothing if that is ignored (nohup)."""
-    for name in ("SIGTERM", "SIGHUP"):  # the latter is not on Windows
+    """Set the handler of SIGTERM and SIGHUP, except of those that are ignored (nohup)."""
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def with_huge_pages(tunables: str) -> str:
-    """``GLIBC_TUNABLES`` by which large allocations ask Linux for huge pages, unless the user has set that.
+    """Return ``GLIBC_TUNABLES`` with huge pages for large allocations, unless the user has set that.
 
-    llama.cpp keeps repacked weights in them. Where they lie in scattered pages of 4 KiB, a processor of a virtual
-    machine waits for its tables: there a token took 1.4 to 1.5 times as long. Source: malloc/malloc.c of glibc.
+    llama.cpp's repacked weights are such allocations. In scattered 4 KiB pages, a virtual machine's CPU waits for page
+    tables: a token took 1.4 to 1.5 times as long. Source: malloc/malloc.c of glibc.
     """
     name = "glibc.malloc.hugetlb="
     return tunables if name in tunables else ":".join(filter(None, (tunables, f"{name}1")))

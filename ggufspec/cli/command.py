@@ -1,4 +1,4 @@
-"""A command: how its words are read (llama.cpp's names, GGUF files in place of a PAIR), and its help in groups."""
+"""Class of commands: it accepts llama.cpp's option names and GGUF files in place of a PAIR, and groups the help."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ggufspec.errors import UsageError, nearest
 from ggufspec.settings import llamacpp
 from ggufspec.settings.table import FLAGS, OPTIONS
 
-OWN = "Options"  # the heading of options that one command alone has
+OWN = "Options"  # heading of options that only one command has
 _PLACEMENT = "Placement and context"
-HEADINGS = {  # of the help, by the group of an option
+HEADINGS = {  # of the help, by option group
     "profile": "Models",
     "files": "Models",
     "hub": "Models",
@@ -49,23 +49,23 @@ HEADINGS = {  # of the help, by the group of an option
     "yes": "Output",
 }
 _ORDER = dict.fromkeys(("Arguments", "Models", "Prompt", OWN, *HEADINGS.values()))
-RARE = " (rare)"  # ends the heading of an option that only --help-all shows
-ALL = "ggufspec.help_all"  # in a context's ``meta``: whether the help shows everything
-_NAME_WIDTH = 27  # of the help's first column; longer names have a line of their own
+RARE = " (rare)"  # heading suffix of options that only --help-all shows
+ALL = "ggufspec.help_all"  # key in a context's ``meta``: True if the help shows everything
+_NAME_WIDTH = 27  # columns of the help's names; longer names get their own line
 _FLAGS = {flag for row in (*OPTIONS.values(), *FLAGS.values()) for flag in row.flags}
-_ATTACHED = re.compile(r"-?\d+(\.\d+)?")  # what may follow a short option without a space: -c4096
+_ATTACHED = re.compile(r"-?\d+(\.\d+)?")  # value that may follow a short option without a space: -c4096
 
 
 class Command(TyperCommand):
-    """A command whose help has groups; :mod:`ggufspec.cli.parameters` makes its parameters."""
+    """Command whose help has groups; :mod:`ggufspec.cli.parameters` makes its parameters."""
 
-    # ---- what is typed
+    # ---- parsing
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if ctx.resilient_parsing else self._plain(ctx, args))
 
     def _plain(self, ctx: Any, args: list[str]) -> list[str]:
-        """The same with our own names, each value after its option, and GGUF files as ``-m`` and ``-md``.
+        """Return ``args`` with our own names, each value after its option, and GGUF files as ``-m`` and ``-md``.
 
         Raises:
             UsageError: an option is unknown or lacks its value, or there are too many files.
@@ -107,10 +107,10 @@ class Command(TyperCommand):
         return {flag: one for one in options for flag in (*one.opts, *one.secondary_opts)}
 
     def _files(self, ctx: Any, others: list[str], given: set[str | None]) -> tuple[list[str], list[str]]:
-        """(GGUF files among the words that are no options, as options; the other words) of a command with a PAIR.
+        """Return (GGUF files as options, the other words) of ``others``; only a command with a PAIR takes files.
 
         Raises:
-            UsageError: there are more than two, or a word that means nothing here.
+            UsageError: there are more than two files, or an unexpected word.
         """
         names = {one.name for one in self.params}
         if not names >= {"pair", "model"}:
@@ -131,26 +131,25 @@ class Command(TyperCommand):
                 raise UsageError(f"both {file} and {flag} are given", hint)
         return [word for pair in zip(("-m", "-md"), files, strict=False) for word in pair], rest
 
-    # ---- the help
+    # ---- help
 
     def get_help_option_names(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return ["-h", "--help", "--help-all"]
 
     @property
     def _has_more(self) -> bool:
-        """Whether ``--help-all`` shows more than ``--help``."""
+        """True if ``--help-all`` shows more than ``--help``."""
         return any((_panel(one) or "").endswith(RARE) for one in self.params) or len(self._variables) > 1
 
     @property
     def _variables(self) -> dict[str, str]:
-        """The flag of each environment variable."""
         return {str(one.envvar): one.opts[0] for one in self.params if one.envvar}
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return ["[OPTIONS]", *(_argument(one) for one in self.params if isinstance(one, TyperArgument))]
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """The first paragraph; the others follow where everything is shown."""
+        """Write the first paragraph, or all of them if everything is shown."""
         text = inspect.cleandoc(self.help or "")
         if self._has_more and not ctx.meta.get(ALL):
             text = text.partition("\n\n")[0]
@@ -168,7 +167,7 @@ class Command(TyperCommand):
                 formatter.write_dl([(f"{name:<{width}}", _wrapped(about, room)) for name, about in rows], col_max=width)
 
     def sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """(name, description) of the options by heading: the usual ones, or all of them if ``ctx`` asks for them."""
+        """Return (name, description) of options by heading: the usual ones, or all if ``ctx`` requests them."""
         found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
         everything = ctx.meta.get(ALL) or not self._has_more
         for one in self.get_params(ctx):
@@ -194,7 +193,7 @@ class Command(TyperCommand):
 
 
 def variables(flags: Mapping[str, str], everything: bool | None) -> str:
-    """What the help says of environment variables, by the flag of each; "" without any."""
+    """Return the help's note on environment variables, given the flag of each; empty without any."""
     if not flags:
         return ""
     if everything:
@@ -206,7 +205,7 @@ def variables(flags: Mapping[str, str], everything: bool | None) -> str:
 
 
 def _read(word: str, options: Mapping[str, TyperOption], command: str) -> tuple[list[str], str | None]:
-    """(our names of the option, or of several flags in one word; the value that is in the word)."""
+    """Return (our names of the option, or of several flags in one word; the value within the word)."""
     name, equals, value = word.partition("=")
     if name.startswith("--"):
         name = name.replace("_", "-")  # as llama.cpp does
@@ -240,13 +239,12 @@ def _panel(one: Any) -> str | None:
 
 
 def _argument(one: TyperArgument) -> str:
-    """How the usage has it: ``PAIR``, ``[PAIR]``, ``[NAME...]``."""
+    """Return the argument as in a usage line: ``PAIR``, ``[PAIR]``, ``[NAME...]``."""
     name = (one.metavar or str(one.name).upper()).strip("[].") + "..." * (one.nargs != 1)
     return name if one.required else f"[{name}]"
 
 
 def _about(one: Any) -> str:
-    """What an option does, with its default."""
     text, default = one.help or "", one.default
     if text.endswith("]"):
         return text
@@ -259,12 +257,12 @@ def _about(one: Any) -> str:
 
 
 def _wrapped(text: str, room: int) -> str:
-    """Lines that no formatter breaks again: names of options stay whole."""
+    """Wrap a text so that names of options stay whole and no formatter breaks lines again."""
     return "\b\n" + "\n".join(textwrap.wrap(text, room, break_on_hyphens=False))
 
 
 def _short(about: str) -> str:
-    """The first sentence, and the default up to a semicolon."""
+    """Return the first sentence, and the default up to a semicolon."""
     text, _, default = about.partition("  [")
     sentence = re.split(r"(?<=[.!?…])\s+(?=[\w`@-])", text, maxsplit=1)[0]
     return f"{sentence}  [{default.removesuffix(']').partition(';')[0]}]" if default else sentence

@@ -1,4 +1,4 @@
-"""A group of commands: the top one, and ``profiles``."""
+"""Class of command groups: the top one, and ``profiles``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from ggufspec.errors import UsageError, nearest
 
-OTHER_NAMES = {  # what people type, by the command that is meant
+OTHER_NAMES = {  # words that people type: the command that they mean
     "download": "pull",
     "generate": "run",
     "server": "serve",
@@ -20,7 +20,7 @@ OTHER_NAMES = {  # what people type, by the command that is meant
 
 
 class Group(TyperGroup):
-    """Commands by name; an unknown name comes with the nearest."""
+    """Commands by name; the error for an unknown name suggests the nearest."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         meant = OTHER_NAMES.get(cmd_name, "")

@@ -1,9 +1,9 @@
-"""What makes a function a command: from rows of the table of options to its parameters, and back to settings.
+"""Commands made from functions: rows of the options table become parameters, and their values settings.
 
-A command has a parameter ``given: Annotated[Settings, takes("placement", "sampling", ...)]``: groups of options, or
-options by name. :func:`command` shows Typer an option for each, and gives the command their values as one
-:class:`~ggufspec.settings.table.Settings`. A parameter of type ``Swept | None`` makes it a command that sweeps: then
-one option may have a list. A parameter of type ``Typed`` gets the names of those that were on the command line.
+A command has a parameter ``given: Annotated[Settings, takes("placement", "sampling", ...)]`` with groups or names of
+options. :func:`command` shows Typer an option for each, and passes their values as one
+:class:`~ggufspec.settings.table.Settings`. With a parameter of type ``Swept | None``, one option may have a list; one
+of type ``Typed`` gets the names of the options on the command line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Command = TypeVar("_Command", bound=Callable[..., int])
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """Groups or names of the options that a command takes, and what is special about some of them."""
+    """Groups or names of the options that a command takes, with changes to some of them."""
 
     wanted: tuple[str, ...]
     changes: Mapping[str, Mapping[str, Any]]
@@ -46,7 +46,7 @@ class Takes:
 
 
 def takes(*wanted: str, rare: tuple[str, ...] = (), **changes: Mapping[str, Any]) -> Takes:
-    """The options of a command: ``takes("sampling", "ctx_size", temp={"default": 0.8}, rare=("context",))``."""
+    """Return a command's options: ``takes("sampling", "ctx_size", temp={"default": 0.8}, rare=("context",))``."""
     return Takes(wanted, changes, rare)
 
 
@@ -54,13 +54,13 @@ FILES_OR_URLS = {
     "model": {"metavar": "FILE", "help": "Target model, a GGUF file or its URL."},
     "model_draft": {"metavar": "FILE", "help": "Draft model, a GGUF file or its URL."},
 }
-# For commands that measure answers of a fixed length
+# Changes for commands that measure answers of a fixed length.
 FIXED_LENGTH = {"reader": None, "usual": "-n 128", "help": "Tokens per answer."}
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The option that has a list, and its values: (as typed, as parsed), each once."""
+    """Option that has a list, with its distinct values: (as typed, as parsed)."""
 
     option: Option
     values: tuple[tuple[str, Any], ...]
@@ -70,7 +70,7 @@ class Swept:
 
 
 def seconds(text: str) -> float:
-    """``--budget``: 90s, 10m, 1.5h; a bare number is minutes."""
+    """Parse ``--budget``: 90s, 10m, 1.5h; a bare number is minutes."""
     found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d+)?)([smh]?)\s*", text)
     if found is None or not float(found[1]):
         raise typer.BadParameter(f"{text!r} is not a duration: 90s, 10m or 2h")
@@ -78,11 +78,11 @@ def seconds(text: str) -> float:
 
 
 class Typed(frozenset[str]):
-    """Names of the options of the table that were on the command line, not only in a variable."""
+    """Names of the table's options that were on the command line, not in environment variables."""
 
 
 def parameter(row: Option) -> inspect.Parameter:
-    """An option as Typer takes it. Values stay texts: the class Settings reads and checks them."""
+    """Return an option as Typer's parameter; values stay text, which :func:`settings_of` parses and checks."""
     kind: Any = bool if row.kind is bool else list[str] if row.repeated else Path if row.kind is Path else str
     about: dict[str, Any] = {"metavar": row.form or None, "help": row.described, "show_default": False}
     about["rich_help_panel"] = HEADINGS.get(row.group, OWN) + RARE * row.rare
@@ -100,7 +100,7 @@ def parameter(row: Option) -> inspect.Parameter:
 
 
 def option(flags: str, about: str, *, rare: bool = False, **more: Any) -> Any:
-    """An option of one command alone: ``option("-o --output FILE", "Write to this file.")``; ``more`` is Typer's."""
+    """Return an option of one command: ``option("-o --output FILE", "Write to this file.")``; ``more`` is Typer's."""
     if rare:
         more["rich_help_panel"] = OWN + RARE
     words = flags.split()
@@ -116,7 +116,7 @@ def _completion(known: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def one_of(known: Sequence[str]) -> dict[str, Any]:
-    """How Typer reads and completes an option that is one of some words."""
+    """Return Typer's arguments to parse and complete an option that is one of the ``known`` words."""
 
     def read(text: str) -> str:
         if text not in known:
@@ -128,7 +128,7 @@ def one_of(known: Sequence[str]) -> dict[str, Any]:
 
 
 def profile_names(incomplete: str) -> list[str]:
-    """For a shell that completes PAIR: names of profiles. If none begins so, the shell offers its files."""
+    """Complete PAIR with names of profiles; if none matches, the shell offers files."""
     return _completion(known_profiles())(incomplete)
 
 
@@ -139,13 +139,14 @@ def own_profile_names(incomplete: str) -> list[str]:
 def settings_of(
     rows: Iterable[Option], parsed: dict[str, Any], *, sweeps: bool = False, context: typer.Context | None = None
 ) -> tuple[Settings, Swept | None]:
-    """The values of these options, taken out of ``parsed``, and the option with a list, the first of it among them."""
+    """Take the options' values out of ``parsed``; return them and the option with a list, set to its first value."""
     values: dict[str, Any] = {}
     swept: list[Swept] = []
     for row in rows:
         value = parsed.pop(row.name)
         if value in (None, False, [], ()):
-            value = None if row.default == OPTIONS.get(row.name, row).default else row.default  # the command's own
+            # A default of the command's own counts as given.
+            value = None if row.default == OPTIONS.get(row.name, row).default else row.default
         try:
             if sweeps and row.sweep and isinstance(value, str):
                 found = row.parse_list(value)
@@ -171,12 +172,12 @@ def _from_environment(row: Option, error: UsageError, context: typer.Context | N
 
 @functools.cache
 def commands_of(module: str) -> typer.Typer:
-    """What Typer makes the commands of a module from; it is full when the module is imported."""
+    """Return the Typer app of a module's commands, which is complete once the module is imported."""
     return typer.Typer(name=module.rpartition(".")[2], cls=Group, add_completion=False, rich_markup_mode=None)
 
 
 def command(*examples: str, name: str | None = None, confirms: bool = False) -> Callable[[_Command], _Command]:
-    """Makes a function a command of its module's; ``examples`` end its help. With ``confirms`` it has ``-y``."""
+    """Register a function as a command of its module; ``examples`` end its help, ``confirms`` adds ``-y``."""
 
     def register(function: _Command) -> _Command:
         made = commands_of(function.__module__).command(name, cls=Command, epilog=epilog(*examples))
@@ -187,10 +188,9 @@ def command(*examples: str, name: str | None = None, confirms: bool = False) -> 
 
 
 def for_typer(function: Callable[..., int], *, confirms: bool = False) -> Callable[..., int]:
-    """``function`` as Typer shall see it: a parameter of settings stands for the options that it takes.
+    """Return ``function`` with the options that it takes in place of its parameter of settings.
 
-    Every command has ``--json``, ``-q`` and ``-v``, and with ``confirms`` it has ``-y``: while it runs they are in
-    :func:`ggufspec.cli.ui.flags`.
+    Every command gets ``--json``, ``-q``, ``-v``, and with ``confirms`` ``-y`` (:func:`ggufspec.cli.ui.flags`).
     """
     signature = inspect.signature(function, eval_str=True)
     flags = [row for row in FLAGS.values() if confirms or row.group != "yes"]
@@ -224,7 +224,7 @@ def for_typer(function: Callable[..., int], *, confirms: bool = False) -> Callab
         except KeyboardInterrupt:  # Typer would make it a bare exit code
             raise StopError("interrupted") from None
         finally:
-            if warning := cache.warning():  # of a temporary folder, once
+            if warning := cache.warning():  # about a temporary folder, once
                 ui.note(warning)
 
     gathering.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
