@@ -1,4 +1,4 @@
-"""What commands share between their options and their work: the pair, the prompt, the grammar, progress of a plan."""
+"""Inputs of commands, made from their options: the pair, its plan, calibration, prompts, the grammar."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from ggufspec.planning.machine_profile import Due, Spec
 from ggufspec.planning.plan import Machine
 from ggufspec.settings.table import Settings
 
-MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
+MOST_TEXT_BYTES = 16 << 20  # largest prompt: some millions of tokens
 
 
 # ---- the pair --------------------------------------------------------------------------------------------------------
 
 
 def pair_spec(given: Settings) -> PairSpec:
-    """Wherever its files are: :func:`ggufspec.api.pairs.spec_of_files`."""
+    """Return the pair, its files here or on the hub: :func:`ggufspec.api.pairs.spec_of_files`."""
     with ui.making() as on_event:
         return spec_of_files(given, on_event)
 
 
 def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -> Pair:
-    """The pair that is given, its files here: :func:`ggufspec.api.pairs.pair_of_files`.
+    """Return the pair with local files (:func:`ggufspec.api.pairs.pair_of_files`), downloading missing ones.
 
-    What is missing and on the hub is fetched, after asking unless ``-y`` is given.
+    The user is asked before a download unless ``-y`` is given.
     """
 
     def fetch(sources: Sequence[HubFile], name: str) -> Sequence[Path]:
@@ -62,7 +62,7 @@ def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -
 
 @contextmanager
 def planning() -> Iterator[OnEvent]:
-    """Shows what takes long while a plan is made: the events of :func:`ggufspec.api.plan.make_plan`."""
+    """Yield a receiver of the events of :func:`ggufspec.api.plan.make_plan`, which shows the slow steps."""
 
     def words(event: dict[str, Any]) -> str:
         if event["event"] == "measuring":
@@ -76,19 +76,19 @@ def planning() -> Iterator[OnEvent]:
 def open_here(
     spec: PairSpec, given: Settings, options: DecoderOptions | None = None, *, finds_head: bool = False
 ) -> OpenedPair:
-    """:func:`ggufspec.api.pairs.open_pair`, with progress shown."""
+    """Open a pair (:func:`ggufspec.api.pairs.open_pair`), with progress shown."""
     with planning() as on_event:
         return open_pair(spec, given, options, on_event, finds_head=finds_head)
 
 
 def make_plan(opened: OpenedPair, **more: Any) -> PlanResult:
-    """:func:`ggufspec.api.plan.make_plan`, with progress shown."""
+    """Make a plan (:func:`ggufspec.api.plan.make_plan`), with progress shown."""
     with planning() as on_event:
         return plan_opened(opened, on_event=on_event, **more)
 
 
 def resolve(spec: PairSpec, given: Settings, options: DecoderOptions | None = None, **more: Any) -> Resolved:
-    """A pair opened and resolved (:func:`ggufspec.api.resolve.resolve`), with progress shown."""
+    """Open and resolve a pair (:func:`ggufspec.api.resolve.resolve`), with progress shown."""
     with planning() as on_event:
         return resolve_opened(open_pair(spec, given, options, on_event), on_event=on_event, **more)
 
@@ -97,10 +97,7 @@ def resolve(spec: PairSpec, given: Settings, options: DecoderOptions | None = No
 
 
 def calibrator(given: Settings, *, always: bool = False) -> Calibrate | None:
-    """Measures this machine if a plan needs what is not known of it, and says so; None if it is not to.
-
-    ``always`` measures what is known, too.
-    """
+    """Return a function that measures this machine when a plan needs it, or ``always``; None if options forbid it."""
     if (given.no_calibrate or given.ram_bandwidth or given.cpu) and not always:
         return None
     return functools.partial(_calibrate, rpc=given.rpc or (), always=always)
@@ -115,10 +112,10 @@ def _calibrate(
     rpc: tuple[str, ...],
     always: bool,
 ) -> bool:
-    """Whether this machine was measured. Without ``where`` and ``headers`` it is for no model in particular."""
+    """Measure this machine if due; return whether it was measured. No ``headers``: for no model in particular."""
     if where is not None and where.simulated and not always:
         in_vram = sum(header.weight_bytes() for header in headers) < sum(map(where.budget_bytes, where.cards))
-        if in_vram:  # this machine's speed does not matter then
+        if in_vram:  # then this machine's speed does not matter
             return False
     spec = Spec(options.threads or host.physical_cores(), rpc, together_bytes=machine_profile.beyond_cache_bytes())
     if headers:
@@ -139,7 +136,7 @@ def _calibrate(
             raise
         ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
         return False
-    if speed.disturbed and where is None:  # a plan notes it itself
+    if speed.disturbed and where is None:  # otherwise the plan notes it
         again = "ggufspec plan --calibrate measures it again when that is over"
         ui.note(f"this machine was measured while {speed.disturbed}: {again}")
     return True
@@ -156,10 +153,10 @@ def prompt(given: Settings) -> str:
 
 
 def system_prompt(given: Settings) -> str:
-    """The system prompt that ``--system`` and ``--system-file`` mean; empty without them.
+    """Return the system prompt of ``--system`` or ``--system-file``; empty without either.
 
     Raises:
-        UsageError: both are given; or --raw is given too, with which there is no place for one.
+        UsageError: both are given, or one of them with --raw, which leaves no place for it.
     """
     if given.system is not None and given.system_file is not None:
         raise UsageError("both --system and --system-file are given", "give one of them")
@@ -172,7 +169,7 @@ def system_prompt(given: Settings) -> str:
 
 
 def read_prompt(text: str | None, file: Path | None) -> str | None:
-    """What ``-p`` and ``-f`` mean; None if neither is given."""
+    """Return the text that ``-p`` or ``-f`` gives; None without either."""
     if text is not None and file is not None:
         raise UsageError("both -p and -f are given", "give one of them")
     if text == "-" or file == Path("-"):
@@ -186,7 +183,7 @@ def read_prompt(text: str | None, file: Path | None) -> str | None:
 
 
 def own_prompts(given: Settings) -> tuple[Prompt, ...]:
-    """The prompts that ``-p``, ``-f`` and ``--prompts`` mean; none if the bundled ones are wanted."""
+    """Return the prompts that ``-p``, ``-f`` or ``--prompts`` gives; empty for the bundled ones."""
     text = read_prompt(given.prompt, given.file)
     if given.prompts is not None:
         if text is not None:
@@ -198,7 +195,7 @@ def own_prompts(given: Settings) -> tuple[Prompt, ...]:
 
 
 def grammar(given: Settings) -> str:
-    """The grammar that the options mean, in llama.cpp's GBNF; empty when none is given."""
+    """Return the grammar that the options give, in llama.cpp's GBNF; empty without any."""
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     found = given.given(names)
     if len(found) > 1:
@@ -210,7 +207,7 @@ def grammar(given: Settings) -> str:
 
 
 def with_seed(given: Settings) -> Settings:
-    """The same with a seed that is drawn if it is -1, as in llama.cpp; a note says which."""
+    """Replace the seed -1 by a random one, as llama.cpp does, and note it."""
     if given.seed != -1:
         return given
     seed = random_seed()

@@ -1,4 +1,4 @@
-"""``ggufspec models``: list the GGUF models on this disk with their drafts; the error of commands without a model."""
+"""``ggufspec models``: list local GGUF models with their drafts; the error of commands without a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ggufspec.schema.models import LeftOutFile, ModelRow, ModelsDocument
 from ggufspec.schema.text import counted, of_file
 from ggufspec.settings.table import Settings
 
-_ON_CPU_BYTES = 8 << 30  # a larger model writes slower on CPUs than people read
+_ON_CPU_BYTES = 8 << 30  # on CPUs, larger models write more slowly than people read
 _QUICK_S = 2.0  # for headers that are not cached, before a chat begins
 
 
@@ -58,7 +58,7 @@ def is_missing(given: Settings) -> bool:
 
 
 def no_model(name: str) -> UsageError:
-    """List what is on this disk on standard error, and return the error of the command ``name`` without a model."""
+    """List local models on standard error, and return the error of the command ``name`` without a model."""
     found = _look()
     document = _document(found, name)
     if not document.next:
@@ -71,10 +71,10 @@ def no_model(name: str) -> UsageError:
 
 
 def draft_line(name: str, given: Settings, target: Path) -> str:
-    """Offer a draft for a target that is given without one, in a line with the command ``name`` that uses it.
+    """Return a line that offers a draft for a target given without one, as options of the command ``name``.
 
-    Its own MTP blocks come first, then a model on this disk, then that of a profile of the same family. Nothing is
-    asked of the hub. Empty if none is known, if the user chose who drafts, or for a profile, which did.
+    The target's own MTP blocks come first, then a local model, then that of a profile of the same family; the hub is
+    not asked. Empty if none is known, or if the user or a profile chose the drafter.
     """
     if given.pair or given.model_draft or given.hf_repo_draft or given.drafter or given.no_draft:
         return ""
@@ -90,14 +90,14 @@ def draft_line(name: str, given: Settings, target: Path) -> str:
             what, words = f"{Path(place.file).stem}, to download", ("-hfd", _hub_name(place))
         else:
             return ""
-    except GgufspecError:  # loading it says what is wrong
+    except GgufspecError:  # loading the model reports what is wrong
         return ""
     own = ("-hf", given.hf_repo) if given.hf_repo else ("-m", str(given.model))
     return f"a draft for it: {what}: {shlex.join(['ggufspec', name, *own, *words])}"
 
 
 def called(pair: Pair) -> str:
-    """Return the name of a pair; for an Ollama file, which is named by its digest, the model's own name."""
+    """Return a pair's name; for an Ollama file, which is named by its digest, the model's own name."""
     if not re.fullmatch(r"sha256-[0-9a-f]{64}", pair.name):
         return pair.name
     named = read_headers([pair.target])[0].header.metadata.get("general.name")
@@ -112,10 +112,10 @@ def _look(seconds: float = local.READ_S) -> Found:
 
 
 def places() -> list[Place]:
-    """Return the folders of this user's programs, and the current one."""
+    """Return the model folders of this user's programs, and the current folder."""
     try:
         current = [Path.cwd()]
-    except OSError:  # it was removed
+    except OSError:  # the current folder was removed
         current = []
     found = local.places(os.environ, Path.home())
     return [*found, *(Place(local.HERE, folder, 2) for folder in current)]
@@ -187,7 +187,7 @@ def _notes(document: ModelsDocument, found: Found) -> None:
 
 
 def _room_bytes() -> int:
-    """Return the memory for a pair that is to be fast: free VRAM of NVIDIA GPUs, else some RAM. Starts no child."""
+    """Return the memory for a fast pair: free VRAM of NVIDIA GPUs, else some RAM. Starts no child process."""
     in_gpus = sum(card.free_bytes or 0 for card in gpus())
     return in_gpus or min(free_memory_bytes(), _ON_CPU_BYTES)
 
@@ -199,7 +199,7 @@ def _without_any(name: str) -> str:
     for one in known_profiles():
         try:
             size = _download_bytes(load_profile(one))
-        except GgufspecError:  # a damaged one of the user's
+        except GgufspecError:  # a damaged profile of the user's
             continue
         if 0 < size <= room:
             sizes[one] = size
@@ -210,7 +210,7 @@ def _without_any(name: str) -> str:
 
 
 def _download_bytes(profile: Profile) -> int:
-    """Return the bytes of a profile's files on the hub; 0 if unknown, or if it is kept for reference only."""
+    """Return the bytes of a profile's files on the hub; 0 if unknown or if it is for reference only."""
     models = [one for one in (profile.target, profile.draft) if one]
     if profile.group or not all(one.repo and one.size_bytes for one in models):
         return 0
