@@ -1,4 +1,4 @@
-"""A line on the terminal that says what is measured, for how long already, and how long it still takes."""
+"""Progress line on the terminal: the current step, time elapsed and time left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ggufspec.schema.text import duration, visible
 
 
 class _Left(ProgressColumn):
-    """Seconds until a task's ``ends_s``; nothing if that is not known."""
+    """Column of the time until a task's ``ends_s``; empty if unknown."""
 
     def render(self, task: Task) -> Text:
         left_s: float = task.fields["ends_s"] - time.monotonic()
@@ -26,7 +26,7 @@ class _Left(ProgressColumn):
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The line: call it with what is measured and the seconds left, infinity if unknown; ``say`` prints above it."""
+    """Progress line: call it with the step and the seconds left (infinity if unknown); ``say`` prints above it."""
 
     update: Callable[[str, float], None]
     say: Callable[[str], None]
@@ -37,7 +37,7 @@ class Live:
 
 @contextmanager
 def live() -> Iterator[Live]:
-    """Show the line where progress is shown; elsewhere nothing is printed."""
+    """Show the line if :func:`ggufspec.cli.ui.is_live`; otherwise print nothing."""
     if not ui.is_live():
         yield Live(lambda *_: None, lambda _: None)
         return

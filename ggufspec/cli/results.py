@@ -1,4 +1,4 @@
-"""Around a long measurement: its files can be written; its document is shown, written, and gives the exit code."""
+"""Frame of a long measurement: check its export files; then show and write its document, and choose the exit code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXPORTS = ("export_json", "export_markdown", "export_csv", "html")
 
 
 def check_exports(given: Settings, *more: Path | None) -> None:
-    """Check before the run the files of ``--export-json`` and its like, and ``more``; an empty file is none yet.
+    """Check before the run that the export files and ``more`` can be written; empty files may be overwritten.
 
     Raises:
         GgufspecError: a file cannot be written.
@@ -44,9 +44,9 @@ def check_exports(given: Settings, *more: Path | None) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that the user named (:func:`check_exports` has checked it), and note that."""
+    """Write a file that the user named and :func:`check_exports` checked, and note that."""
     write_whole(path, text)
-    if path.is_file():  # no device or pipe
+    if path.is_file():  # not a device or pipe
         ui.note(f"wrote {path}")
 
 
@@ -59,10 +59,10 @@ def measured(
     has_results: Callable[[], object],
     shown: Callable[[], AbstractContextManager[Any]] = ui.progress,
 ) -> bool:
-    """Run with what shows its progress; whether Ctrl-C ended it with the results so far.
+    """Run with progress shown; return whether Ctrl-C ended it after some results.
 
     Raises:
-        StopError: Ctrl-C before there was a result.
+        StopError: Ctrl-C came before the first result.
     """
     try:
         with shown() as progress:
@@ -89,11 +89,9 @@ def finish(
 ) -> int:
     """Print the document, then write its files: a full disk costs a file, not the result.
 
-    ``kept`` is the document's own file, ``resumed`` counts trials that an earlier run of the same had measured,
-    ``failed`` failed before, and ``hint`` says what to do after Ctrl-C.
-
-    Returns:
-        the exit code: 130 after Ctrl-C, that of the first failure, or 0.
+    ``kept`` is the document's own file, ``resumed`` the number of trials that an earlier run measured, ``failed`` an
+    earlier failure, and ``hint`` what to do after Ctrl-C. Returns the exit code: 130 after Ctrl-C, the first failure's,
+    or 0.
     """
     ui.result(document, show)
     for note in () if ui.flags().json else notes:
@@ -137,7 +135,7 @@ def same_pair(command: str, given: Settings, *more: str, kept: Iterable[str] = (
 
 
 def show_models(shown: dict[str, Any]) -> None:
-    """A line for each model: what is to be seen of ``target`` and ``draft``."""
+    """Print a line per model from ``shown`` by role, ``target`` and ``draft``."""
     for role in ("target", "draft"):
         if shown.get(role):
             ui.out().print(Text.assemble((f"{role:<6} ", "bold"), shown[role]))

@@ -1,7 +1,7 @@
-"""The console that everything is printed on: what is printed is seen, and nothing of it is obeyed.
+"""Console for all output, which shows control characters instead of sending them to the terminal.
 
-Names, metadata, profiles, results and answers of a hub come from others. Here no text of theirs moves the cursor of a
-terminal (:mod:`ggufspec.schema.text`), and none is markup to Rich: styles are given apart, ``print("…", style="dim")``.
+Names, metadata, profiles, results and a hub's answers come from others. None of their text moves the cursor
+(:mod:`ggufspec.schema.text`) or is Rich markup: styles are separate arguments, ``print("…", style="dim")``.
 """
 
 from __future__ import annotations
@@ -19,49 +19,48 @@ from rich.text import Span, Text
 
 from ggufspec.schema.text import visible
 
-# What no line ends in: a word, or a command up to the punctuation after it.
+# Pieces that are never broken: a word, or a command up to the punctuation after it.
 _WHOLE = re.compile(
     r"(?:\S*/)?(?:ggufspec (?!is |needs |wrote )|pip |python[\d.]* |ls )(?:(?![;:,)] | \().)*[;:,)]?\s*|\S+\s*"
 )
 
 
 class Console(console.Console):
-    """A console of Rich's without markup, which shows what a terminal would obey."""
+    """Rich console without markup that shows control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Before it is measured, so that columns are as wide as what is seen."""
+        """Show control characters before the text is measured, so that columns are wide enough."""
         return super().render_str(visible(text), **options)
 
     def render(
         self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Of whatever is printed, its parts too: all text comes here or through :meth:`render_str`."""
+        """Show control characters in all other text: whatever is printed comes here or to :meth:`render_str`."""
         return super().render(_visible(renderable) if isinstance(renderable, Text) else renderable, options)
 
     def print(self, *what: Any, **how: Any) -> None:
-        """Standard error that cannot be written to is no reason to fail."""
+        """Print; ignore a standard error that cannot be written to."""
         with suppress(OSError) if self.stderr else nullcontext():
             super().print(*what, **how)
 
     def on_broken_pipe(self) -> None:
-        """A reader that is gone ends the command, unless it read what is not data."""
+        """End the command if standard output's reader has left; if standard error's has, print no more."""
         if self.stderr:
             self.quiet = True
         else:
             super().on_broken_pipe()
 
     def whole(self, *parts: str | tuple[str, str], style: str = "") -> None:
-        """Print a line that is never broken, such as a command or an address: what is copied is one line."""
+        """Print a line that is never broken, such as a command or an address, so that it can be copied."""
         self.print(Text.assemble(*parts, style=style), soft_wrap=True)
 
     def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
-        """Print sentences, some parts with a style of their own, broken between words.
+        """Print sentences, some parts styled, broken between words; unbroken if standard error is not a terminal.
 
-        Standard error that is no terminal has one line.
-        Words that are longer than a line and commands stay whole, so that they can be copied.
+        Commands and words longer than a line stay whole, so that they can be copied.
         """
         if self.stderr and not self.is_terminal:
             self.whole(*parts, style=style)
@@ -73,7 +72,7 @@ class Console(console.Console):
 
 
 def _ends(line: str, width: int) -> Iterable[int]:
-    """The positions at which a line is broken, so that as much as possible fits ``width`` columns."""
+    """Yield the positions at which to break a line so that each part fills ``width`` columns."""
     used = 0
     for found in _WHOLE.finditer(line):
         if used and used + cell_len(found[0].rstrip()) > width:
@@ -83,7 +82,7 @@ def _ends(line: str, width: int) -> Iterable[int]:
 
 
 def _visible(text: Text) -> Text:
-    """The same, its styles where they were."""
+    """Return ``text`` with control characters shown and its styles in place."""
     pieces = [visible(character) for character in text.plain]
     ends = [0, *accumulate(map(len, pieces))]
     shown = text.blank_copy("".join(pieces))

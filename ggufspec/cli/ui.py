@@ -1,4 +1,4 @@
-"""What reaches the terminal: data to stdout, everything else to stderr."""
+"""Output to the terminal: data to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ from ggufspec.schema.text import visible
 from ggufspec.settings.table import Flags
 
 _flags = Flags()
-_live: list[Console] = []  # where a bar or a spinner is shown, which makes room for notes
+_live: list[Console] = []  # consoles with a bar or spinner, above which notes are printed
 
 
 def begin(given: Flags) -> None:
-    """Start a command; its flags hold until the next one starts."""
     global _flags
     _flags = given
     interrupts.acknowledge_with(_stopping)
 
 
 def flags() -> Flags:
-    """``--json``, ``-q``, ``-v`` and ``-y`` of the command that runs."""
+    """Return ``--json``, ``-q``, ``-v`` and ``-y`` of the running command."""
     return _flags
 
 
 def is_live() -> bool:
-    """Whether progress is shown: on a terminal that neither ``-q`` nor llama.cpp's log wants for itself."""
+    """Return whether progress is shown: on a terminal, without ``-q`` and without ``-v``, which shows a log."""
     return err().is_terminal and not (_flags.quiet or _flags.verbose)
 
 
@@ -63,13 +62,13 @@ def confirmed(question: str, *, default: bool) -> bool:
 
 
 def out(theme: Theme | None = None) -> Console:
-    """Standard output, as wide as the terminal, also where it is piped; 100 columns without one."""
+    """Return standard output's console, as wide as the terminal even if piped; 100 columns without one."""
     columns = None if sys.stdout.isatty() else shutil.get_terminal_size((_columns(), 24)).columns
     return Console(width=columns, theme=theme)
 
 
 def _columns() -> int:
-    """Width of the terminal that standard error or input is on."""
+    """Return the width of standard error's or input's terminal; 100 without one."""
     for number in (2, 0):
         with suppress(OSError):
             return os.get_terminal_size(number).columns or 100
@@ -81,9 +80,9 @@ def err() -> Console:
 
 
 def data(text: str) -> None:
-    """Print a document to standard output; what a terminal would obey is seen in it, JSON escapes that already.
+    """Print a document to standard output with control characters shown, which JSON has escaped already.
 
-    Where the encoding is not UTF-8 all but ASCII is escaped as in JSON, which stays whole so.
+    If the encoding is not UTF-8, all but ASCII is escaped as in JSON, so that JSON stays valid.
     """
     text = visible(text)
     if sys.stdout.encoding and codecs.lookup(sys.stdout.encoding).name != "utf-8":
@@ -93,7 +92,7 @@ def data(text: str) -> None:
 
 
 def result(document: Document, show: Callable[[], None]) -> None:
-    """Print what a command found: the document with ``--json``, else what ``show`` prints of it."""
+    """Print a command's result: the document with ``--json``, otherwise what ``show`` prints."""
     if _flags.json:
         data(to_json(document))
     else:
@@ -110,12 +109,12 @@ def note(text: str) -> None:
 
 
 def _stopping() -> None:
-    """Acknowledge Ctrl-C, below the ``^C`` that a terminal shows at the end of whatever line it is on."""
+    """Acknowledge Ctrl-C, on a line below the ``^C`` that a terminal shows."""
     note("stopping…" if _live or not err().is_terminal else "\nstopping…")
 
 
 def failure(message: str, hint: str, *, stopped: bool = False) -> None:
-    """Print an error and what to type next; one that the user ``stopped`` is none."""
+    """Print a failure and the next command, without "error:" if the user ``stopped`` the command."""
     console = err()
     console.say(("" if stopped else "error: ", "bold red"), message)
     if hint:
@@ -123,27 +122,27 @@ def failure(message: str, hint: str, *, stopped: bool = False) -> None:
 
 
 def hear() -> None:
-    """What libraries warn of and log, the words of a hub among it, is only text in the terminal, too."""
+    """Show control characters in libraries' warnings and logs, which may quote a hub's answers."""
 
     def seen(*args: Any, **more: Any) -> logging.LogRecord:
         record = logging.LogRecord(*args, **more)
         record.msg, record.args = visible(record.getMessage()), ()
         return record
 
-    if logging.getLogRecordFactory() is logging.LogRecord:  # not yet, and nobody else's
+    if logging.getLogRecordFactory() is logging.LogRecord:  # not set yet, by us or others
         logging.setLogRecordFactory(seen)
     warnings.showwarning = lambda message, *_, **__: note(str(message))
 
 
 class _Done(MofNCompleteColumn):
-    """Steps done, of how many; empty while that is unknown."""
+    """Column of steps done out of all; empty while the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total else Text()
 
 
 class _Left(TimeRemainingColumn):
-    """Time left; empty while that is unknown."""
+    """Column of the time left; empty while unknown."""
 
     def render(self, task: Task) -> Text:
         return Text("left: ").append_text(super().render(task)) if task.time_remaining is not None else Text()
@@ -151,7 +150,7 @@ class _Left(TimeRemainingColumn):
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar where progress is shown: call it with (done, total, what is being done), a total of 0 if it is unknown."""
+    """Show a bar if :func:`is_live`; call it with (done, total, current step), a total of 0 if unknown."""
     if not is_live():
         yield lambda *_: None
         return
@@ -164,7 +163,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def above(console: Console) -> Iterator[None]:
-    """Print notes above what moves on this console."""
+    """Print notes above the bar or spinner on this console."""
     _live.append(console)
     try:
         yield
@@ -174,7 +173,7 @@ def above(console: Console) -> Iterator[None]:
 
 @contextmanager
 def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
-    """A spinner where progress is shown, while something of unknown length is done: call it with what that is next."""
+    """Show a spinner during work of unknown length, if :func:`is_live`; call it with each step."""
     if not is_live():
         yield lambda _: None
         return
@@ -184,7 +183,7 @@ def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
 
         def show(what: str) -> None:
             status.update(Text(what, "dim", no_wrap=True, overflow="ellipsis"))
-            if console not in _live:  # nothing is shown until something takes long
+            if console not in _live:  # nothing is shown before the first step
                 shown.enter_context(status)
                 shown.enter_context(above(console))
 
@@ -195,7 +194,7 @@ def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def loading(name: str) -> Iterator[Callable[[], None]]:
-    """Says on an interactive stderr what takes long before an answer begins; call it when that is about to be seen."""
+    """Show a spinner while a pair loads and reads the prompt; call it to end that when the answer begins."""
     with ExitStack() as waiting:
         waiting.enter_context(busy(f"loading {name}, and reading the prompt"))
         yield waiting.close
@@ -203,9 +202,6 @@ def loading(name: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def making() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Says on an interactive stderr how far the expanded models of a profile are that are made when first wanted.
-
-    The value takes the events of :func:`ggufspec.models.sparse.fill`.
-    """
+    """Show how far a profile's expanded models are made; call it with events of :func:`ggufspec.models.sparse.fill`."""
     with busy() as show:
         yield lambda event: show(f"making {event['file']}, once: {event['bytes'] / event['of']:.0%}")
