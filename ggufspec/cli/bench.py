@@ -1,4 +1,4 @@
-"""``ggufspec bench``: target-only, draft-only and speculative, and whether it was worth it."""
+"""``ggufspec bench``: measure target-only, draft-only and speculative, and decide whether the draft pays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ggufspec.settings.table import Settings
 SWEPT_TOKENS, SWEPT_TRIALS = 128, 5
 _HOOK = "Decoding loop: our own, or hook to also measure llama-cpp-python's Llama with our draft."
 _UNTIL_CLEAR = f"until the verdict is clear; {SWEPT_TRIALS} with --sweep"
-BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
+BENCH_PAIR = "demo-360m"  # the demo pair expanded to the shape, and so the cost, of a real one
 
 
 @command(
@@ -104,7 +104,7 @@ def bench(
     own_prompts = inputs.own_prompts(given)
     check_exports(given)
     drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
-    wanted = [DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")]  # any value of a sweep
+    wanted = [DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")]  # by any value of a sweep
     no_draft = not any(row.needs_model for row in wanted)
     if given.drafter == "none" and swept is None:
         message = "bench needs a drafter to compare with, and --drafter none is target-only"
@@ -142,7 +142,6 @@ def _measure(
     *,
     own_lengths: bool,
 ) -> int:
-    """Place the pair, measure it, and show and write the results."""
     if given.drafter is None and pair.settings.drafter == "none":
         ui.note(f"the profile of {pair.name} turns speculation off: measured as with --drafter both")
         given = replace(given, drafter="both")
@@ -179,7 +178,7 @@ def _measure(
 
 
 def _next(document: BenchDocument, given: Settings) -> str:
-    """Return the command to type next."""
+    """Return the next command to suggest; empty if there is none."""
     text, is_chat = document.verdict.text, document.settings["prompt_format"] == "chat template"
     if given.pair == BENCH_PAIR:
         return "ggufspec bench -m TARGET.gguf -md DRAFT.gguf"
@@ -203,7 +202,7 @@ def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
 
 
 def _show(document: BenchDocument) -> None:
-    """Print a bench, the answer first; what it rests on follows with ``--verbose``."""
+    """Print a bench, its verdict first; ``--verbose`` adds what that rests on."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold")
     if document.next:
@@ -217,7 +216,8 @@ def _show(document: BenchDocument) -> None:
     for role in ("target", "draft"):
         if (placed := document.plan.get(role)) and document.pair[role]:  # MTP blocks may be in the target's file
             name, size = Path(str(document.pair[role])).name, f"{placed['size_bytes'] / 1e6:,.0f} MB"
-            about = size if note else f"{placed['description']}, {size}"  # llama.cpp takes it for a published model
+            # The demo pair's note replaces llama.cpp's description, which would name a published model.
+            about = size if note else f"{placed['description']}, {size}"
             shown[role] = Text.assemble(f"{name}  ", (f"({about})", "dim"))
     show_models(shown)
     out.print(words.conditions(document.settings, extent=False), style="dim")

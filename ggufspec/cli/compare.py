@@ -1,4 +1,4 @@
-"""``ggufspec compare``: many targets with many drafts, each at its own best placement, and how good they are."""
+"""``ggufspec compare``: measure speed and quality of many targets with many drafts, each at its own best placement."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def compare(
     check_exports(given)
     if not drafts_with_file(word := given.drafter or "both"):
         raise UsageError(f"--drafter {word} uses no draft file", f"-md {word} makes it a cell of its own")
-    sampling(given)  # a typo is found before anything is fetched
+    sampling(given)  # finds typos before anything is downloaded
     decoder_options(given)
     given = inputs.with_seed(given)
     matrix = Matrix(_pairings(pairs, given), given, own_prompts, verbose=ui.flags().verbose)
@@ -135,7 +135,7 @@ def compare(
 
 
 def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
-    """Every pairing, each target's target-only run first; what is on the hub and not here is fetched."""
+    """Return every pairing, each target's target-only run first; missing files are downloaded from the hub."""
     if profiles and (given.model is not None or given.hf_repo is not None):
         hint = "give profiles, or -m (which GGUFSPEC_MODEL may hold) and -hf"
         raise UsageError("both profiles and targets are given", hint)
@@ -161,7 +161,7 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
 
 
 def split(text: str | None) -> list[str]:
-    """The parts of a list with commas; a file whose own name has one is taken whole."""
+    """Split a list at commas, unless it is an existing file with a comma in its name."""
     if text and untrusted.is_file(Path(text)):
         return [text]
     return [part.strip() for part in (text or "").split(",") if part.strip()]
@@ -181,15 +181,15 @@ def _files(text: str | None, flag: str) -> list[File]:
 
 
 def _expanded(text: str) -> Path:
-    """With ``~`` as the shell has it, which sees it at the head of a list only."""
+    """Expand ``~``, which a shell expands only at the beginning of a list."""
     try:
         return Path(text).expanduser()
-    except RuntimeError:  # of somebody who is not known here
+    except RuntimeError:  # the home of an unknown user
         return Path(text)
 
 
 def _of_hub(text: str | None, flag: str) -> list[File]:
-    """``USER/REPO:Q3_K_S,Q4_K_M``: a part without a slash is one more quantisation of the repository before it."""
+    """Return files of ``USER/REPO:Q3_K_S,Q4_K_M``; a part without a slash is of the repository before it."""
     example = f"{flag} USER/REPO:Q3_K_S,Q4_K_M"
     if text is not None and not split(text):
         raise UsageError(f"{flag} names no repository: the matrix is empty", example)
@@ -205,7 +205,7 @@ def _of_hub(text: str | None, flag: str) -> list[File]:
         else:
             raise UsageError(f"{part!r} names no repository", example)
     sources = [hub_file(str(name), draft=flag == "-hfd") for name in names]
-    again = " && ".join(pull.command_line(None, str(name), None) for name in names)  # pull knows no lists
+    again = " && ".join(pull.command_line(None, str(name), None) for name in names)  # pull takes no lists
     paths = pull.have(sources, "the comparison", again)
     return [File(path, PurePath("/", source.repo, source.file)) for path, source in zip(paths, sources, strict=True)]
 
@@ -229,7 +229,7 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairi
 
 
 def _watched(comparison: Comparison, line: Live) -> Progress:
-    """Show how far it is, and each cell after its first trial."""
+    """Return a callback that shows progress, and each cell after its first trial."""
     shown = set[str]()
 
     def progress(done: int, total: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""``ggufspec bench --sweep``: one option at several values."""
+"""``ggufspec bench --sweep``: measure one option at several values."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ggufspec.schema.base import Failure
 from ggufspec.schema.sweep import SweepDocument
 from ggufspec.settings.table import OPTIONS, Settings, names
 
-_AT_EACH = ("gpu_layers", "n_cpu_moe", "n_cpu_ffn")  # values that target-only runs at too
+_AT_EACH = ("gpu_layers", "n_cpu_moe", "n_cpu_ffn")  # options at whose values target-only runs too
 
 
 def check(swept: Swept | None, *, sweep: bool) -> None:
-    """A UsageError for a list without ``--sweep``, and for ``--sweep`` without a list."""
+    """Raise a UsageError for a list without ``--sweep``, or ``--sweep`` without a list."""
     if swept is not None and not sweep:
         shown = ",".join(shown for shown, _ in swept.values)
         raise UsageError(f"{swept.option.flag} {shown} is a list", "add --sweep to measure each of the values")
@@ -40,10 +40,10 @@ def check(swept: Swept | None, *, sweep: bool) -> None:
 
 
 def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, repetitions: int) -> Experiment:
-    """Place the pair for each of the values; ``spec`` is what is the same for all of them, but for its options."""
+    """Place the pair for each value; ``spec`` is what all trials share except its draft and options."""
     swept, notes = _distinct(swept, pair)
     settings = [swept.put(given, one).over(pair.settings) for _, one in swept.values]
-    decoders = [decoder_options(one) for one in settings]  # all of them first: a typo is not a row
+    decoders = [decoder_options(one) for one in settings]  # all first, because a typo is an error and not a failed row
     at_each = swept.option.name in _AT_EACH
     values: list[Value] = []
     for (shown, one), decoder in zip(swept.values, decoders, strict=True):
@@ -59,7 +59,7 @@ def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, repetitions: 
 
 
 def _distinct(swept: Swept, pair: Pair) -> tuple[Swept, tuple[str, ...]]:
-    """The option without numbers of layers that mean what another one means, and a note if there were some."""
+    """Drop numbers of layers that mean the same as an earlier one, and return a note on them."""
     file = {"gpu_layers": pair.target, "gpu_layers_draft": pair.draft}.get(swept.option.name)
     if file is None:
         return swept, ()
@@ -86,7 +86,7 @@ def _notes(swept: Swept, values: list[Value]) -> tuple[str, ...]:
 
 
 def measure(experiment: Experiment, given: Settings) -> int:
-    """Measure every value, show and write the results; trials of an interrupted run are not repeated."""
+    """Measure every value, show and write the results; an interrupted run resumes."""
     path = folder(given) / f"sweep-{file_name(experiment.pair['name'])}-{experiment.option}-{experiment.key}.jsonl"
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         sweep = Sweep(experiment, log)

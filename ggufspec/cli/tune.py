@@ -1,4 +1,4 @@
-"""``ggufspec tune``: finds the fastest setting of a pair on this machine and writes it to a profile."""
+"""``ggufspec tune``: find the fastest setting of a pair on this machine and save it as a profile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ggufspec.tune.profile import profile_name, template
 from ggufspec.tune.profile import save as save_profile
 from ggufspec.tune.run import LOG, Tuning, log_path
 
-_SHOWN = 10  # settings, without --explain
+_SHOWN = 10  # settings shown without --explain
 
 
 @command(
@@ -107,7 +107,7 @@ def tune(
             try:
                 saved = save_profile(document, name, made_from, pair, opened.options, len(run.kept))
                 document = replace(document, saved=saved)
-            except GgufspecError as error:  # the results are shown all the same
+            except GgufspecError as error:  # the results are shown anyway
                 failed = error
     return finish(
         document,
@@ -121,7 +121,7 @@ def tune(
     )
 
 
-# ---- what is seen ----------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def _show(document: TuneDocument, name: str, *, explain: bool, no_save: bool) -> None:
