@@ -1,4 +1,4 @@
-"""``ggufspec export``: a plan as settings of other programs."""
+"""``ggufspec export``: print a pair's placement as settings of other programs."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def export(
     if given.no_draft:
         given = replace(given, drafter="none")
     pair = inputs.pair_spec(given)
-    resolved = inputs.resolve(pair, replace(given, draft_policy="fixed"))  # other programs have no other
-    if not resolved.pair.needs_draft:  # as its profile has it: tuning found that it does not pay
+    resolved = inputs.resolve(pair, replace(given, draft_policy="fixed"))  # other programs have no other policy
+    if not resolved.pair.needs_draft:  # its profile says so: tuning found that the draft does not pay
         pair = replace(pair, draft=None)
     plan, options, why = resolved.plan, resolved.pair, resolved.plan.why if resolved.plan else ""
     if plan and plan.choice == "target-only" and options.drafters and not given.drafter and to not in ALWAYS_AS_A_PAIR:
@@ -65,7 +65,7 @@ def export(
         _file(pair.target, hub),
         _file(pair.draft, hub) if pair.draft else None,
         options,
-        blocks=read_headers([pair.target])[0].header.blocks if to == "lm-studio" else 0,  # it takes a share of them
+        blocks=read_headers([pair.target])[0].header.blocks if to == "lm-studio" else 0,  # offloads a share of them
         devices=() if given.gpu or given.vram else resolved.cards,
         rpc=given.rpc or (),
         name=pair.name,
@@ -92,13 +92,13 @@ def _projector(wanted: Settings, hub: bool) -> ModelFile | None:
 
 
 def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
-    """How other programs name a file: by its repository if it is not here, or if ``hub`` asks for it."""
+    """Return a file as other programs name it: by its repository if it is not local, or with ``hub``."""
     if isinstance(source, HubFile):
         return ModelFile(source.file, source.repo)
     path = Path(source).absolute()
     if not hub:
         return ModelFile(str(path))
-    # models--USER--NAME/snapshots/REVISION/FILE: huggingface_hub's cache
+    # huggingface_hub's cache has models--USER--NAME/snapshots/REVISION/FILE.
     for folder in path.parents:
         if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
             repo = folder.parents[1].name.removeprefix("models--").replace("--", "/")

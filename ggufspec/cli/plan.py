@@ -1,4 +1,4 @@
-"""``ggufspec plan``: what fits, where each layer goes, how fast it is, and whether the draft is worth its memory."""
+"""``ggufspec plan``: show what fits, where each layer goes, how fast it is, and whether the draft pays."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def plan(
     except UnreachableError as unreachable:
         raise UnreachableError(unreachable.message, _offline(given, unreachable.hint)) from None
     made = inputs.make_plan(opened, calibrate=calibrator)
-    document = made.document(sweep=sweep, contexts=ui.flags().json or ui.flags().verbose)  # they take as long again
+    document = made.document(sweep=sweep, contexts=ui.flags().json or ui.flags().verbose)  # contexts double the time
     ui.result(document, lambda: show_plan(document, has_contexts=made.has_contexts))
     return 0
 
 
 def _check_ranked(given: Settings, search: str | None, draft_repo: str | None) -> None:
-    """Refuse what has no meaning together with ``--search`` or ``--draft-repo``."""
+    """Refuse options that conflict with ``--search`` or ``--draft-repo``."""
     names = [given.pair, given.model, given.hf_repo]
     if search is not None and any(names):
         raise UsageError("both --search and a target are given", "give one of them")
@@ -82,7 +82,7 @@ def _check_ranked(given: Settings, search: str | None, draft_repo: str | None) -
 
 
 def _offline(given: Settings, hint: str) -> str:
-    """What answers without the hub, for a profile; else the hint."""
+    """Return the hint for an unreachable hub: for a profile with a command that works offline."""
     if given.pair is None:
         return hint
     words = [
@@ -97,7 +97,6 @@ def _offline(given: Settings, hint: str) -> str:
 def _rank(
     given: Settings, among: Repository | None, search: str | None, draft_repo: str | None, *, calibrate: bool
 ) -> int:
-    """The models of a repository, or of those that a search finds: :func:`ggufspec.api.repository.rank`."""
     measure = inputs.calibrator(given, always=calibrate)
     with inputs.planning() as on_event:
         document = repository.rank(
@@ -116,7 +115,7 @@ def _rank(
 
 
 def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
-    """Print a plan, the answer first; what it rests on follows with ``--verbose``."""
+    """Print a plan, its choice first; ``--verbose`` adds what that rests on."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.why, style="bold green" if document.choice == "speculative" else "bold")
     out.whole(f"next: {document.next}", style="bold")

@@ -1,4 +1,4 @@
-"""``ggufspec profiles``: the pairs that have a name, what fits of them here, new ones, and whether they still exist."""
+"""``ggufspec profiles``: list, show, make, remove and check named pairs."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def new(
         hint = f"XDG_CONFIG_HOME=FOLDER ggufspec profiles new {name} …"
         raise GgufspecError(f"{path.parent} cannot be made: {error.strerror}", hint) from None
     write_whole(path, f"# Made with: ggufspec profiles new\n{tomlkit.dumps(profile)}")
-    load_profile(path)  # what was written is what will be read
+    load_profile(path)  # fails now if it cannot be read
     for warning in warnings:
         ui.note(f"note: {warning}")
     if (stored.bundled_folder() / path.name).is_file():
@@ -201,14 +201,14 @@ def check(
     return 0 if document.ok else 1
 
 
-# ---- what is known without asking the hub ---------------------------------------------------------------------------
+# ---- facts known offline --------------------------------------------------------------------------------------------
 
 
 def _machine(given: Settings = Settings()) -> Machine | None:
-    """This machine, or with the cards that are given; None if llama.cpp cannot say what it has."""
+    """Return this machine, or one with the given GPUs; None if llama.cpp cannot report its devices."""
     try:
         return machine(given, physical_cores())
-    except UsageError:  # no such card
+    except UsageError:  # no such GPU
         raise
     except GgufspecError as error:
         ui.note(f"what fits here is not known: {error.message}")
@@ -222,7 +222,7 @@ def _budgets(machine: Machine) -> dict[str, int]:
 
 
 def _row(path: Path, machine: Machine | None) -> schema.ProfileRow:
-    """What is known of a profile, or why it cannot be read."""
+    """Return what is known of a profile, or why it cannot be read."""
     try:
         profile = load_profile(path)
     except GgufspecError as error:
@@ -252,7 +252,7 @@ def _model(source: ModelSource, known: Known | None) -> schema.ProfileModel:
 
 
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:
-    """The headers that can be had without the hub: those kept from before, and those of files that are here."""
+    """Return the headers available offline: cached ones, and those of local files."""
     with suppress(GgufspecError):
         if stored.is_made(profile):
             target, draft = stored.sources(profile)
@@ -269,14 +269,14 @@ def _kept_header(source: Path | HubFile | None) -> Known | None:
 
 
 def _judged(profile: Profile, target: Known | None, draft: Known | None) -> Compatibility | None:
-    """Whether what drafts serves the target; that may be the target's own MTP blocks. None if it is not known."""
+    """Return whether the draft, or the target's own MTP blocks, can serve the target; None if unknown."""
     own = profile.draft is None and "mtp" in parse_drafters(profile.settings.drafter or "none")
     draft = target if own else draft
     return judge_known(target, draft, "mtp" if own else "") if target and draft else None
 
 
 def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> outline.Fit | None:
-    """What of the pair fits on this machine; None if that is not known."""
+    """Return how much of the pair fits on this machine; None if unknown."""
     if machine is None:
         return None
     try:
@@ -295,7 +295,7 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
         return outline.of_sizes(model.size_bytes, model.layers, model.cache_bytes, context)
 
     placed = part(target, profile.target, decoder.context(with_draft=profile.draft is not None))
-    if target and draft and heads.kind_of(draft.header):  # of a target's shape it has a few blocks
+    if target and draft and heads.kind_of(draft.header):  # a head has a few blocks of the target's shape
         draft = replace(draft, header=heads.as_read(target.header, draft.header))
     beside = part(draft, profile.draft, decoder.draft_context()) if profile.draft else None
     if placed is None or (beside is None) != (profile.draft is None):
@@ -316,7 +316,7 @@ def _comment(path: Path) -> str:
 
 
 def _check(name: str) -> schema.ProfileCheck:
-    """Everything about one profile that can be wrong; a failure is a row and not the end."""
+    """Check all that can be wrong with a profile; a failure is a row, not an exception."""
     failures: list[GgufspecError] = []
     known: list[Known] = []
     warnings: tuple[str, ...] = ()
@@ -345,7 +345,7 @@ def _check(name: str) -> schema.ProfileCheck:
 
 
 def _size_on_hub(place: HubFile) -> int:
-    """Bytes of all parts, asked of the hub even where the file is here."""
+    """Return the bytes of all parts according to the hub, even if the file is local."""
     parts = locate.part_names(place.file)
     return sum(client.remote_file(place.repo, part, place.revision).size_bytes for part in parts)
 
@@ -362,7 +362,7 @@ def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
 
 
 def _asked(given: Settings) -> Settings:
-    """The target, and the draft unless that is given, as typed on a terminal."""
+    """Ask on the terminal for the target, and for the draft unless that is given."""
     ways = f"{OPTIONS['hf_repo'].flag} USER/REPO:QUANT, or {OPTIONS['model'].flag} FILE"
     no_target = UsageError("no target is given", ways)
     if not ui.can_ask():
@@ -385,7 +385,7 @@ def _ask(question: str) -> str:
 
 
 def _place(source: str | Path | HubFile) -> Path | HubFile:
-    """A file of the hub, or one of this machine by its whole path."""
+    """Return a file of the hub, or the absolute path of a local one."""
     place = locate.plain(source)
     if not isinstance(place, str):
         return place
@@ -399,7 +399,7 @@ def _page(place: Path | HubFile) -> str:
 
 
 def _table(place: Path | HubFile, known: Known) -> dict[str, Any]:
-    """A model's table: of one that is not here with what the list of profiles needs to know of it."""
+    """Return a model's table; for a file of the hub with the sizes that the list of profiles needs."""
     if isinstance(place, Path):
         return {"file": str(place)}
     header = known.header

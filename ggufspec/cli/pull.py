@@ -1,4 +1,4 @@
-"""``ggufspec pull``: the files of a pair, fetched, resumed and verified; and the same for commands that need them."""
+"""``ggufspec pull``: download, resume and verify a pair's files; also for commands that need them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _of_row(repo: str | None, row: int) -> str:
 
 
 def _heads(repo: str | None, order: Order) -> tuple[str, ...]:
-    """Heads in the target's repository that were not asked for."""
+    """Return the heads in the target's repository that were not requested."""
     if repo is None:
         return ()
     name, named = parse(repo), {item.source.file for item in order.items}
@@ -97,10 +97,9 @@ def _offered(target: Name, file: str) -> str:
 
 
 def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
-    """The files of models that a command is about to run, fetched first, after asking, if they are not here.
+    """Return local files of models that a command is about to run; download missing ones first, after asking.
 
-    ``sources`` has any part of a split model; messages have the models' ``name`` and the command that fetches them,
-    ``again``.
+    ``sources`` name any part of a split model; messages contain ``name`` and ``again``, the command that downloads.
     """
     missing = [source for source in sources if download.here(source) is None]
     if missing:
@@ -138,7 +137,7 @@ def _sources(name: str | None, repo: str | None, draft_repo: str | None) -> tupl
 
 
 def _ask(order: Order, again: str) -> None:
-    """Let the user say whether to fetch what is missing; an error if not, or if the disk is too small."""
+    """Ask whether to download missing files; raise an error if refused, or if the disk is too small."""
     missing = [item for item in order.items if item.path is None]
     if not missing:
         return
@@ -165,12 +164,12 @@ def _fetch(order: Order, again: str) -> Order:
 
 @contextmanager
 def _bars() -> Iterator[Emit]:
-    """A bar for the present file on an interactive stderr: bytes, rate, time left."""
+    """Show a bar for the current file on an interactive stderr: bytes, rate, time left."""
     err = ui.err()
     if not ui.is_live():
         yield lambda _: None
         return
-    room = max(12, err.width - 48)  # that the other columns leave
+    room = max(12, err.width - 48)  # columns left for the name and the bar
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=10 + min(30, max(0, room - 60))),
@@ -189,7 +188,7 @@ def _bars() -> Iterator[Emit]:
             state = {"waiting": f"again in {pause_s} s: ", "checking": "checking "}.get(phase, "")
             text = shortened(state + name, min(room, 60))
             if (file, phase) != before:
-                bars.reset(task, total=event["total"], completed=done, description=text)  # the rate begins anew
+                bars.reset(task, total=event["total"], completed=done, description=text)  # restarts the rate
                 before = file, phase
             else:
                 bars.update(task, completed=done, description=text)
