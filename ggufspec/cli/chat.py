@@ -32,7 +32,7 @@ from ggufspec.schema.base import to_json
 from ggufspec.settings.registry import drafts_with_file
 from ggufspec.settings.table import Settings
 
-USUAL_CONTEXT = 4096  # tokens, if the target was trained for them: a conversation outgrows 2,048 soon
+USUAL_CONTEXT = 4096  # tokens, if the target was trained for as many; a conversation soon outgrows 2,048
 
 
 @command(
@@ -107,7 +107,7 @@ def chat(
 
 
 def _check_remote(url: str, typed: Typed) -> None:
-    """Refuse options that a server decides, on the command line: what is in a variable is for other commands."""
+    """Refuse command-line options that the server decides; those in environment variables are for other commands."""
     for row in takes(*GROUPS).rows():
         if row.name in typed and row.group != "sampling" and row.name != "predict":
             what = row.flag if row.flags else "PAIR"
@@ -123,14 +123,14 @@ def _remote(
 
 
 def _sampling(given: Settings) -> dict[str, Any]:
-    """Return the switches of sampling; with the seed -1 each answer has a new seed, so that /retry gives another."""
+    """Return the sampling switches; with seed -1 each answer has a new seed, so that /retry gives another answer."""
     if given.seed != -1:
         return {"sampling": sampling(given)}
     return {"sampling": sampling(replace(given, seed=random_seed())), "redraws": True}
 
 
 def _prepared(given: Settings) -> tuple[Pair, Resolved]:
-    """Place the layers of the pair: with the context that is given, or the profile's, or one for a conversation."""
+    """Place the pair's layers with the given context, else the profile's, else one for a conversation."""
     if given.ctx_size is None:
         pair = inputs.pair(given, no_draft=bool(given.no_draft) or not drafts_with_file(given.drafter or "both"))
         if pair.settings.ctx_size is None:
@@ -139,7 +139,7 @@ def _prepared(given: Settings) -> tuple[Pair, Resolved]:
                 return prepare_pair(replace(given, ctx_size=min(USUAL_CONTEXT, trained)))
             except StopError:
                 raise
-            except GgufspecError:  # the usual context of other commands fits, or says what is wrong
+            except GgufspecError:  # the default context fits, or its error says what is wrong
                 pass
     return prepare_pair(given)
 
@@ -153,7 +153,7 @@ def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
     settings = Switches(
         has_draft=chosen.draft is not None and loaded.needs_draft,
         head=loaded.head,
-        draft_most=max(loaded.draft_max, ROWS - 1),  # what it is loaded for
+        draft_most=max(loaded.draft_max, ROWS - 1),  # the length that it is loaded for
         drafter=loaded.drafter if drafts else "none",
         draft_policy=loaded.draft_policy,
         draft_max=loaded.draft_max,
@@ -161,7 +161,7 @@ def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
         **_sampling(given),
         **more,
     )
-    if not drafts:  # so that /drafter can bring the lookup in
+    if not drafts:  # so that /drafter can switch to the lookup
         loaded = replace(loaded, drafters=("lookup",))
     spec = Spec(chosen.target, chosen.draft, loaded, given.rpc or (), planned=resolved.target_s)
     return Talk(spec, settings, screen, name=models.called(chosen), about=chosen.describe(), verbose=ui.flags().verbose)
@@ -191,10 +191,7 @@ def _converse(talk: Talk, offered: str) -> int:
 
 
 def _go_through(talk: Talk, lines: Iterator[str]) -> int:
-    """Every line is a message or a command; the first that is wrong, or cannot be answered, ends the chat.
-
-    What was said before is shown all the same.
-    """
+    """Take every line as a message or a command until the first failure; the conversation so far is printed anyway."""
     interrupted, failure, loaded = False, None, talk.turns
     try:
         for line in lines:
@@ -216,7 +213,7 @@ def _go_through(talk: Talk, lines: Iterator[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Standard input's lines that are not empty, as they come; the first is read at once."""
+    """Return standard input's non-empty lines as they arrive; the first is read at once."""
     lines = _decoded()
     first = next(lines, None)
     if first is None:

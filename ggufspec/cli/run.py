@@ -1,4 +1,4 @@
-"""``ggufspec run``: one answer, streamed."""
+"""``ggufspec run``: stream one answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ggufspec.schema.trace import TraceDocument
 from ggufspec.settings.registry import drafts_with_file, is_lossy
 from ggufspec.settings.table import Settings
 
-# Of options of commands that answer
+# Option groups of commands that answer.
 GROUPS = (
     "profile",
     "files",
@@ -77,7 +77,7 @@ def run(
 
 
 def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | None) -> tuple[Result, bool]:
-    """The one answer of a trial, and whether Ctrl-C ended it; ``show`` gets its events."""
+    """Return the result of a trial with one answer, and whether Ctrl-C ended it; ``show`` gets its events."""
 
     def on_event(event: dict[str, Any]) -> None:
         if show is not None:
@@ -116,7 +116,7 @@ def end(interrupted: bool) -> int:
 
 
 def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
-    """The pair, its files here, the trial that gives one answer, and how its layers were placed."""
+    """Return the pair with local files, the trial that gives one answer, and the resolved placement."""
     text, system = inputs.prompt(given), inputs.system_prompt(given)
     pair, resolved = prepare_pair(given)
     is_chat = not given.raw and _has_chat_template(pair.target)
@@ -141,7 +141,7 @@ def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
 
 
 def _has_chat_template(target: Path) -> bool:
-    """Return whether the model has a chat template; False if its name is not UTF-8, by which headers are cached."""
+    """Return whether the model has a chat template; False if its name is not UTF-8, as headers are cached by name."""
     try:
         str(target).encode()
     except UnicodeEncodeError:

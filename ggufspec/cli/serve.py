@@ -1,4 +1,4 @@
-"""``ggufspec serve``: the pair behind an OpenAI-compatible HTTP endpoint."""
+"""``ggufspec serve``: serve a pair at an OpenAI-compatible HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def serve(
         raise UsageError("both --no-api-key and a key are given", "give one of them")
     template = untrusted.read_text(chat_template, _MOST_TEMPLATE_BYTES, failure=UsageError) if chat_template else ""
     verbose = ui.flags().verbose
-    with http.listen(host, port) as bound, _log(log_requests) as on_request:  # before it is loaded: typos cost no wait
+    with http.listen(host, port) as bound, _log(log_requests) as on_request:  # before loading: typos cost no wait
         is_local = http.is_loopback(bound)
         if not (is_local or keys or no_api_key):
             raise UsageError(
@@ -200,16 +200,16 @@ def serve(
 
 
 def _words(text: str) -> list[str]:
-    """Those between commas, each once."""
+    """Return the distinct words between commas."""
     return [*dict.fromkeys(word for part in text.split(",") if (word := part.strip()))]
 
 
 def _try(file: Path, desk: vocabulary.Desk) -> None:
-    """Make a prompt by a template before any weights are loaded, in case it is not one, or a trap."""
+    """Render a prompt with the template before any weights are loaded, in case it is invalid or malicious."""
     try:
         desk.answer(vocabulary.Request(messages=({"role": "user", "content": "Hello"},)))
     except (ModelError, ChildError) as error:
-        if "refuses this conversation" not in error.message:  # others it may take
+        if "refuses this conversation" not in error.message:  # it may accept other conversations
             raise UsageError(
                 f"{file} cannot be used: {error.message}", "mend it, or leave --chat-template out"
             ) from None
@@ -234,7 +234,7 @@ def _plan(given: Settings) -> int:
 
 
 def _tuned(given: Settings) -> Settings:
-    """What is given, of the profile that ``tune`` saved: by the name that it takes for files, too."""
+    """Return ``given`` with the profile that ``tune`` saved for the pair, or under its name for these files."""
     name = given.pair or file_name(Path(str(given.model or given.hf_repo)).stem)
     ask = f"ggufspec tune {given.pair}" if given.pair else "ggufspec tune -m TARGET.gguf -md DRAFT.gguf"
     try:
@@ -264,7 +264,7 @@ def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _log(file: Path | None) -> Iterator[Callable[[str], None]]:
-    """Takes requests for a file that only its owner may read; a disk that is full ends no answer."""
+    """Yield a writer of requests to a file that only its owner may read; a full disk does not end an answer."""
     if file is None:
         yield lambda _: None
         return
@@ -301,7 +301,7 @@ def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
 
 
 def _access(reply: Reply, seconds: float) -> None:
-    """One line for an answer, if somebody looks."""
+    """Note one line per answer if :func:`ggufspec.cli.ui.is_live` or with ``--verbose``."""
     if not (ui.is_live() or ui.flags().verbose):
         return
     took = reply.statistics

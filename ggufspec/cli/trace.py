@@ -1,4 +1,4 @@
-"""``ggufspec trace``: one answer, every round of it token by token."""
+"""``ggufspec trace``: show every round of one answer, token by token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LIKELIEST = 10
 
 
 def _range(text: str) -> str:
-    """``--rounds``: 3, 3-5 or 3-."""
+    """Check ``--rounds``: 3, 3-5 or 3-."""
     found = re.fullmatch(r"([1-9]\d{0,8})(-([1-9]\d{0,8})?)?", text.strip())
     if not found or int(found[3] or found[1]) < int(found[1]):
         raise typer.BadParameter(f"{text!r} names no rounds: 3, 3-5, or 3- for all from the third on")
