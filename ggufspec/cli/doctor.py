@@ -1,4 +1,4 @@
-"""``ggufspec doctor``: what is installed, what this machine has, and what is wrong with it."""
+"""``ggufspec doctor``: show what is installed, what this machine has, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _machine() -> Machine:
 
 
 def _model_folder() -> Path:
-    """The Hugging Face cache: huggingface_hub/constants.py."""
+    """Return the Hugging Face cache. Source: huggingface_hub/constants.py."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     home = os.environ.get("HF_HOME") or Path(cache) / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
@@ -144,7 +144,7 @@ def _show(document: DoctorDocument) -> None:
     lines: list[tuple[str | Text, str | Text]] = []
     for finding in document.findings:
         lines.append((Text(f"{finding.level:<7}", f"not bold {_COLOURS[finding.level]}"), finding.text))
-        if finding.fix and len(finding.fix) + len("warning  ") > out.width:  # whole, to be copied
+        if finding.fix and len(finding.fix) + len("warning  ") > out.width:  # on one line, to be copied
             out.print(table.pairs(lines))
             out.print(Text.assemble(("  fix    ", "dim"), (finding.fix, "bold")), soft_wrap=True)
             lines = []

@@ -1,4 +1,4 @@
-"""``ggufspec quantize``: one model in several weight types, with llama.cpp's own quantiser."""
+"""``ggufspec quantize``: write one model in several weight types with llama.cpp's quantiser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ggufspec.schema.quantize import Quantised, QuantizeDocument
 from ggufspec.schema.text import of_download
 from ggufspec.settings.table import Settings
 
-_ROOM = 16 << 20  # that must be left on the disk
+_ROOM = 16 << 20  # bytes to leave free on the disk
 
 
 @command(
@@ -101,7 +101,7 @@ def quantize(
 
 
 def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
-    """The quantised type that most of the source is in; empty for a whole one."""
+    """Return the type of most of the source's quantised weights; empty if nothing is quantised."""
     sizes: dict[str, int] = {}
     for tensor in header.tensors:
         sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes
@@ -116,7 +116,7 @@ def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
 
 
 def _done(spec: job.Spec) -> job.Result:
-    """The job in a child process, with its progress; a file appears when it is whole."""
+    """Run the job in a child process with progress shown; a file appears only when complete."""
     with ui.progress() as progress:
 
         def show(event: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``ggufspec rehearse``: this machine's real speed for a pair that is not downloaded, on dummy weights."""
+"""``ggufspec rehearse``: measure this machine's speed for a pair before its download, on dummy weights."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def rehearse(
 
 @contextmanager
 def _dummy_weights(headers: Sequence[Known], *, keep: bool) -> Iterator[list[DummyWeights]]:
-    """Dummy weights for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
+    """Make dummy weights for the pair, each in its own folder, and remove them afterwards unless ``keep``."""
     root = cache_folder() / "dummy_weights"
     root = root if keep else writable(root)
     with ExitStack() as stack:
@@ -93,7 +93,7 @@ def _dummy_weights(headers: Sequence[Known], *, keep: bool) -> Iterator[list[Dum
         made: list[DummyWeights] = []
 
         def forget() -> None:
-            if len(made) < len(headers):  # something went wrong
+            if len(made) < len(headers):  # making them failed
                 shutil.rmtree(folder, ignore_errors=True)
 
         stack.callback(forget)
@@ -132,7 +132,7 @@ def _run(
 
 
 def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: int) -> None:
-    """For later plans."""
+    """Save the measurements for later plans."""
     machine, question = rehearsed.identity(plan.machine.cards), plan.request
     for stage, run in zip(stages, runs, strict=True):
         models = ((question.target, run.target, stage.target), (question.draft, run.draft, stage.draft))

@@ -1,4 +1,4 @@
-"""``ggufspec report``: results that were kept, as tables and a page; several machines in one."""
+"""``ggufspec report``: show saved results of one or several machines as tables and a page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report(files: Files = None, *, given: Annotated[Settings, takes("results", "
     check_exports(given)
     found, left_out = _given(files) if files else _kept(given.results or results_folder())
     machines = sections.report(list(found.values()))
-    if given.html is not None:  # before anything is printed: its reader may go, as head does
+    if given.html is not None:  # first, because printing ends the command if a pipe's reader leaves
         write(given.html, page(list(found.values())))
     if given.export_markdown is not None:
         write(given.export_markdown, reports.markdown(machines))
@@ -61,7 +61,7 @@ def report(files: Files = None, *, given: Annotated[Settings, takes("results", "
 
 
 def _given(files: list[Path]) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
-    """The files that were named: one that cannot be read is an error. The same file twice counts once."""
+    """Read the named files, each once; one that cannot be read is an error."""
     found: dict[str, Result] = {}
     for path in {untrusted.real(path): path for path in files}.values():
         found |= read(path)
@@ -69,7 +69,7 @@ def _given(files: list[Path]) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
 
 
 def _kept(place: Path) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
-    """Everything in the results folder, oldest first: a file that cannot be read is a note, and not the end."""
+    """Read the results folder, oldest first; a file that cannot be read is a note, not an error."""
     try:
         paths = sorted(place.glob("*.json"), key=lambda path: (path.lstat().st_mtime, path.name))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``ggufspec verify``: the certificate that speculation changed nothing."""
+"""``ggufspec verify``: certify that speculation changed nothing."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def verify(
     own_head = any(parse_drafters(name)[:1] == ("mtp",) for name in checked) and pair.draft is None
     longest = max(policy.draft_max for policy in EVERY_POLICY)
     widest = "both" if pair.draft else "mtp+lookup" if own_head else "lookup"
-    resolved = inputs.resolve(pair, replace(given, drafter=widest, draft_max=longest, strict=True))  # takes the most
+    # Placed for the most demanding of the checks.
+    resolved = inputs.resolve(pair, replace(given, drafter=widest, draft_max=longest, strict=True))
     prompt_count = prompt_count or prompts
     if prompt_count is not None and prompt_count > len(PROMPTS):
         message = f"--prompt-count {prompt_count}: there are {len(PROMPTS)} bundled prompts"
@@ -119,7 +120,7 @@ def _rules(accept: str | None) -> tuple[str, ...]:
 
 
 def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
-    """The given drafters, or all that the pair has: without a draft model the lookup."""
+    """Return the given drafters, or all that the pair has: without a draft model only the lookup."""
     if "none" in (given or ()):
         raise UsageError("--drafter none leaves nothing to check", "one of " + ", ".join(_DRAFTERS))
     chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in given or ()))
@@ -131,7 +132,7 @@ def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
 
 
 def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, Files]:
-    """The models' files and what was checked of them; what is there at Ctrl-C."""
+    """Hash the models' files and run the checks; after Ctrl-C return those that are complete."""
     try:
         with ui.progress() as progress:
             files = files_of(spec, progress, no_hash=no_hash)

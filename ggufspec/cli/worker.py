@@ -1,4 +1,4 @@
-"""``ggufspec worker``: this machine's devices for another one, over llama.cpp's RPC."""
+"""``ggufspec worker``: serve this machine's devices to another machine over llama.cpp's RPC."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def worker(
         hint = "start it again; -v shows llama.cpp's log"
         if not (ui.flags().json and serving):
             raise ChildError(error.message, hint) from None
-        ui.failure(error.message, hint)  # standard output has its one document
+        ui.failure(error.message, hint)  # standard output has its one document already
         return error.exit_code
     return 0
 
@@ -76,7 +76,7 @@ def _print_document(event: dict[str, Any]) -> None:
 
 
 def _say(event: dict[str, Any]) -> None:
-    """Where it is served and what to type there; ``0.0.0.0`` is not an address that another machine could use."""
+    """Print the endpoint and the command to use it, with the host's name for ``0.0.0.0``, which cannot be reached."""
     address, _, port = event["endpoint"].rpartition(":")
     shown = [f"{device['name']} ({device['description'].strip()})" for device in event["devices"]]
     reached = socket.gethostname() if address == "0.0.0.0" else address
