@@ -85,18 +85,15 @@ def fingerprint(folder: Path, path: Path) -> str:
 
 
 def experience(folder: Path, target: str, drafter: str) -> Experience:
-    """Return the acceptance counts of a drafter for a target on this machine.
+    """Return the token counts of a drafter for a target on this machine, from the cache ``folder``.
 
-    Args:
-        folder: the cache folder.
-        target: the target's fingerprint (:class:`ggufspec.models.header.ModelHeader`).
-        drafter: the draft's fingerprint, or the name of a drafter without a file.
+    Both are named by fingerprint (:class:`ggufspec.models.header.ModelHeader`), a drafter without a file by its name.
     """
     return _experience(folder).get(_key(target, drafter)) or Experience()
 
 
 def add_experience(folder: Path, target: str, drafter: str, newer: Experience) -> None:
-    """Add newer acceptance counts of a drafter to the cache; see :func:`experience`."""
+    """Add newer token counts of a drafter to the cache; see :func:`experience`."""
     if newer != Experience():
         _experience(folder).update(_key(target, drafter), lambda known: (known or Experience()).joined(newer))
 

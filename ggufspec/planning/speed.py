@@ -1,9 +1,8 @@
-"""How fast a placement will be: seconds of one batch from bytes and bandwidths. Pure: no model, clock or I/O.
+"""Predicted seconds of a batch at a placement, from bytes and bandwidths. Pure: no model, clock or I/O.
 
-A token costs what must be read for it: the weights of every block on the block's device, the KV cache, and some fixed
-costs. A batch of n tokens reads the same weights once and computes n times, and T(n) / T(1) is neither flat nor
-monotonic: it belongs to the kernels of a machine and a weight type. So a device carries its measured batch latencies
-(:mod:`ggufspec.planning.machine_profile`); otherwise the slower of memory and compute.
+A token costs the reading of the weights and the KV cache, and fixed costs. A batch of n tokens reads the weights once
+and computes n times. T(n) / T(1), neither flat nor monotonic, depends on a machine's kernels and the weight type, so a
+device has its measured ones (:mod:`ggufspec.planning.machine_profile`), or the slower of memory and compute.
 """
 
 from __future__ import annotations
@@ -22,38 +21,37 @@ from ggufspec.llamacpp.options import KV_TYPES, STREAM_WIDTH, ContextOptions, Pl
 from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_device, parts
 
-# Kernel launches of a block besides those of a dense block with attention: fitted, see planning.catalogue
+# Kernel launches of routing and of recurrence ÷ those of a dense block with attention: fitted, see planning.catalogue
 ROUTING, RECURRENCE = 0.5, 0.5
-_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
+_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # looked up by row
 
-# Of what a link carries from pinned memory: 0.5 to 0.55 by llama.cpp's issues 20978 and 28223; on PCIe 5 x16 with an
-# H100 52 and 10 GB/s were measured
+# Copies from pageable memory: share of the pinned rate (0.5 to 0.55 by llama.cpp's issues 20978 and 28223) and maximum;
+# PCIe 5 x16 with an H100 was measured at 52 GB/s pinned and 10 GB/s pageable
 _PAGEABLE, _PAGEABLE_BYTES_PER_S = 0.5, 10e9
-# Of the experts that tokens which choose at random would add: neighbours agree. Four tokens ran through 2.5 times one
-# token's, not 3.6 (cohere.com/blog/mixture-of-experts-models-get-more-from-speculative-decoding)
+# Experts that further tokens add ÷ those that random choices would add, as neighbours agree: four tokens read 2.5 times
+# one token's, not 3.6 (cohere.com/blog/mixture-of-experts-models-get-more-from-speculative-decoding)
 _APART = 0.6
-_DIRECT = 4 / 3  # of what a CPU reads of its memory, 0.6 of the data sheet: what a card does, a guess
+_DIRECT = 4 / 3  # RAM bandwidth of a GPU's copies ÷ that of a CPU (0.6 of the data sheet); a guess
 
 BatchLatency = Mapping[int, float]
 Attention = dict[str, dict[int, dict[int, float]]]
-"""Numbers a second by type of the KV cache, size of a head and tokens in a batch."""
+"""Keys' and values' numbers per second, by KV cache type, attention head size and batch size."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One device.
+    """Speed of one device.
 
     Args:
-        bandwidth_bytes_per_s: what reading weights reaches there.
-        flops_per_s: what wide batches reach.
-        layer_s: fixed cost of a block per pass.
-        source: where the figures are from; "unknown" of a card that is in no catalogue.
-        by_type: bandwidth by weight type as ggml spells it, where it is known: unpacking some types costs a CPU more
-            than reading them.
-        batch_latencies: T(n) / T(1) of the weights by type, then by n; each begins with n = 1.
-        attention: numbers of keys and values that attention gets through in a second, counted for each query head and
-            each token; empty if reading the cache is all that it costs.
-        experts: what a batch's experts take, by its tokens, of what their bytes do; empty: as long.
+        bandwidth_bytes_per_s: reached in reading weights.
+        flops_per_s: reached by large batches.
+        layer_s: fixed seconds of a block per pass.
+        source: origin of the figures; ``unknown``: a GPU that is in no catalogue.
+        by_type: bandwidth by ggml's weight type, if known: a CPU may take longer to unpack weights than to read them.
+        batch_latencies: T(n) / T(1) of the weights by type, then by n from 1 on.
+        attention: numbers of keys and values per second, counted for each query head and token; empty: only reading the
+            cache costs time.
+        experts: factor on the time of experts' bytes, by batch size; empty: 1.
     """
 
     bandwidth_bytes_per_s: float
@@ -66,7 +64,7 @@ class DeviceProfile:
     experts: BatchLatency = field(default_factory=dict)
 
     def scaled(self, factor: float) -> DeviceProfile:
-        """The same device, its weights' time multiplied by ``factor``."""
+        """Return this device with the time of its weights and attention multiplied by ``factor``."""
         return replace(
             self,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / factor,
@@ -79,7 +77,7 @@ class DeviceProfile:
         )
 
     def beside(self, other: DeviceProfile) -> DeviceProfile:
-        """The same device with the types and heads that only ``other`` has."""
+        """Return this device with the weight types and attention head sizes that only ``other`` has added."""
         kinds = dict.fromkeys([*self.attention, *other.attention])
         return replace(
             self,
@@ -89,7 +87,7 @@ class DeviceProfile:
         )
 
     def cache_s(self, size_bytes: float, numbers: float, types: Sequence[str], head: int, width: int = 1) -> float:
-        """Seconds to read so many bytes of cache, or to get through so many numbers, whichever takes longer."""
+        """Return the longer of the seconds to read these bytes of cache and to process these numbers."""
         seconds = [size_bytes / self.bandwidth_bytes_per_s]
         for kind in types if self.attention else ():
             by_head = self.attention[_nearest(kind, self.attention)]
@@ -98,7 +96,7 @@ class DeviceProfile:
         return max(seconds)
 
     def weights_s(self, kind: str, size_bytes: float, flops: float, width: float = 1.0) -> float:
-        """Seconds to read so many bytes of one type and compute; ``width`` is tokens that each weight meets."""
+        """Return the seconds to read and compute with weights of one type; ``width`` is the tokens per weight."""
         read_s = size_bytes / self.by_type.get(_nearest(kind, self.by_type), self.bandwidth_bytes_per_s)
         batch_latency = self.batch_latencies.get(_nearest(kind, self.batch_latencies))
         if not batch_latency:
@@ -110,21 +108,21 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """A machine; the host is the device ``HOST``.
+    """Speed of a machine; the CPU is the device ``HOST``.
 
     Args:
         devices: by name.
-        pass_s: fixed cost of a pass.
-        crossing_s: fixed cost of handing the residual stream to another device.
-        link_bytes_per_s: between host and cards.
+        pass_s: fixed seconds of a pass.
+        crossing_s: fixed seconds of passing the residual stream to another device.
+        link_bytes_per_s: between CPU and GPUs.
         origin: where the figures are from, in a sentence.
-        streams: whether a card computes with the host's weights in batches of ``op_offload_min_batch`` tokens and more;
+        streams: True if a GPU computes batches of ``op_offload_min_batch`` tokens or more with copies of CPU weights;
             RPC does not.
-        memory_bytes: RAM that can hold weights; None: enough.
-        disk_bytes_per_s: what is read from disk when they do not fit; a guess, of an NVMe disk.
-        disturbed: why an idle machine would have been found faster, or empty.
-        repacked: with repacked weights the host takes this share of its time, by type and tokens; empty without cards,
-            where it is measured so.
+        memory_bytes: RAM for weights; None: enough.
+        disk_bytes_per_s: for weights that exceed RAM; a guess for an NVMe disk.
+        disturbed: why an idle machine would have measured faster, or empty.
+        repacked: time of repacked CPU weights ÷ that in the file's layout, by type and batch size; empty without GPUs,
+            where the CPU is measured with repacked weights.
     """
 
     devices: dict[str, DeviceProfile]
@@ -139,17 +137,17 @@ class MachineProfile:
     repacked: dict[str, BatchLatency] = field(default_factory=dict)
 
     def copied_bytes_per_s(self, *, mapped: bool) -> float:
-        """The link's rate for the host's weights; pages of a file go through a buffer of the driver's."""
+        """Return the rate of copying CPU weights to a GPU; mapped files go through a buffer of the driver."""
         host, link = self.devices[HOST], self.link_bytes_per_s
-        if host.source == "guess":  # by its memory; what few cores read of one is no bound
+        if host.source == "guess":  # derived from RAM, so it bounds copies; a measured rate may be that of few cores
             link = min(link, host.bandwidth_bytes_per_s * _DIRECT)
         return min(link * _PAGEABLE, _PAGEABLE_BYTES_PER_S) if mapped else link
 
     def device(self, name: str) -> DeviceProfile:
-        """One device.
+        """Return one device's profile.
 
         Raises:
-            UsageError: nothing is known of it.
+            UsageError: its speed is unknown.
         """
         try:
             return self.devices[name]
@@ -161,7 +159,7 @@ class MachineProfile:
 
 
 def interpolate(batch_latency: BatchLatency, width: float) -> float:
-    """``batch_latency`` at ``width``: exact where it was measured, linear between, flat outside."""
+    """Return the latency of a batch: exact if measured, linear between two points, constant outside."""
     known = sorted(batch_latency)
     if width >= known[-1]:
         return batch_latency[known[-1]]
@@ -178,11 +176,11 @@ BITS |= {"q4_0": 4.5, "iq4_nl": 4.5, "q4_K": 4.5, "iq4_xs": 4.25, "mxfp4": 4.25,
 BITS |= {"iq3_xxs": 3.06, "q2_K": 2.63, "iq2_s": 2.56, "iq2_xs": 2.31, "iq2_xxs": 2.06, "iq1_m": 1.75, "iq1_s": 1.56}
 
 
-_OTHER_FAMILY = 0.5  # as far as a factor of 2^0.5 in bits
+_OTHER_FAMILY = 0.5  # distance of another family, as of a factor of 2^0.5 in bits
 
 
 def _nearest(kind: str, known: Mapping[str, object]) -> str:
-    """The type of ``known`` that ``kind`` is most like: itself, else one of about its bits and of its family."""
+    """Return the most similar known type: itself, else one of about as many bits and of the same family."""
     return kind if kind in known or not known else _nearest_of(kind, tuple(known))
 
 
@@ -196,12 +194,12 @@ def _nearest_of(kind: str, known: tuple[str, ...]) -> str:
 
 
 def nearest_head(size: int, known: Sequence[int]) -> int:
-    """The size of a head that ``size`` is most like, by ratio."""
+    """Return the known attention head size that is nearest by ratio."""
     return min(known, key=lambda other: abs(math.log2(other / max(1, size))))
 
 
 def _family(kind: str) -> str:
-    """What is unpacked alike: blocks with a scale, or super-blocks of 256."""
+    """Return a key of types that are unpacked alike: blocks with a scale, or super-blocks of 256."""
     return "K" if kind.endswith("_K") or kind.startswith("iq") else kind[-2:]
 
 
@@ -209,7 +207,7 @@ def _family(kind: str) -> str:
 
 
 class _Kind(NamedTuple):
-    """Weights of one type, of experts or not, that are together wherever a layer is: :func:`memory.parts`."""
+    """Kind of weights; those of one kind in a layer share a device (:func:`memory.parts`)."""
 
     type: str
     experts: bool
@@ -218,7 +216,7 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Matrices of one type on one device; of the experts a token reads only some."""
+    """Matrices of one type on one device; a token reads only some of the experts."""
 
     device: str
     kind: str
@@ -229,10 +227,9 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """What a block keeps: f32 numbers of state, numbers per token of keys and of values, and its window; 0 is none.
+    """Memory of a block: numbers of f32 state, of keys and values per token, and its attention window; 0: none.
 
-    ``attended`` are the numbers of keys and values of a token that its query heads together go through, ``head`` those
-    of a head's keys.
+    ``attended``: numbers of keys and values per cached token, over all query heads; ``head``: numbers of one key.
     """
 
     state: int
@@ -243,22 +240,21 @@ class _Cache:
     head: int = 0
 
     def seen(self, cells: int) -> int:
-        """Of so many tokens in the cache, those that a token looks at."""
+        """Return the number of cached tokens inside the attention window."""
         return min(cells, self.window) if self.window else cells
 
     def read_bytes(self, cells: int, types: Sequence[str]) -> float:
-        """Bytes that a pass reads with so many tokens in the cache; a state is read and written."""
+        """Return the bytes that a pass reads with this many cached tokens; a state is read and written."""
         keys_bytes, values_bytes = (KV_TYPES[kind][1] / KV_TYPES[kind][0] for kind in types)
         return 8.0 * self.state + self.seen(cells) * (self.keys * keys_bytes + self.values * values_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """One placement of a model, whatever the batch.
+    """Weights and blocks of a model by device, for any batch size.
 
-    ``host_bytes`` are those of the weights on the host. ``blocks`` counts alike blocks by device; ``table_bytes`` are
-    tables on the host, of which a token reads ``row_bytes``; ``crossings`` is how often the residual stream changes
-    devices, the logits' way home included.
+    ``blocks``: (device, cache, number of blocks); ``table_bytes``: lookup tables in RAM, of which a token reads
+    ``row_bytes``; ``crossings``: device changes of the residual stream, with the logits' return to the CPU.
     """
 
     weights: tuple[_Weights, ...]
@@ -271,9 +267,9 @@ class _Placed:
 
 @functools.lru_cache(maxsize=32)
 def _layers(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[Mapping[_Kind, tuple[int, int]], ...]:
-    """(bytes, numbers) that a pass may read of each layer by kind; the output comes last.
+    """Return (bytes, numbers) that a pass may read, by layer and kind; the output is the last layer.
 
-    NextN blocks have none: a pass does not run them (src/llama-hparams.cpp, n_layer).
+    NextN blocks are empty: a pass does not run them (src/llama-hparams.cpp, n_layer).
     """
     header = same.header
     found: tuple[dict[_Kind, tuple[int, int]], ...] = tuple({} for _ in range(header.layers))
@@ -331,7 +327,6 @@ def _placed(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> _
 
 @functools.lru_cache(maxsize=32)
 def _caches(same: SameHeader) -> tuple[_Cache, ...]:
-    """Of each block that a pass runs."""
     return tuple(_cache(same.header, block) for block in range(same.header.blocks - same.header.nextn_blocks))
 
 
@@ -340,7 +335,7 @@ def _cache(header: ModelHeader, block: int) -> _Cache:
     if header.recurrent[block] and not header.cached[block]:
         return _Cache(state, 0, 0, 0)
     keys, values = (header.latent, 0) if header.latent else (header.keys(block), header.values(block))
-    groups = header.heads[block] / max(1, header.kv_heads[block])  # query heads of a key-value head
+    groups = header.heads[block] / max(1, header.kv_heads[block])  # query heads per key-value head
     attended = header.heads[block] * 2 * header.latent if header.latent else round(groups * (keys + values))
     window, head = header.sliding_window if header.windowed[block] else 0, header.latent or header.key_size
     return _Cache(state, keys, values, window, attended, head)
@@ -351,7 +346,7 @@ def _cache(header: ModelHeader, block: int) -> _Cache:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of one pass: of the weights and the KV cache by device, what is fixed, and of copies to a card."""
+    """Seconds of one pass: weights and KV cache by device, fixed costs, and copies to a GPU."""
 
     devices: dict[str, float]
     fixed_s: float
@@ -359,7 +354,7 @@ class Cost:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
+        """Seconds of the whole pass."""
         return sum(self.devices.values()) + self.fixed_s + self.copies_s
 
 
@@ -373,10 +368,10 @@ def cost(
     depth: int = 0,
     context: ContextOptions | None = None,
 ) -> Cost:
-    """Where the time of one batch goes; arguments as for :func:`pass_s`."""
+    """Return the time of one batch by its parts; arguments as for :func:`pass_s`."""
     placed = _placed(SameHeader(header), placement, tuple(cards))
     used = header.experts_used / header.experts if header.experts else 1.0
-    # Share of the experts that n tokens run through: if they chose at random it would be (arXiv:2505.19645, equation 1)
+    # Share of the experts that n tokens read; of random choices: 1 - (1 - used)^n (arXiv:2505.19645, equation 1)
     touched = used + _APART * (1 - (1 - used) ** tokens - used)
     streams_from = STREAM_WIDTH if context is None else context.op_offload_min_batch if context.op_offload else math.inf
     streams = machine.streams and tokens >= streams_from and bool(cards)
@@ -393,7 +388,7 @@ def cost(
             if streams and share_of_s is None:
                 device = cards[0]
                 copies_s += read_bytes / copied_bytes_per_s
-        width = tokens * share / read  # tokens that each weight meets
+        width = tokens * share / read  # tokens per weight
         speed = machine.device(device)
         more = interpolate(speed.experts, tokens) if weights.experts and speed.experts else 1.0
         weights_s = more * speed.weights_s(weights.kind, read_bytes, flops, width)
@@ -408,7 +403,7 @@ def cost(
     for name, cache, count in placed.blocks:
         cells = depth + tokens
         read_bytes, numbers = cache.read_bytes(cells, types), float(tokens * cache.seen(cells) * cache.attended)
-        # "expand gpu" in ggml_backend_sched_split_graph: attention follows its weights
+        # Attention runs with its weights ("expand gpu" in ggml_backend_sched_split_graph)
         if streams and name == HOST and not placement.no_host:
             name = cards[0]
             copies_s += count * read_bytes / machine.copied_bytes_per_s(mapped=False)
@@ -417,17 +412,16 @@ def cost(
         launches = 1.0 + ROUTING * bool(header.experts) + RECURRENCE * bool(cache.state)
         fixed_s += count * speed.layer_s * launches
     if placed.crossings:
-        numbers = (placed.crossings - 1) * header.embedding + header.vocabulary  # the last hands the logits over
+        numbers = (placed.crossings - 1) * header.embedding + header.vocabulary  # the last crossing returns the logits
         fixed_s += placed.crossings * machine.crossing_s + 4.0 * tokens * numbers / machine.link_bytes_per_s
     return Cost(seconds, fixed_s, copies_s)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBatches:
-    """T(n) / T(1) of a model as a placement ran, by n from 1 on.
+    """Measured T(n) / T(1) of a model at one placement, by n from 1 on.
 
-    At another placement the prediction is corrected by as much as it was wrong there. So a mixture's expected number
-    of experts gives way to what its router really did.
+    The error found here corrects other placements too, so that the router's real choices replace the expected ones.
     """
 
     placement: Placement
@@ -436,7 +430,7 @@ class MeasuredBatches:
 
 
 def weight_bytes(header: ModelHeader) -> dict[str, int]:
-    """Bytes of the weights that a pass may read, by type."""
+    """Return the bytes of the weights that a pass may read, by type."""
     found = Counter[str]()
     for weights in _placed(SameHeader(header), Placement(), ()).weights:
         found[weights.kind] += weights.size_bytes
@@ -444,7 +438,7 @@ def weight_bytes(header: ModelHeader) -> dict[str, int]:
 
 
 def host_bytes(header: ModelHeader, placement: Placement, cards: Sequence[str] = ()) -> int:
-    """Bytes of the weights on the host that a pass may read."""
+    """Return the bytes of the CPU weights that a pass may read."""
     return _placed(SameHeader(header), placement, tuple(cards)).host_bytes
 
 
@@ -459,20 +453,13 @@ def pass_s(
     context: ContextOptions | None = None,
     measured: MeasuredBatches | None = None,
 ) -> float:
-    """Seconds of one batch.
+    """Return the predicted seconds of a batch of ``tokens`` with ``depth`` tokens in the KV cache.
 
-    Args:
-        header: the model.
-        placement: its layers.
-        machine: has the host and every card.
-        cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
-        tokens: in the batch.
-        depth: tokens that are in the KV cache already.
-        context: for the types of the cache; f16 without it.
-        measured: T(n) / T(1) of this very model at some placement; used up to its last width.
+    ``cards`` are the devices for offloading, in llama.cpp's order. Without ``context`` the cache is f16. ``measured``,
+    of the same model at any placement, corrects the prediction up to its largest batch size.
 
     Raises:
-        UsageError: ``machine`` does not know a card.
+        UsageError: ``machine`` does not know a GPU.
     """
     if tokens < 1 or depth < 0:
         raise ValueError(f"a batch of {tokens} tokens at depth {depth}")
@@ -494,21 +481,21 @@ def pass_s(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A draft length and what it yields; length 0 is target-only."""
+    """Draft length (0: target-only) and its rate."""
 
     length: int
     tokens_per_s: float
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
-    """Tokens per round, 1 + α + … + α^length. Source: Leviathan et al. 2023, equation 1 (arXiv:2211.17192)."""
+    """Return the tokens per round, 1 + α + … + α^length (Leviathan et al. 2023, equation 1, arXiv:2211.17192)."""
     if not 0 <= acceptance <= 1 or length < 0:
         raise ValueError(f"an acceptance of {acceptance} at length {length}")
     return math.fsum(acceptance**i for i in range(length + 1))
 
 
 def accepted_share(acceptance: float, length: int) -> float:
-    """Accepted ÷ drafted tokens at one draft length, as programs log it; ``acceptance`` is the chance of a token."""
+    """Return accepted ÷ drafted tokens at one draft length; ``acceptance`` is the chance of one token."""
     return (expected_tokens(acceptance, length) - 1) / length
 
 
@@ -517,9 +504,9 @@ class LookupRounds:
     """Rounds that the n-gram lookup began, in answers on this machine.
 
     Args:
-        share: of all tokens, those that came of these rounds.
-        drafted: tokens drafted in such a round, the mean.
-        gained: tokens that came of such a round, the target's own among them.
+        share: share of all tokens that these rounds produced.
+        drafted: mean tokens drafted per round.
+        gained: mean tokens produced per round, the target's own included.
     """
 
     share: float
@@ -528,9 +515,7 @@ class LookupRounds:
 
 
 def with_lookup(tokens_per_s: float, target_pass_s: Callable[[int], float], lookup: LookupRounds) -> float:
-    """Tokens/s if the lookup's rounds write their share of the text, but never less than without it: an adaptive
-    policy leaves out what does not pay.
-    """
+    """Return tokens/s with the lookup's rounds, never less than without: an adaptive policy skips what does not pay."""
     rate = lookup.gained / target_pass_s(round(lookup.drafted) + 1)
     return max(tokens_per_s, 1 / (lookup.share / rate + (1 - lookup.share) / tokens_per_s))
 
@@ -538,14 +523,14 @@ def with_lookup(tokens_per_s: float, target_pass_s: Callable[[int], float], look
 def best_length(
     target_pass_s: Callable[[int], float], draft_token_s: float, acceptance: float, most: int = 16, least: int = 0
 ) -> Choice:
-    """The draft length of the highest rate, the shortest of equals; of long ones those that fill a batch.
+    """Return the fastest draft length, the shortest of equals; from 16 on only lengths that fill a batch, and ``most``.
 
     Args:
-        target_pass_s: seconds of a target batch of so many tokens.
+        target_pass_s: seconds of a target batch by its size.
         draft_token_s: seconds of one drafted token.
-        acceptance: chance that a drafted token is kept, given that all before it were.
-        most: longest draft.
-        least: shortest draft; 0 allows target-only.
+        acceptance: chance that a drafted token is accepted, given that all before it were.
+        most: maximum draft length.
+        least: minimum draft length; 0 allows target-only.
     """
     tokens = [*itertools.accumulate(acceptance**i for i in range(most + 1))]
     fine = (n for n in range(least, most + 1) if n < _FINE or (n + 1) % _STEP == 0 or n == most)
@@ -554,7 +539,7 @@ def best_length(
     return Choice(length, rates[length])
 
 
-_FINE, _STEP = 16, 8  # tokens of batches that are run: each up to the first, and then every so many
+_FINE, _STEP = 16, 8  # batch sizes that are used: all up to the first, then multiples of the second
 _HALVINGS = 60
 
 
@@ -565,11 +550,11 @@ def break_even_acceptance(
     most: int = 16,
     least: int = 1,
 ) -> float | None:
-    """The least acceptance at which drafting, at its best length, is as fast as the rival; None if even 1 is not.
+    """Return the least acceptance at which the best draft length is as fast as the rival; None if even 1 is too low.
 
-    The rival is the best target-only run, whose placement holds more target layers than ``target_pass_s`` does. Not
-    drafting is no answer here, or a draft that costs no layers would always break even at 0. ``least`` = ``most`` asks
-    about one draft length.
+    The rival is the best target-only run, whose placement holds more target layers than that of ``target_pass_s``. Not
+    drafting is excluded, or a draft that costs no layers would always break even at 0. ``least`` = ``most`` fixes the
+    length.
     """
     times = functools.cache(target_pass_s)
 
@@ -589,15 +574,15 @@ def break_even_acceptance(
 
 # ---- from measured points --------------------------------------------------------------------------------------------
 
-# How far a device's time may be from the truth, as a standard deviation of its logarithm
+# Standard deviation of log(true ÷ stated time) of a device by source of its figures, and of a measured token
 _UNSURE = {"measured": 0.1, "catalogue": 0.2, "guess": 0.6, "unknown": 1.5}
-_UNSURE_POINT = 0.02  # the same of a measured token
+_UNSURE_POINT = 0.02
 _STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredToken:
-    """Seconds of one target-only token as a placement ran, with ``depth`` tokens in a cache of ``context``'s types."""
+    """Measured seconds of one target-only token at a placement, with ``depth`` tokens in ``context``'s cache."""
 
     placement: Placement
     token_s: float
@@ -608,12 +593,11 @@ class MeasuredToken:
 def corrected(
     points: Sequence[MeasuredToken], header: ModelHeader, machine: MachineProfile, cards: Sequence[str] = ()
 ) -> MachineProfile:
-    """``machine`` as measured placements of a model show it; any number of them, and unchanged without one.
+    """Return ``machine`` corrected by measured tokens of a model; unchanged without any.
 
-    A token's time is a sum over the devices and what is fixed. Each part has an unknown factor; what is likely of it
-    beforehand goes by the source of the figures (``_UNSURE``; fixed costs are as unsure as the least known device). So
-    one point changes the device that is known least, two or more tell the devices apart, and what none of them used
-    stays. The factors are the most likely ones (maximum a posteriori, by Levenberg-Marquardt).
+    A token's time is a sum over the devices and fixed costs, each with an unknown factor, whose prior depends on the
+    figures' source (``_UNSURE``; fixed costs: the least known device's). So one point changes the least known device,
+    two or more tell devices apart, and unused ones stay. Maximum a posteriori by Levenberg-Marquardt.
     """
     import numpy as np
 
@@ -643,7 +627,7 @@ def corrected(
             damping *= 0.2 if is_lower else 5.0
         return logs
 
-    # the sum of exponentials may have a minimum for each part that can explain the points, so start at each
+    # The sum of exponentials may have a minimum for each part that can explain the points, so start at each
     starts = [np.zeros(len(scale))]
     for index in range(len(names)):
         part = parts[:, index]
