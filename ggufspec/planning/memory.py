@@ -1,8 +1,8 @@
-"""Bytes per device of a placement: weights and KV cache as exact sums, compute buffers from a few dry runs.
+"""Memory of a placement by device: weights and KV cache as exact sums, compute buffers from a few dry runs.
 
-llama.cpp reserves a compute buffer for the graph of one full batch. Its size depends on which blocks are on which
-device, but hardly on how many alike blocks are: placements with the same :func:`layout` share their dry runs. Measured
-for 34 models in docs/evidence/memory.json; see docs/decisions/026-compute-buffers-come-from-dry-runs.md.
+llama.cpp reserves a compute buffer for the graph of one full batch. It depends on which kinds of blocks are on which
+device, but hardly on their number: placements with the same :func:`layout` share dry runs. Measured for 34 models in
+docs/evidence/memory.json; see docs/decisions/026-compute-buffers-come-from-dry-runs.md.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from ggufspec.models.header import ModelHeader, block_of
 
 HOST = options.HOST
 
-_ALIGNMENT = 32  # of ggml's buffers
+_ALIGNMENT = 32  # bytes; alignment of tensors in ggml's buffers
 _CUDA_ALIGNMENT, _CUDA_STEP = 128, 512
-_CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
-_ALIKE_FROM = 3  # blocks in a row on a device; one more of them leaves the compute buffer as it is
+_CELLS = 256  # step of a cache's number of cells: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
+_ALIKE_FROM = 3  # consecutive blocks on a device; more of them do not change the compute buffer
 
-_PERIOD = 3  # layers after which the compute buffers of recurrent models repeat, at most: docs/evidence/memory.json
+_PERIOD = 3  # longest period, in layers, of recurrent models' compute buffers: docs/evidence/memory.json
 
-# Tensors outside the blocks by the layer that llama.cpp counts them to (src/llama-arch.cpp); the rest is the output's.
+# Tensors outside the blocks by the layer that llama.cpp counts them to (src/llama-arch.cpp); the rest is the output's
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 _WITH_BLOCK_0 = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.", "nextn.pre_projection.")
 _WITH_ALL_BLOCKS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
-_READS_CACHE = "gemma4-assistant"  # a head without a cache: it reads that of the target's last two blocks
-_PARTS = {"experts": re.compile(EXPERTS), "ffn": re.compile(DENSE_FFN)}  # what the first blocks may keep on the host
+_READS_CACHE = "gemma4-assistant"  # draft head without a cache: it reads that of the target's last two blocks
+_PARTS = {"experts": re.compile(EXPERTS), "ffn": re.compile(DENSE_FFN)}  # what the first blocks may keep on the CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Memory on one device by what it is for. ``overhead`` is what no breakdown of llama.cpp counts."""
+    """Memory on one device by purpose; ``overhead``: everything outside llama.cpp's breakdown."""
 
     weights: int = 0
     kv: int = 0
@@ -64,7 +64,6 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """The sum."""
         return self.weights + self.kv + self.compute + self.overhead
 
     def __add__(self, other: Bytes) -> Bytes:
@@ -80,7 +79,7 @@ ByDevice = dict[str, Bytes]
 
 
 def total(parts: Iterable[ByDevice]) -> ByDevice:
-    """Several models together."""
+    """Return the memory of several models together."""
     found: ByDevice = {}
     for part in parts:
         for name, used in part.items():
@@ -90,9 +89,9 @@ def total(parts: Iterable[ByDevice]) -> ByDevice:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model, placed and with one context. ``file`` has its metadata and tensor shapes; weights are not needed.
+    """Model with its placement and context; ``file`` has metadata and tensor shapes, weights are not needed.
 
-    With ``target`` it is a head on that, whose blocks may be in the target's own file.
+    With ``target`` it is a draft head on that model, whose blocks may be in the target's file.
     """
 
     header: ModelHeader
@@ -102,33 +101,32 @@ class Request:
     target: Request | None = None
 
     def resident(self, cards: Sequence[str]) -> ByDevice:
-        """Weights, caches and overhead by device: :func:`resident`, or :func:`resident_head` of a head."""
+        """Return weights, caches and overhead by device."""
         if self.target is None:
             return resident(self.header, self.placement, self.context, cards)
         return resident_head(self, self.target, cards)
 
 
 DryRun = Callable[[Sequence[Request]], list[ByDevice | str]]
-"""What llama.cpp would allocate for each request, or why it refuses."""
+"""Function that returns llama.cpp's allocation for each request, or the reason of a refusal."""
 
 
 class Memory:
-    """What models take on some cards, which are named in llama.cpp's order."""
+    """Memory estimates of models on GPUs, which are named in llama.cpp's order."""
 
     def __init__(self, cards: tuple[str, ...], dry_run: DryRun) -> None:
         self.dry_run = dry_run
         self._cards = cards
-        self._answers: dict[object, list[ByDevice]] = {}  # by model, context and layout
+        self._answers: dict[object, list[ByDevice]] = {}  # by (model, context, layout)
 
     def resident(self, request: Request) -> ByDevice:
-        """:func:`resident` of a model or of a head on these cards."""
         return request.resident(self._cards)
 
     def estimates(self, requests: Sequence[Request]) -> list[ByDevice]:
-        """What each request takes, or a little more.
+        """Return the memory of each request, or slightly more.
 
-        Of placements with one layout a few are dry-run, and the largest compute buffer counts for all.
-        What llama.cpp refuses is estimated without a compute buffer.
+        A few placements of each layout are dry-run, and the largest compute buffer counts for all. A request that
+        llama.cpp refuses has no compute buffer.
         """
         keys: list[object] = [(id(one.header), one.context, self._layout(one)) for one in requests]
         alike: dict[object, list[Request]] = {}
@@ -145,7 +143,7 @@ class Memory:
 
     def _layout(self, request: Request) -> object:
         header, placement = request.header, request.placement
-        if request.target is not None:  # its own layers, and where the target's output is, and its last blocks
+        if request.target is not None:  # draft heads also depend on the target's devices
             own = request.file == request.target.file
             there = layer_devices(request.target.header.blocks, request.target.placement, len(self._cards))
             return None if own else placement, there[-(header.nextn_blocks + 1) :], there[0]
@@ -161,26 +159,16 @@ class Memory:
 
 
 def _samples(alike: Sequence[Request]) -> Sequence[Request]:
-    """Those that stand for placements of one layout: the first and the last.
-
-    With recurrent blocks sizes repeat every two or three layers, so that it is the first three and the last.
-    """
+    """Return placements of a layout to dry-run: the first (with recurrent blocks ``_PERIOD`` of them) and the last."""
     first = _PERIOD if any(alike[0].header.recurrent) else 1
     return (*alike[:first], *alike[first:][-1:])
 
 
 def resident(header: ModelHeader, placement: Placement, context: ContextOptions, cards: Sequence[str] = ()) -> ByDevice:
-    """Weights, KV cache and recurrent state by device, exact: all but the compute buffers.
+    """Return weights, KV cache and recurrent state of ``HOST`` and every GPU, all exact; compute buffers are missing.
 
-    Args:
-        header: the model.
-        placement: its layers; ``split`` has a share for each card if there is more than one, otherwise equal shares.
-        context: its context.
-        cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
-
-    Returns:
-        Bytes of ``HOST`` and of every card. The buffers of logits and of hidden rows are ``overhead`` of the host.
-        Caches of an architecture that is not ``regular`` are left out.
+    ``cards`` are in llama.cpp's order, and share equally without a ``split``. Buffers of logits and hidden rows are
+    ``overhead`` of the host. Caches of an architecture that is not ``regular`` are left out.
     """
     devices = layer_devices(header.blocks, placement, len(cards))
     weights = _weights(SameHeader(header), placement, tuple(cards))
@@ -190,7 +178,7 @@ def resident(header: ModelHeader, placement: Placement, context: ContextOptions,
 
 
 def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> ByDevice:
-    """The same of a head next to its target: a cache for its own blocks, and no weights if they are the target's.
+    """Return :func:`resident` of a draft head: a cache for its own blocks, and no weights if they are the target's.
 
     Source: ``llama_model::create_memory`` in src/llama-model.cpp.
     """
@@ -206,7 +194,7 @@ def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> 
 
 
 def copied_cache(head: Request, target: Request, cards: Sequence[str] = ()) -> dict[str, int]:
-    """By device of a head that reads the target's cache, what it copies if that is on another device."""
+    """Return by device the bytes that a draft head copies of the target's cache from other devices."""
     if head.header.architecture != _READS_CACHE:
         return {}
     blocks, cache = target.header.blocks, _kv_by_block(target.header, target.context)
@@ -217,7 +205,7 @@ def copied_cache(head: Request, target: Request, cards: Sequence[str] = ()) -> d
 
 
 def lent_by(head: Request, target: Request, cards: Sequence[str] = ()) -> str:
-    """The device of the target's output if a head computes with that; empty if it has one of its own."""
+    """Return the device of the target's output if a draft head uses that; empty if the head has its own."""
     own = {"token_embd.weight", "output.weight"} <= {tensor.name for tensor in head.header.tensors}
     if own and head.file != target.file:
         return ""
@@ -225,15 +213,13 @@ def lent_by(head: Request, target: Request, cards: Sequence[str] = ()) -> str:
 
 
 def hidden_host_bytes(header: ModelHeader, context: ContextOptions) -> int:
-    """Host memory for a target's hidden rows: llama.cpp's buffer of a batch (``output_reserve`` in
-    src/llama-context.cpp), and a ring of them for each sequence.
-    """
+    """Return RAM for hidden rows: a batch (``output_reserve`` in src/llama-context.cpp), and a ring per sequence."""
     kept = context.batch + context.sequences * min(context.ctx_size, HIDDEN_RING)
     return 4 * header.embedding * len(context.hidden) * kept
 
 
 def hidden_compute_bytes(header: ModelHeader, context: ContextOptions, devices: Sequence[int], count: int) -> list[int]:
-    """What handing out hidden rows adds to the compute buffers at most: rows of a micro-batch that must stay."""
+    """Return bounds by device on compute buffers for hidden rows, which stay for a micro-batch."""
     found = [0] * count
     for source in context.hidden:
         found[devices[source]] += 4 * header.embedding * context.computed
@@ -241,7 +227,7 @@ def hidden_compute_bytes(header: ModelHeader, context: ContextOptions, devices: 
 
 
 def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, ...]:
-    """The device of each block and of the output; 0 is the host. Source: get_layer_buft_list, src/llama-model.cpp."""
+    """Return the device of each block and of the output; 0: CPU. Source: get_layer_buft_list, src/llama-model.cpp."""
     offloaded = placement.offloaded(blocks) if cards else 0
     first = blocks + 1 - offloaded
     if cards < 2:
@@ -260,11 +246,10 @@ def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, .
 
 @functools.lru_cache(maxsize=64)
 def parts(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[str, ...]:
-    """What decides where each tensor of a model is, for :func:`part_device`.
+    """Return what decides the device of each tensor, for :func:`part_device`.
 
-    A device's name where an override names the tensor; ``experts`` or ``ffn`` of a block, which the first blocks may
-    keep on the host; empty for the rest, which is where its layer is. The first pattern that is found in the name
-    counts: src/llama-model-loader.cpp, ``create_tensor``.
+    It is the device of the first matching override (``create_tensor`` in src/llama-model-loader.cpp); ``experts`` or
+    ``ffn`` in a block, which the first blocks may keep on the CPU; or empty: the tensor is with its layer.
     """
     overrides = [(re.compile(pattern), device) for pattern, device in map(parse_override, override_tensor)]
 
@@ -280,7 +265,7 @@ def parts(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[str, ...]
 
 
 def part_device(part: str, layer: int, device: int, placement: Placement, cards: Sequence[str]) -> int:
-    """The device of a part of a layer; ``device`` is the layer's, 0 the host."""
+    """Return the device of a part of a layer; ``device`` is the layer's, 0 the CPU."""
     if part in ("", "experts", "ffn"):
         kept = {"": 0, "experts": placement.n_cpu_moe, "ffn": placement.n_cpu_ffn}[part]
         return 0 if layer < kept else device
@@ -288,7 +273,7 @@ def part_device(part: str, layer: int, device: int, placement: Placement, cards:
 
 
 def check_part(header: ModelHeader, part: str, flag: str) -> None:
-    """Raise UsageError unless the model has weights of a part, ``experts`` or ``ffn``, that ``flag`` would keep."""
+    """Raise UsageError unless the model has the weights (``experts`` or ``ffn``) that ``flag`` keeps on the CPU."""
     if part in parts(SameHeader(header), ()):
         return
     if part == "experts":
@@ -300,10 +285,10 @@ def check_part(header: ModelHeader, part: str, flag: str) -> None:
 
 
 def check_overrides(header: ModelHeader, override_tensor: Sequence[str], cards: Sequence[str]) -> None:
-    """Check ``PATTERN=DEVICE`` against a model and the devices that there are.
+    """Check ``PATTERN=DEVICE`` overrides against a model's tensors and the devices.
 
     Raises:
-        UsageError: a pattern is found in no tensor's name, or a device is not there.
+        UsageError: a pattern matches no tensor, or a device is missing.
     """
     for pattern, device in map(parse_override, override_tensor):
         if device not in (HOST, *cards):
@@ -322,10 +307,10 @@ def check_overrides(header: ModelHeader, override_tensor: Sequence[str], cards: 
 
 
 def layout(header: ModelHeader, placement: Placement, cards: Sequence[str]) -> object:
-    """What the compute buffers of a placement depend on; equal layouts have about equal buffers.
+    """Return all that compute buffers depend on; placements with equal layouts have about equal buffers.
 
-    For each run of blocks on one device: the device, those of its parts, the kinds of its blocks, of its first and of
-    its last one, and how many they are, up to ``_ALIKE_FROM``.
+    For each run of blocks on one device: the device, the devices of its parts, the kinds of its first, last and all
+    blocks, and their number up to ``_ALIKE_FROM``.
     """
     sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
     devices = layer_devices(header.blocks, placement, len(cards))
@@ -343,18 +328,18 @@ def layout(header: ModelHeader, placement: Placement, cards: Sequence[str]) -> o
 
 
 def _single(value: float) -> float:
-    """``value`` in single precision, as llama.cpp divides."""
+    """Round to single precision, as llama.cpp divides."""
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded
 
 
 def padded(size: int, multiple: int) -> int:
-    """The least multiple that ``size`` fits into."""
+    """Round up to a multiple."""
     return -(-size // multiple) * multiple
 
 
 class SameHeader:
-    """A header as the key of a cache, by identity: hashing its contents costs more than what is cached."""
+    """Cache key of a header, by identity: hashing its contents costs more than what is cached."""
 
     __slots__ = ("header",)
 
@@ -370,11 +355,10 @@ class SameHeader:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Bytes of a model's weights by where they go, and the kind of each block that is computed, as a number.
+    """Bytes of a model's weights by destination, and a number for the kind of each computed block.
 
-    Blocks have them by part (:func:`parts`), and the ``largest`` tensor of each part. ``outside`` has (place, part,
-    bytes) of the other tensors. ``tied`` is the embedding if it is the output too, where that is copied to a card; an
-    override has both in one place.
+    ``blocks`` and ``largest`` (tensor) are by part (:func:`parts`); ``outside``: (place, part, bytes) of the other
+    tensors; ``tied``: bytes of an embedding that is also the output, which a GPU copies unless an override places it.
     """
 
     blocks: tuple[Counter[str], ...]
@@ -387,7 +371,7 @@ class _Sums:
 @functools.lru_cache(maxsize=32)
 def _sums(same: SameHeader, mtp: bool, override_tensor: tuple[str, ...]) -> _Sums:
     header = same.header
-    main = header.blocks - (0 if mtp else header.nextn_blocks)  # llama.cpp does not load the others
+    main = header.blocks - (0 if mtp else header.nextn_blocks)  # llama.cpp skips MTP blocks otherwise
     blocks: list[Counter[str]] = [Counter() for _ in range(main)]
     largest: list[dict[str, int]] = [{} for _ in range(main)]
     shapes: list[set[object]] = [{header.windowed[i], ("recurrent", header.recurrent[i])} for i in range(main)]
@@ -417,7 +401,7 @@ def _place(name: str, architecture: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _weights(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> list[int]:
-    """Source: ``create_tensor`` in src/llama-model-loader.cpp."""
+    """Return the bytes of weights by device. Source: ``create_tensor`` in src/llama-model-loader.cpp."""
     sums = _sums(same, placement.mtp, placement.override_tensor)
     devices = layer_devices(same.header.blocks, placement, len(cards))
     found = [0] * (len(cards) + 1)
@@ -437,7 +421,7 @@ def _weights(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> 
 
 @functools.lru_cache(maxsize=32)
 def cuda_padding_bytes(same: SameHeader) -> int:
-    """What tensors take more in CUDA's buffers at most: places of 128 bytes, whole steps of a kernel in the last row.
+    """Return a bound on CUDA's padding of tensors: 128-byte alignment, whole kernel steps in the last row.
 
     Source: ``ggml_backend_cuda_buffer_type_get_alloc_size`` in ggml/src/ggml-cuda/ggml-cuda.cu.
     """
@@ -450,7 +434,7 @@ def cuda_padding_bytes(same: SameHeader) -> int:
 
 
 def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
-    """Source: src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp."""
+    """Return bytes of caches and states by device (src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp)."""
     found = [0] * count
     cells = windowed_cells = context.cells
     if not context.swa_full:
@@ -473,11 +457,10 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
 
 
 def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
-    """What CUDA and HIP add to a compute buffer for flash attention on a cache that is not f16: a copy of one block's.
+    """Return bounds by device on CUDA's and HIP's extra buffer for flash attention on a cache that is not f16.
 
-    At most: the prompt's kernels need it, and the buffer may be at its largest elsewhere in the graph.
-
-    Source: ``ggml_cuda_flash_attn_ext_get_alloc_size`` in ggml/src/ggml-cuda/fattn.cu.
+    It holds an f16 copy of one block's cache; only prompt kernels need it, and the buffer may peak elsewhere in the
+    graph. Source: ``ggml_cuda_flash_attn_ext_get_alloc_size`` in ggml/src/ggml-cuda/fattn.cu.
     """
     found = [0] * count
     if context.flash_attn == "off":
@@ -494,7 +477,7 @@ def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: Cont
 
 
 def streaming_card(cards: Sequence[str]) -> str:
-    """The card that computes large batches with the host's weights, or empty: the first, and no RPC worker's.
+    """Return the GPU that computes large batches with CPU weights: the first that is no RPC worker's; empty if none.
 
     Source: ``ggml_backend_sched_backend_id_from_cur`` in ggml/src/ggml-backend.cpp.
     """
@@ -502,13 +485,11 @@ def streaming_card(cards: Sequence[str]) -> str:
 
 
 def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
-    """What :func:`streaming_card` holds at once of what is on the host, at most; 0 if it computes with none of that.
+    """Return a bound on the CPU's weights and caches that :func:`streaming_card` holds at once; 0 without weights.
 
-    One of the weights (of a hybrid's experts two), the cache of a block whose attention it computes, thrice where that
-    is latent, and :func:`activation_bytes`. Of a head also the output's weights, which may be the target's, as the
-    cache may.
-
-    Source: ``ggml_backend_sched_split_graph`` in ggml/src/ggml-backend.cpp, which frees a weight before the next one.
+    They are one weight (two of a hybrid with experts), the cache of a block (three times if latent), and
+    :func:`activation_bytes`; for a draft head also the output, which may be the target's, as may the cache. Source:
+    ``ggml_backend_sched_split_graph`` in ggml/src/ggml-backend.cpp, which frees a weight before the next one.
     """
     header, context, target = request.header, request.context, request.target
     if not streaming_card(cards) or context.computed < context.op_offload_min_batch or not context.op_offload:
@@ -518,7 +499,7 @@ def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
     rows = context.computed if target is None else HEAD_BATCH
     kept = zip(_kv_by_block(header, context), devices, strict=False)
     caches = [(3 if header.latent else 1) * size for size, device in kept if device == 0]
-    if target is None:  # few rows of logits are asked for
+    if target is None:  # few rows of logits are requested
         output = 0
     elif lent_by(request, target, cards) == HOST:
         output = _on_host(target, cards)[1]
@@ -531,12 +512,12 @@ def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
 
 
 def activation_bytes(header: ModelHeader, tokens: int) -> int:
-    """Rows of a feed-forward and of its input: by so much copies may shift what follows in a buffer, at most."""
+    """Return a bound on how far copies shift later contents of a buffer: rows of a feed-forward and its input."""
     return 4 * tokens * (max(header.feed_forward, default=0) + header.embedding)
 
 
 def _on_host(request: Request, cards: Sequence[str]) -> tuple[list[int], int]:
-    """Bytes of weights on the host: of each block and part the largest, what is computed before them; the output's."""
+    """Return bytes of CPU weights: the largest of each block and part and those before the blocks; the output's."""
     header, placement = request.header, request.placement
     sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
     devices = layer_devices(header.blocks, placement, len(cards))
@@ -560,12 +541,12 @@ def _kv_by_block(header: ModelHeader, context: ContextOptions) -> list[int]:
 
 
 def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
-    """What backends that fuse or reorder operations add to a compute buffer: activations that they keep for longer.
+    """Return bounds by device on what fused or reordered operations add to compute buffers: longer-lived activations.
 
-    At most: each expert's rows of a micro-batch until they are weighed (CUDA, Vulkan). Of a model without experts one
-    row of each token (Vulkan), unless it is dense and in part on the host with flash attention and ``op_offload``:
-    there copies of the host's weights are the most. A hybrid whole on the card without flash attention keeps a mask as
-    well. Vulkan's own dry runs are within it: docs/evidence/backend-bytes.json.
+    With experts: each expert's rows of a micro-batch until they are weighted (CUDA, Vulkan). Otherwise one row per
+    token (Vulkan), except for a dense model partly on the CPU with flash attention and ``op_offload``, where copied CPU
+    weights are the peak. A hybrid entirely on GPUs without flash attention adds a mask. Vulkan's own dry runs are
+    within these bounds: docs/evidence/backend-bytes.json.
 
     Source: ``add_alloc_dep`` in ggml/src/ggml-cuda/ggml-cuda.cu, ``ggml_vk_graph_optimize`` in
     ggml/src/ggml-vulkan/ggml-vulkan.cpp.
@@ -580,12 +561,12 @@ def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOpt
 
 
 def has_snapshots(header: ModelHeader) -> bool:
-    """Whether each token that may be taken back takes a recurrent state."""
+    """Return whether rollback takes a recurrent state for each token."""
     return any(header.recurrent) and way_back(header.architecture, options.REWIND_BY["target"]) == "snapshots"
 
 
 def _states(header: ModelHeader, context: ContextOptions) -> int:
-    """Recurrent states that are allocated, so that tokens can be taken back: llamacpp/params."""
+    """Return the number of recurrent states allocated for rollback (llamacpp/params)."""
     if not context.rewind:
         return 1
     more = {"snapshots": min(context.rewind, context.computed - 2), "checkpoint": 1, "none": 0}
