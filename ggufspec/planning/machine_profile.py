@@ -1,14 +1,14 @@
-"""What this machine reaches: a measurement of some ten seconds with dummy models, kept; or a catalogue's guess.
+"""Speed of this machine: measured in about ten seconds with dummy models and cached, or guessed from the catalogue.
 
-The dummy models are llama models of zeros in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost what
-any weights cost: a hole is mapped to pages of its own, so that reading them is real traffic, and no kernel looks at
-the values. Two narrow models of few and of many blocks tell the fixed cost of a pass and of a block; a wide one for
-each weight type tells bandwidths and T(n). On the host the wide ones are loaded together and timed in turn, so that
-none finds its weights in the last cache, which a server shares with many. What is measured are the weight types and
-the sizes of heads of the models at hand; those of the next models are added when they are wanted.
+Dummy models are llama models of zeros in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost what any
+weights cost: a hole is mapped to pages of its own, so that reading is real traffic, and no kernel looks at values. Two
+narrow models with few and many blocks give the fixed costs of a pass and a block; a wide one per weight type gives
+bandwidth and T(n). On the CPU the wide ones are loaded together and timed in turn, so that none stays in the last-level
+cache, which a server shares with many. Only weight types and attention head sizes of the models at hand are measured;
+others are added when needed.
 
-Beside other programs the host is measured with the threads that they leave, as everything runs; what that finds is
-kept where nothing better is, says so, and is measured again when they are gone.
+Next to other programs the CPU is measured with the threads that they leave. The result says so, is cached unless there
+is a better one, and is measured again when the programs are gone.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Context
     from ggufspec.models.header import ModelHeader
 
-TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most telling first
+TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most informative first
 HEADS = (64, 128)
 WIDTHS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
 _ATTENTION_WIDTHS = (1, 8)
-_FEWEST = 2  # the narrow dummy models and one wide one are needed
-_ROUNDS = 2  # times that each width is timed, whatever it takes
+_FEWEST = 2  # narrow dummy models; they and one wide one are always timed
+_ROUNDS = 2  # minimum timings of each batch size
 _MOST_TOGETHER_BYTES = 2**30
-_MOST_KEPT = 16  # machine profiles in a cache
-_TELLING_SHARE = 0.02  # of a model's weights: a type of fewer is not worth a measurement
+_MOST_KEPT = 16  # cached machine profiles
+_TELLING_SHARE = 0.02  # share of a model's weights from which on a type is measured
 
 
 # ---- dummy models ---------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ _TELLING_SHARE = 0.02  # of a model's weights: a type of fewer is not worth a me
 
 @dataclass(frozen=True, slots=True)
 class DummyModel:
-    """A llama model of zeros, four query heads to each of keys and values."""
+    """Llama model of zeros with four query heads per key-value head."""
 
     kind: str
     width: int
@@ -69,7 +69,7 @@ class DummyModel:
     head: int = 64
 
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """(row, rows) of one block's matrices."""
+        """Return (row length, rows) of one block's matrices."""
         kv = max(self.width // 4, self.head)
         found = dict.fromkeys(("attn_q", "attn_output"), (self.width, self.width))
         found |= dict.fromkeys(("attn_k", "attn_v"), (self.width, kv))
@@ -78,21 +78,21 @@ class DummyModel:
 
     @property
     def block_numbers(self) -> int:
-        """Weights of one block, norms aside."""
+        """Weights of one block without norms."""
         return sum(row * rows for row, rows in self.matrices().values())
 
     @property
     def numbers(self) -> int:
-        """Weights that a token reads: the blocks and the output."""
+        """Weights read per token: the blocks and the output."""
         return self.blocks * self.block_numbers + self.width * self.vocabulary
 
     @property
     def read_share(self) -> float:
-        """Of a file's weights, those that a token reads: of the table of tokens it looks up a row."""
+        """Share of the file's weights read per token (of the embedding table, one row)."""
         return self.numbers / (self.numbers + self.width * self.vocabulary)
 
     def write(self, path: Path) -> None:
-        """Write it as a sparse file."""
+        """Write the model as a sparse file."""
         metadata: dict[str, str | int | float] = {
             "general.architecture": "llama",
             "tokenizer.ggml.model": "none",
@@ -118,23 +118,23 @@ class DummyModel:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to measure; everything but threads and RPC workers is for a shorter look.
+    """Measurement settings; all but ``threads``, ``left`` and ``rpc`` have defaults for a full measurement.
 
     Args:
-        threads: of the host, as plans have them.
-        left: as many of them as other programs leave now; 0: all.
-        rpc: workers whose devices are measured too.
+        threads: CPU threads of plans.
+        left: CPU threads that other programs leave now; 0: all.
+        rpc: endpoints of workers whose devices are measured too.
         types: weight types.
-        widths: tokens in a batch; the first is 1.
-        wide_bytes: of each wide model, at least.
-        together_bytes: of the host's wide models together; see :func:`beyond_cache_bytes`.
-        card_bytes: of each wide model on a card of this machine.
-        rounds: times that each width is timed, at most.
-        model_s: seconds to spend on one model, after it was read once.
-        device_s: seconds to spend on one card or worker; types that are left then are left out.
-        cache_types: of the KV cache, with which attention is timed if it computes like a CPU.
-        heads: sizes of heads to time it with.
-        depth: tokens in the cache then.
+        widths: batch sizes; the first is 1.
+        wide_bytes: minimum size of each wide model.
+        together_bytes: size of the CPU's wide models together; see :func:`beyond_cache_bytes`.
+        card_bytes: size of each wide model on a local GPU.
+        rounds: maximum timings of each batch size.
+        model_s: seconds to spend on one model, after a first read.
+        device_s: seconds to spend on one GPU or worker; remaining types are left out.
+        cache_types: KV cache types for timing attention on the CPU and workers.
+        heads: attention head sizes for that.
+        depth: cached tokens for that.
     """
 
     threads: int
@@ -155,10 +155,9 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One dummy model on one device: the bytes that a token reads, its time to load, and seconds of a batch by width.
+    """Timings of one dummy model on one device: bytes read per token, and seconds to load and per batch by size.
 
-    Seconds are the lower quartile: whatever else runs on the machine only adds to them, and the least of them is what
-    a model that runs for long does not reach.
+    Seconds are the lower quartile: other programs only add to them, but a long run does not reach their minimum.
     """
 
     dummy: DummyModel
@@ -169,10 +168,10 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The narrow models' timings first, by device; ``devices`` is all that ggml sees. ``HOST`` is the host.
+    """Timings by device, narrow models first; ``devices`` is all that ggml sees, ``HOST`` the CPU.
 
-    ``disturbance`` is what happened while the host was measured. ``attention`` is as of
-    :class:`~ggufspec.planning.speed.DeviceProfile`, by device.
+    ``disturbance``: of the CPU measurement; ``attention``: by device, as in
+    :class:`~ggufspec.planning.speed.DeviceProfile`.
     """
 
     timings: dict[str, list[Timing]]
@@ -182,7 +181,7 @@ class Result:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Measure in this process; the event ``measuring`` names the device and the dummy model that comes next."""
+    """Measure in this process; an event ``measuring`` names each device and dummy model before it is timed."""
     ggml.add_rpc_workers(spec.rpc)
     here = ggml.devices()
     cards = [device.name for device in ggml.offloading(here)]
@@ -194,7 +193,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         for index, (name, found) in enumerate(timings.items()):
             is_card = index > 0 and not is_remote(name)
             placement = Placement(-1, tuple(float(name == card) for card in cards)) if index else Placement()
-            # a card may take over what the host has of wider batches
+            # larger batches with CPU weights may run on a GPU
             widths = [width for width in spec.widths if index or not streams or width < STREAM_WIDTH]
             until = time.perf_counter() + spec.device_s
             wide_bytes = max(spec.wide_bytes, spec.together_bytes // len(spec.types) if index == 0 else 0)
@@ -217,10 +216,10 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
 
 def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
-    """Two narrow models, then a wide one for each type."""
+    """Return two narrow models, then a wide one per type."""
     found = [DummyModel(types[0], 256, 256, blocks) for blocks in (4, 28)]
-    # As narrow as a model of 1.5 billion parameters: rows of 1536 numbers in F16 were read at 23 to 25 GB/s where rows
-    # of 2048 and of 8192 were at 26 to 28 (a virtual Sapphire Rapids, two cores), and its plan was too fast with these
+    # As narrow as a model of 1.5 billion parameters: F16 rows of 1536 numbers were read at 23 to 25 GB/s, rows of 2048
+    # and 8192 at 26 to 28 (a virtual Sapphire Rapids, two cores), so that its plan was too fast with these
     width, ffn = (1536, 6144) if wide_bytes >= 2**26 else (512, 1024)
     for kind in types:
         block = DummyModel(kind, width, ffn, 1)
@@ -245,7 +244,7 @@ def _time(
             load_s = time.perf_counter() - began
             options = ContextOptions(ctx_size=max(widths) + 1, width=max(widths), threads=spec.left or spec.threads)
             context = stack.enter_context(closing(Context(model, options)))
-            _batch(context, max(widths))  # pages in, and the buffers at their largest
+            _batch(context, max(widths))  # page in weights and grow buffers to their maximum
             loaded.append(
                 (dummy, int(model.size_bytes * dummy.read_share), load_s, context, {width: [] for width in widths})
             )
@@ -264,11 +263,11 @@ def _time(
 
 
 _ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # little but attention
-_TELLING = 0.1  # of a token's time: a smaller rise with the depth is noise
+_TELLING = 0.1  # share of a token's time; a smaller rise with depth is noise
 
 
 def _attention(path: Path, placement: Placement, spec: Spec) -> Attention:
-    """Numbers of the cache that attention gets through in a second, by the cache's type, heads and width."""
+    """Return the cache's numbers per second that attention processes, by cache type, head size and batch size."""
     from ggufspec.llamacpp.model import Context, Model
 
     found: Attention = {kind: {} for kind in spec.cache_types}
@@ -296,7 +295,7 @@ def _attention(path: Path, placement: Placement, spec: Spec) -> Attention:
 
 
 def _batch(context: Context, width: int, depth: int = 0) -> float:
-    """Seconds of one batch after ``depth`` tokens, with all its logits, as a verification has."""
+    """Return the seconds of one batch after ``depth`` tokens, with all its logits, as in a verification."""
     context.rewind(depth)
     tokens = [1] * width
     began = time.perf_counter()
@@ -304,14 +303,13 @@ def _batch(context: Context, width: int, depth: int = 0) -> float:
     return time.perf_counter() - began
 
 
-# ---- what it means ---------------------------------------------------------------------------------------------------
+# ---- interpretation --------------------------------------------------------------------------------------------------
 
 
 def beside(new: MachineProfile, before: MachineProfile | None) -> MachineProfile:
-    """A measurement with what was measured of the same machine before: other types and heads. Pure.
+    """Merge a measurement with an earlier one of the same machine, which may have other types and heads. Pure.
 
-    Of what both have, the new one counts, unless only that was disturbed. A disturbed one of before gives way to one
-    that is not.
+    The new one wins unless only it was disturbed. A disturbed earlier one is dropped for an undisturbed new one.
     """
     if before is None or (before.disturbed and not new.disturbed):
         return new
@@ -325,9 +323,8 @@ def beside(new: MachineProfile, before: MachineProfile | None) -> MachineProfile
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be measured, and why, in a sentence.
-
-    A plan ``needs`` it if nothing is known yet, or nothing of the type that most of the weights are in.
+    """Measurement to make, and why, in a sentence; a plan ``needs`` one if nothing, or not the main weight type, is
+    known.
     """
 
     spec: Spec
@@ -336,10 +333,9 @@ class Due:
 
 
 def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -> Due | None:
-    """What is still to be measured of ``spec``; None if all of it is known.
+    """Return what is still to be measured of ``spec``, or None.
 
-    ``others_cpus`` looks how many of the logical CPUs other programs keep busy: what was measured beside them is due
-    again when they are gone.
+    ``others_cpus`` returns the CPUs that other programs keep busy: disturbed measurements are due again once they end.
     """
     kept = _kept(folder, spec.threads)
     if kept is None:
@@ -360,12 +356,12 @@ def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -
 
 
 def beyond_cache_bytes() -> int:
-    """Twice the last cache of a CPU, as far as memory allows."""
+    """Return twice the size of the CPU's last-level cache, limited by RAM."""
     return min(2 * host.last_cache_bytes(), _MOST_TOGETHER_BYTES, host.free_memory_bytes() // 8)
 
 
 def types_of(headers: Sequence[ModelHeader]) -> tuple[str, ...]:
-    """The weight types of models that are worth a measurement, those of the most bytes first. Pure."""
+    """Return the weight types of models that are worth a measurement, those with most bytes first. Pure."""
     found = Counter[str]()
     for header in headers:
         of_model = weight_bytes(header)
@@ -375,15 +371,15 @@ def types_of(headers: Sequence[ModelHeader]) -> tuple[str, ...]:
 
 
 def heads_of(headers: Sequence[ModelHeader]) -> tuple[int, ...]:
-    """The size of :data:`HEADS` that each model's heads are nearest to. Pure."""
+    """Return the sizes of :data:`HEADS` that are nearest to the models' attention heads. Pure."""
     return tuple(sorted({nearest_head(header.key_size, HEADS) for header in headers}))
 
 
 def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachineProfile:
-    """The speeds behind a measurement. Pure.
+    """Return the speeds that explain a measurement. Pure.
 
-    T(1) of two narrow models and of the wide one of the same type are three equations in the cost of a pass, of a
-    block and of a byte. What is left of the other wide models is their weights'.
+    T(1) of two narrow models and a wide one of the same type are three equations in the cost of a pass, a block and a
+    byte. The other wide models give the cost of their weights.
     """
     fixed = {name: _fixed(timings) for name, timings in result.timings.items()}
     speeds = {
@@ -391,7 +387,7 @@ def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachinePr
         for name, timings in result.timings.items()
     }
     pass_s = fixed[HOST][0]
-    beyond = [max(0.0, own - pass_s) / 2 for name, (own, _) in fixed.items() if name != HOST]  # there and back
+    beyond = [max(0.0, own - pass_s) / 2 for name, (own, _) in fixed.items() if name != HOST]  # to the device and back
     cards = [name for name in speeds if name != HOST]
     if cards and all(is_remote(name) for name in cards):
         link_bytes_per_s = max(t.read_bytes / t.load_s for name in cards for t in result.timings[name][2:])
@@ -407,7 +403,7 @@ def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachinePr
 
 
 def _fixed(timings: Sequence[Timing]) -> tuple[float, float]:
-    """(seconds of a pass, seconds of a block) from two narrow models and a wide one."""
+    """Return (seconds of a pass, seconds of a block) from two narrow models and a wide one."""
     import numpy as np
 
     rows = [[1.0, timing.dummy.blocks, timing.read_bytes] for timing in timings[:3]]
@@ -430,12 +426,12 @@ def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DevicePr
     return DeviceProfile(by_type[timings[0].dummy.kind], flops_per_s, layer_s, "measured", by_type, batch_latencies)
 
 
-# ---- kept ------------------------------------------------------------------------------------------------------------
+# ---- the cache -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a machine profile belongs to. ``devices`` are the names and descriptions of all that ggml sees."""
+    """Machine that a profile belongs to; ``devices``: names and descriptions of all that ggml sees."""
 
     llama_cpp_python: str
     cpu: str
@@ -444,13 +440,12 @@ class Identity:
 
 
 def identity(threads: int, here: Sequence[ggml.Device] = ()) -> Identity:
-    """This machine with these devices."""
     names = tuple(f"{device.name} {device.description}" for device in here)
     return Identity(version("llama-cpp-python"), host.cpu_name(), threads, names)
 
 
 def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineProfile | None:
-    """The profile that is cached for this machine with so many threads and these devices, or None."""
+    """Return the cached profile of this machine with these threads and devices, or None."""
     kept = _kept(folder, threads)
     return kept.speed if kept and kept.identity == identity(threads, here) else None
 
@@ -470,15 +465,15 @@ def _key(of: Identity) -> str:
 
 
 def _kept(folder: Path, threads: int) -> _Kept | None:
-    """What is cached of this machine's host with so many threads, whatever the other devices."""
+    """Return the cached profile of this CPU with these threads, for any devices."""
     return _table(folder).get(_key(identity(threads)))
 
 
 def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int, is_here: bool = True) -> MachineProfile:
-    """The best that is known: what was measured here, the catalogue for the rest.
+    """Return the best known speeds: measured ones, and the catalogue's for the rest.
 
-    ``cards`` are device names as placements use them, with the card that each is; None: unknown. Without a measurement
-    the host of cards that are not here is a usual desktop.
+    ``cards``: GPU by device name in placements, None if unknown. Without a measurement, absent GPUs (``is_here`` False)
+    get a usual desktop's CPU.
     """
     kept = _kept(folder, threads)
     here = kept.speed if kept else None
@@ -489,7 +484,7 @@ def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int, is
         measured = [
             name for name, card in cards.items() if name in here.devices and _is_here(name, card, kept.identity)
         ]
-        # Attention at depth and a batch's experts are not measured on a card
+        # Attention at depth and experts in batches are not measured on GPUs
         devices = {name: here.devices[name] for name in measured}
         cards_here = (name for name in measured if not is_remote(name))
         devices |= {name: _completed(devices[name], speed.devices[name]) for name in cards_here}
@@ -503,7 +498,7 @@ def _completed(measured: DeviceProfile, guess: DeviceProfile) -> DeviceProfile:
 
 
 def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
-    """Whether the device that was measured under this name is that card."""
+    """Return whether this GPU is the device that was measured under this name."""
     found = next((device for device in kept.devices if device.startswith(f"{name} ")), "")
     try:
         return card is None or find_card(found.removeprefix(f"{name} ")) == card
@@ -512,7 +507,7 @@ def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
 
 
 def measure(folder: Path, spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> MachineProfile:
-    """Measure this machine in a child process, and keep the result with what is known of it (:func:`beside`).
+    """Measure this machine in a child process, and cache the result with what is known (:func:`beside`).
 
     Raises:
         GgufspecError: an RPC worker does not answer, or llama.cpp died.
@@ -536,7 +531,7 @@ def _keep(folder: Path, speed: MachineProfile, of: Identity) -> None:
 
 
 def _link_here(devices: Sequence[ggml.Device]) -> float:
-    """That of the slowest card which ggml sees."""
+    """Return the link rate of the slowest GPU that ggml sees."""
     seen = gpus.gpus()
     here = [card for one in devices if (card := gpus.of_device(one.device_id, one.description, seen))]
     return min((link_bytes_per_s(c.pcie_generation, c.pcie_width) for c in here), default=link_bytes_per_s(4, 16))

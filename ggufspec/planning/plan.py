@@ -1,7 +1,4 @@
-"""A plan: where each layer of a pair goes, what it costs, how fast it will be, and whether target-only would be faster.
-
-The values; :mod:`ggufspec.planning.search` makes them.
-"""
+"""Plans of a pair, the requests and machines that they are for; :mod:`ggufspec.planning.search` makes them."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A device that layers can be offloaded to.
+    """Device for offloading.
 
-    ``overhead_bytes`` is what its driver takes for a process, ``mmproj_bytes`` what an image projector takes there. If
-    it shares the host's memory, ``pool_bytes`` are free for both together.
+    ``overhead_bytes``: taken by its driver for a process; ``mmproj_bytes``: by an image projector; ``pool_bytes``: free
+    RAM that it shares with the CPU, None if it has its own.
     """
 
     name: str
@@ -38,21 +35,21 @@ class Card:
     pool_bytes: int | None = None
 
 
-ENOUGH_BYTES = 2**50  # of memory next to cards that are not here, unless somebody says how much there is
+ENOUGH_BYTES = 2**50  # assumed RAM next to simulated GPUs if none is given
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What to plan for.
+    """Machine to plan for.
 
     Args:
-        cards: in llama.cpp's order.
-        memory_bytes: the RAM that is free; ``ENOUGH_BYTES`` is not known.
-        headroom_bytes: what is left free on each card.
-        speed: how fast it is.
-        simulated: whether the cards are not here.
-        rpc: endpoints of the workers among them.
-        mmproj_bytes: what an image projector takes of the RAM.
+        cards: GPUs, in llama.cpp's order.
+        memory_bytes: free RAM; ``ENOUGH_BYTES`` if unknown.
+        headroom_bytes: memory to leave free on each GPU.
+        speed: its speed.
+        simulated: True if the GPUs are not installed.
+        rpc: endpoints of the RPC workers among them.
+        mmproj_bytes: RAM of an image projector.
     """
 
     cards: tuple[Card, ...]
@@ -64,38 +61,38 @@ class Machine:
     mmproj_bytes: int = 0
 
     def with_mmproj(self, card: str, card_bytes: int, host_bytes: int) -> Machine:
-        """The same with an image projector next to the target, on ``card`` and on the host."""
+        """Return this machine with an image projector's memory on ``card`` and in RAM."""
         cards = tuple(replace(one, mmproj_bytes=card_bytes) if one.name == card else one for one in self.cards)
         return replace(self, cards=cards, mmproj_bytes=host_bytes)
 
     def budget_bytes(self, card: Card) -> int:
-        """What a plan may use of a card, its overhead included."""
+        """Return the memory that a plan may use on a GPU, its overhead included."""
         return max(0, card.free_bytes - self.headroom_bytes)
 
     @property
     def card_names(self) -> tuple[str, ...]:
-        """In llama.cpp's order."""
+        """GPU names in llama.cpp's order."""
         return tuple(card.name for card in self.cards)
 
     @property
     def described(self) -> dict[str, str]:
-        """What each card is, by name and in llama.cpp's order."""
+        """Descriptions of the GPUs by name, in llama.cpp's order."""
         return {card.name: card.description for card in self.cards}
 
 
-_HIGHEST = 0.97  # chance per token that drafts reach, in texts of all kinds together
+_HIGHEST = 0.97  # highest acceptance per token that drafts reach over texts of all kinds
 
-# Of a placement: what a plan can choose
+# Fields of a placement that a plan can choose
 FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode", "no_host"})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model of the request: header, metadata-only file for dry runs, context, and its placement.
+    """Model to place, with a metadata-only file for dry runs.
 
-    Of the placement, the fields that are ``free`` are the plan's to choose, the others hold. ``rehearsed`` is how fast
-    a rehearsal on this machine found the model. A head has ``as_read``: what a step of it reads; it is ``in_target`` if
-    its blocks are in the target's own file. ``mtp``: the file's MTP blocks are loaded.
+    A plan chooses the placement fields in ``free``; the others hold. ``rehearsed``: latency measured on this machine;
+    ``as_read``: for a draft head, what one step reads; ``in_target``: the head's blocks are in the target's file;
+    ``mtp``: the file's MTP blocks are loaded.
     """
 
     header: ModelHeader
@@ -109,7 +106,7 @@ class ModelRequest:
     mtp: bool = False
 
     def at(self, placement: Placement, target: Request | None = None) -> Request:
-        """What to estimate or to dry-run; a head next to its ``target``. What takes no other bytes is as by default."""
+        """Return the memory request, with defaults for options that take no memory; a draft head needs ``target``."""
         context = self.context
         if context.computed >= STREAM_WIDTH and context.op_offload_min_batch != STREAM_WIDTH:
             context = replace(context, op_offload_min_batch=STREAM_WIDTH)
@@ -122,14 +119,14 @@ class ModelRequest:
         )
 
     def speed_on(self, machine: Machine) -> MachineProfile:
-        """The machine's speeds, as a rehearsal found them for this model if there was one."""
+        """Return the machine's speeds, as corrected by a rehearsal of this model if there is one."""
         return self.rehearsed.speed if self.rehearsed else machine.speed
 
     def read_at(self, placement: Placement) -> tuple[ModelHeader, Placement]:
-        """What a pass reads, as a model of its own, and where that is."""
+        """Return what a pass reads, as a model of its own, and its placement."""
         if self.as_read is None:
             return self.header, placement
-        before = self.header.blocks - self.as_read.blocks  # whose numbers the head's blocks do not have
+        before = self.header.blocks - self.as_read.blocks  # the head's blocks are counted from 0
         return self.as_read, replace(
             placement,
             gpu_layers=min(placement.offloaded(self.header.blocks), self.as_read.layers),
@@ -140,11 +137,11 @@ class ModelRequest:
 
     @property
     def usual_depth(self) -> int:
-        """The tokens in the cache that predictions are for where no depth is named: half of the context."""
+        """Default number of cached tokens for predictions: half of the context."""
         return self.context.ctx_size // 2
 
     def pass_s(self, machine: Machine, placement: Placement, tokens: int, depth: int | None = None) -> float:
-        """Predicted seconds of a batch with ``depth`` tokens in the cache, by default :attr:`usual_depth`."""
+        """Return the predicted seconds of a batch with ``depth`` cached tokens (default: :attr:`usual_depth`)."""
         header, placement = self.read_at(placement)
         streams_from = self.context.op_offload_min_batch
         cards = machine.card_names
@@ -162,20 +159,21 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A pair to place.
+    """Pair to place.
 
     Args:
-        target: the target in the pair.
-        target_only: the target without a draft: fewer rows of logits are reserved.
+        target: the target of the pair.
+        target_only: the target without a draft, which reserves fewer rows of logits.
         draft: the draft, or None.
-        acceptance: the expected chance per token: that a drafted token is accepted if all before it were, 0 to 1.
-        draft_max: the longest draft to consider.
-        kv_types: (cache_type_k, cache_type_v) of the target's cache that may be chosen besides the one asked for.
-        rewinds: tokens that may be taken back, which bounds a draft, besides those that the context has a state for.
-        may_stream: whether a card may compute with the host's weights in narrower batches than it does anyway.
-        acceptance_from: where the chance per token comes from, in words.
-        is_adaptive: whether a run drafts as far as it pays, and not always as far.
-        has_lookup: whether the n-gram lookup drafts too; ``lookup`` is what it did here, if that is known.
+        acceptance: expected chance that a drafted token is accepted if all before it were, 0 to 1.
+        draft_max: maximum draft length.
+        kv_types: other (cache_type_k, cache_type_v) that the plan may choose for the target.
+        rewinds: other rollback capacities that the plan may choose; with recurrent states they limit the draft length.
+        may_stream: True if a GPU may copy CPU weights for smaller batches than by default.
+        acceptance_from: origin of ``acceptance``, in words.
+        is_adaptive: True if a run adapts its draft length, False if it is fixed.
+        has_lookup: True if the n-gram lookup drafts too.
+        lookup: the lookup's results on this machine, if known.
     """
 
     target: ModelRequest
@@ -192,7 +190,7 @@ class PlanRequest:
     lookup: LookupRounds | None = None
 
     def longest(self, target: ModelRequest) -> int:
-        """The longest draft to consider that can be taken back."""
+        """Return the maximum draft length that can be rolled back."""
         header, context = target.header, target.context
         bounded = any(header.recurrent) and context.rewind
         return min(self.draft_max, context.rewind) if bounded else self.draft_max
@@ -200,7 +198,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One way of running: placements, bytes by device, and what it will reach."""
+    """Option of running: placements, bytes by device, and predicted speed."""
 
     target: Placement
     draft: Placement | None
@@ -209,30 +207,29 @@ class PlannedRun:
     draft_bytes: dict[str, Bytes]
     tokens_per_s: float
     draft_length: int = 0
-    draft_max: int = 0  # what its context has room for
+    draft_max: int = 0  # maximum that its context can roll back
 
     def used(self, device: str) -> Bytes:
-        """Target and draft together on one device."""
+        """Return the memory of target and draft on one device."""
         return self.target_bytes.get(device, Bytes()) + self.draft_bytes.get(device, Bytes())
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer.
+    """Plan of a pair, compared with target-only.
 
     Args:
         target_only: target-only at its own best placement.
-        pair: the best placement of both; None without a draft, or where the draft does not fit.
-        default: what a run of the pair does: ``pair``, but adaptive and with the lookup; None where it drafts a fixed
-            length.
-        at_pair: predicted tokens/s of target-only at the pair's placement of the target.
-        break_even_acceptance: the chance per token from which on the pair wins; None if it never does.
-        break_even_length: the draft length with which it does, with that chance; 0 if it never does.
+        pair: the best placement of both; None without a draft or if it does not fit.
+        default: ``pair`` as a run drafts, adaptively and with the lookup; None for a fixed draft length.
+        at_pair: predicted tokens/s of target-only at the pair's placement.
+        break_even_acceptance: acceptance per token from which on the pair wins; None if it never does.
+        break_even_length: draft length at that acceptance; 0 if the pair never wins.
         draft_costs_layers: target layers that the draft's memory would hold.
-        draft_lengths: what some draft lengths reach at the pair's placement, and what they need.
-        confirmed: whether llama.cpp's dry run answered.
-        notes: what the user should know besides.
-        tuned: what ``tune`` measured here of the pair as it is asked for.
+        draft_lengths: predictions for several draft lengths at the pair's placement.
+        confirmed: True if llama.cpp's dry run confirmed it.
+        notes: further information for the user.
+        tuned: what ``tune`` measured of this pair on this machine.
     """
 
     request: PlanRequest
@@ -251,15 +248,13 @@ class Plan:
 
     @property
     def choice(self) -> str:
-        """``speculative`` where the draft is predicted to win, or won when it was tuned; else ``target-only``."""
+        """``speculative`` if the draft is predicted to win, or won when it was tuned; else ``target-only``."""
         wins = self.pair and (self.tuned or self.pair.tokens_per_s > self.target_only.tokens_per_s)
         return "speculative" if wins else "target-only"
 
     @property
     def judged_length(self) -> int:
-        """The draft length that acceptance rates are given for: the pair's, or if that does not pay, one that would
-        with a better draft; 0 without such a length.
-        """
+        """Draft length for acceptance rates: the pair's; if it loses, that of a reachable break-even; 0 without one."""
         if self.pair and self.choice == "speculative":
             return self.pair.draft_length
         even = self.break_even_acceptance
@@ -267,7 +262,7 @@ class Plan:
 
     @property
     def accepted_share(self) -> float | None:
-        """Accepted ÷ drafted tokens that are expected at :attr:`judged_length`; None without a draft."""
+        """Expected accepted ÷ drafted tokens at :attr:`judged_length`; None without a draft."""
         length = self.judged_length or (self.pair.draft_length if self.pair else 0)
         return share_of(self.request.acceptance, length) if length else None
 
@@ -283,9 +278,7 @@ class Plan:
         return self.pair if self.pair and self.choice == "speculative" else self.target_only
 
     def target_s(self, run: PlannedRun) -> tuple[float, float] | None:
-        """Seconds of a token of the target's with an empty context, and those that each token in it adds; None unless
-        the devices were measured undisturbed.
-        """
+        """Return (seconds of a token with an empty cache, seconds per cached token); None if not well measured."""
         machine, target = self.machine, replace(self.request.target, context=run.context)
         sources = {machine.speed.device(name).source for name in (HOST, *machine.card_names)}
         if machine.speed.disturbed or (sources != {"measured"} and not target.rehearsed):
@@ -295,12 +288,12 @@ class Plan:
 
     @property
     def is_guessed(self) -> bool:
-        """Whether target weights are on a host whose speed was not measured: what it reaches is no prediction then."""
+        """True if target weights are on a CPU whose speed was not measured, so that the prediction is only a guess."""
         return self.rests_on_host and self.machine.speed.device(HOST).source == "guess"
 
     @property
     def rests_on_host(self) -> bool:
-        """Whether target weights are on a host whose own speed counts, no rehearsal's."""
+        """True if the CPU's own speed counts: it has target weights, and no rehearsal measured the target."""
         if self.request.target.rehearsed:
             return False
         runs, names = [self.target_only, *([self.pair] if self.pair else [])], self.machine.card_names

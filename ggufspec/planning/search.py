@@ -1,8 +1,8 @@
-"""Finds the fastest placement that fits. Pure but for llama.cpp's dry runs.
+"""Search for the fastest placement that fits. Pure except for llama.cpp's dry runs.
 
-Every placement is ranked by predicted tokens/s; from the fastest down, the first that fits is the plan. Placements
-whose estimate (:mod:`ggufspec.planning.memory`) is far over the budget are passed over, the others are dry-run. So the
-plan is one that llama.cpp confirmed, and one layer more does not fit.
+Placements are ranked by predicted tokens/s, and the fastest that fits is the plan. Those whose estimate
+(:mod:`ggufspec.planning.memory`) is far over the budget are skipped, the others dry-run. So llama.cpp confirmed the
+plan, and one more layer does not fit.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from ggufspec.planning.speed import (
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 from ggufspec.schema.text import of_memory
 
-_WAYS = (False, True)  # whether a card computes with the host's weights in narrow batches, too
-_WORTH_DIVIDING_BLOCKS = 1.03  # feed-forward weights on the CPU cost crossings, the least known of all costs
-_WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
-_UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
-_AT_ONCE = 2  # placements that are estimated or dry-run together
+_WAYS = (False, True)  # whether a GPU copies CPU weights for small batches too
+_WORTH_DIVIDING_BLOCKS = 1.03  # gain required of feed-forward weights on the CPU: crossings are the least known cost
+_WORTH_A_SMALLER_CACHE = 1.02  # gain required of a quantised KV cache, which costs quality
+_UNSURE = 0.15  # share of the compute buffers by which an estimate may be too high
+_AT_ONCE = 2  # placements per batch of estimates or dry runs
 _MOST_ASKED = 120
-_FILLED = 0.9  # of the free memory: weights that are not mapped cannot be given back
+_FILLED = 0.9  # maximum share of free RAM for weights that are not mapped, which cannot be evicted
 _DRAFT_STEPS = _SWEEP_STEPS = 8
-_LENGTHS = (1, 2, 3, 4, 8, 16)  # draft lengths of which a plan tells what they need
-_SHORTEST, _STEP = 1024, 256  # contexts that are looked at
+_LENGTHS = (1, 2, 3, 4, 8, 16)  # draft lengths for which a plan lists speed and break-even
+_SHORTEST, _STEP = 1024, 256  # shortest context of the search, and its step, in tokens
 
 
 def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
     """Place a pair, and target-only, as fast as the budget allows.
 
     Raises:
-        GgufspecError: nothing fits the budget, or the layers that were asked for do not.
+        GgufspecError: nothing fits the budget, or the requested layers do not.
         ModelError: llama.cpp refuses what would fit.
     """
     return _plan(request, machine, dry_run, confirms=True)
 
 
 def check_fits(request: PlanRequest, machine: Machine, dry_run: DryRun) -> None:
-    """Refuse a target of which not even the smallest placement fits, before anything is measured.
+    """Check that a target's smallest placement fits, before anything is measured.
 
     Raises:
         GgufspecError: the error of :func:`make_plan`.
@@ -74,14 +74,14 @@ def check_fits(request: PlanRequest, machine: Machine, dry_run: DryRun) -> None:
 
 
 def estimate(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
-    """:func:`make_plan` by estimates alone: what is dry-run are a few placements, and not the one that is found."""
+    """Plan like :func:`make_plan`, but by estimates: a few placements are dry-run, not necessarily the chosen one."""
     return replace(_plan(request, machine, dry_run, confirms=False), confirmed=False)
 
 
 def largest_context(subject: ModelRequest, machine: Machine, dry_run: DryRun) -> int | None:
-    """The longest context that the model was trained for and with which all its layers fit on the cards, by estimate.
+    """Return the longest context with which all layers fit in the GPUs, by estimate; None without a GPU or a fit.
 
-    A longer one counts if the request has it. None without a card, or if not even the shortest fits.
+    It is at most the training context, or the requested one if that is longer.
     """
     layers, most = subject.header.layers, max(subject.header.context_length, subject.context.ctx_size)
     search = _Search(PlanRequest(subject, subject, None, 0.0, 1), machine, dry_run)
@@ -126,16 +126,16 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
 
 
 def _as_asked_and_smaller(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
-    """The request; and if cards compute with the host's weights, the same without that, which takes no room."""
+    """Yield the request, and if a GPU computes with CPU weights the same without that, which needs no VRAM."""
     yield request
     if streaming_card(machine.card_names) and request.target_only.context.op_offload:
         yield _with_contexts(request, op_offload=False)
 
 
 def sweep(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
-    """Predicted tokens/s of both options over the target's layers, by estimate; the draft wherever it is best.
+    """Return predicted tokens/s of both options by target layers, by estimate, with the draft at its best placement.
 
-    The plan's own placements are among the rows, with its speeds. Without a card there is one row, of no layers.
+    The plan's own placements are among the rows. Without a GPU the only row has no layers.
     """
     request, machine = plan.request, plan.machine
     blocks = request.target.header.blocks
@@ -165,21 +165,18 @@ def _at_layers(subject: _Subject, count: int) -> _Subject:
     return replace(target, placement=at, free=target.free - {"gpu_layers"}), draft
 
 
-CONTEXTS = (4096, 32768, 131072)  # tokens that plans are shown for side by side
+CONTEXTS = (4096, 32768, 131072)  # contexts, in tokens, for which plans are shown side by side
 
 
 def context_sizes(plan: Plan) -> list[int]:
-    """``CONTEXTS``, the plan's own context, and the most that the target was trained for."""
+    """Return ``CONTEXTS``, the plan's own context, and the target's training context."""
     planned, trained = plan.request.target.context.ctx_size, plan.request.target.header.context_length
     most = max(planned, trained) if trained else max(planned, *CONTEXTS)
     return sorted({planned, most, *(size for size in CONTEXTS if size <= most)})
 
 
 def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
-    """The plan at :func:`context_sizes`.
-
-    Each row is a plan of its own, of the option that is faster with half of that context filled.
-    """
+    """Return a plan per context of :func:`context_sizes`, of the option that is faster when that is half full."""
     request, blocks = plan.request, plan.request.target.header.blocks
     planned, rows = request.target.context.ctx_size, list[ContextRow]()
     for size in context_sizes(plan):
@@ -213,7 +210,7 @@ def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
 
 
 def _with_contexts(request: PlanRequest, **changes: Any) -> PlanRequest:
-    """The request with contexts that differ."""
+    """Return the request with changed context options for all models."""
 
     def changed(subject: ModelRequest) -> ModelRequest:
         return replace(subject, context=replace(subject.context, **changes))
@@ -225,7 +222,7 @@ def _with_contexts(request: PlanRequest, **changes: Any) -> PlanRequest:
 
 
 def can_stream(subject: ModelRequest, machine: Machine) -> bool:
-    """Whether a card computes batches with the host's weights, as far as there are any."""
+    """Return whether a GPU can compute batches with copies of CPU weights."""
     return machine.speed.streams and subject.context.op_offload and bool(streaming_card(machine.card_names))
 
 
@@ -234,9 +231,9 @@ def _on_host(subject: ModelRequest, at: Placement, machine: Machine) -> int:
 
 
 def loaded(machine: Machine, *placed: tuple[ModelRequest, Placement]) -> list[Placement]:
-    """The placements of models that are loaded together, as they are fastest: what stays on the host is in memory that
-    cards copy from at their link's speed, or, where none computes with it, repacked for the CPU; if there is enough
-    memory for all.
+    """Return the placements of models that are loaded together, with their fastest load options if RAM is enough.
+
+    CPU weights are read into pinned RAM if a GPU computes with copies of them, otherwise repacked for the CPU.
     """
     on_host = [_on_host(subject, at, machine) for subject, at in placed]
     fits, found = sum(on_host) <= _FILLED * machine.memory_bytes, list[Placement]()
@@ -251,7 +248,7 @@ def loaded(machine: Machine, *placed: tuple[ModelRequest, Placement]) -> list[Pl
 
 
 def may_stream(request: PlanRequest, at: Placement, machine: Machine) -> bool:
-    """Whether narrow batches may be computed on a card with what the target, loaded so, has on the host."""
+    """Return whether a GPU may compute small batches with the CPU weights of a target that is loaded this way."""
     target = request.target
     streams = request.may_stream and not at.is_mapped and can_stream(target, machine)
     return streams and bool(_on_host(target, at, machine))
@@ -262,12 +259,12 @@ def _kv_types(subject: ModelRequest) -> tuple[str, str]:
 
 
 def streams_from(*, drafted: bool) -> int:
-    """From how many tokens on a card then does: a verification has two, and alone a token is all there is."""
+    """Return the smallest batch that a GPU then computes with CPU weights: 2 for verification, 1 for target-only."""
     return 2 if drafted else 1
 
 
 def partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
-    """Full offload but for the experts of some blocks, or of a dense model their feed-forward weights."""
+    """Return full offloads except for the experts (dense: feed-forward weights) of the first n blocks, by n."""
     header, counts = subject.header, range(1, subject.header.blocks + 1)
     if header.experts:
         return [replace(at, n_cpu_moe=count) for count in counts] if "n_cpu_moe" in subject.free else []
@@ -277,7 +274,7 @@ def partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Both models placed; the draft may be absent."""
+    """Placements of a target and its draft, which may be absent."""
 
     target: ModelRequest
     placement: Placement
@@ -286,7 +283,7 @@ class _Candidate:
     choice: Choice
 
     def requests(self) -> list[Request]:
-        """What to dry-run: the target first."""
+        """Return the dry runs to make: the target first."""
         return _requests(self.target, self.placement, self.draft, self.draft_placement)
 
 
@@ -299,25 +296,23 @@ def _requests(
     return asked
 
 
-_Subject: TypeAlias = tuple[ModelRequest, ModelRequest | None]  # a target, and its draft
+_Subject: TypeAlias = tuple[ModelRequest, ModelRequest | None]  # (target, its draft or None)
 
 
 class _Search:
-    """``confirms``: whether what is found is one that llama.cpp confirmed, or one that fits by estimate."""
+    """Search for one request; ``confirms``: the result needs llama.cpp's dry run, not only an estimate."""
 
     def __init__(self, request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: bool = True) -> None:
         self.request, self.machine, self.confirms = request, machine, confirms
         self._memory = Memory(machine.card_names, dry_run)
         self._passes: dict[object, dict[int, float]] = {}
 
-    # ---- what is known of a placement
+    # ---- predictions
 
     def pass_s(
         self, subject: ModelRequest, placement: Placement, depth: int | None = None, taken: int = 0
     ) -> Callable[[int], float]:
-        """Predicted seconds of a batch by its tokens, with so many bytes of the host's memory taken by others;
-        ``depth`` as of :meth:`ModelRequest.pass_s`.
-        """
+        """Return a function from batch size to predicted seconds, while other models take ``taken`` bytes of RAM."""
         context = subject.context
         streams_from = context.op_offload and context.op_offload_min_batch
         key = (id(subject.as_read or subject.header), placement, _kv_types(subject), streams_from, depth, taken)
@@ -341,7 +336,7 @@ class _Search:
         draft_at: Placement | None,
         depth: int | None = None,
     ) -> Choice:
-        """The best draft length there and what it yields; for target-only, length 0."""
+        """Return the best draft length at these placements and its rate; length 0 for target-only."""
         if draft is None or draft_at is None:
             return Choice(0, 1 / self.pass_s(target, at, depth)(1))
         others, whole = _on_host(draft, draft_at, self.machine), self.machine.memory_bytes
@@ -357,9 +352,7 @@ class _Search:
     # ---- the search
 
     def pairs(self) -> list[_Subject]:
-        """The pair as it may run: its cache of the type that was asked for or of others, with states for long drafts or
-        for shorter ones.
-        """
+        """Return the pair with each permitted KV cache type and rollback capacity."""
         target, found = self.request.target, list[_Subject]()
         for cache_type_k, cache_type_v in dict.fromkeys((_kv_types(target), *self.request.kv_types)):
             typed = replace(target.context, cache_type_k=cache_type_k, cache_type_v=cache_type_v)
@@ -376,8 +369,9 @@ class _Search:
         *,
         streams: bool,
     ) -> Iterator[_Candidate]:
-        """A placement as it may run, if it may: a card computes with the host's weights in prompts, or ``streams`` them
-        for a draft as well, or of target-only for each token.
+        """Yield the placement with its load options, if permitted.
+
+        A GPU computes prompts with CPU weights; if ``streams``, also verifications or, target-only, each token.
         """
         if draft is not None and draft_at is not None:
             at, draft_at = loaded(self.machine, (target, at), (draft, draft_at))
@@ -391,7 +385,7 @@ class _Search:
         yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
 
     def best(self, subjects: Iterable[_Subject]) -> PlannedRun | None:
-        """The fastest option that fits, or None.
+        """Return the fastest option that fits, or None.
 
         Raises:
             ModelError: llama.cpp refuses what would fit.
@@ -417,7 +411,7 @@ class _Search:
         return None
 
     def fastest(self) -> PlannedRun | None:
-        """The faster of both options, as far as they fit; None if nothing does or llama.cpp refuses."""
+        """Return the faster option that fits; None if neither does or llama.cpp refuses."""
         request, found = self.request, list[PlannedRun | None]()
         with contextlib.suppress(ModelError):
             found.append(self.best([(request.target_only, None)]))
@@ -427,11 +421,11 @@ class _Search:
         return max(filter(None, found), key=lambda option: option.tokens_per_s, default=None)
 
     def best_estimate(self, subjects: Iterable[_Subject]) -> float | None:
-        """Tokens/s of the fastest option that fits by estimate, or None."""
+        """Return the tokens/s of the fastest option that fits by estimate, or None."""
         return next((one.choice.tokens_per_s for one, _ in self._fitting(subjects, unsure=0.0)), None)
 
     def _fitting(self, subjects: Iterable[_Subject], unsure: float) -> Iterator[tuple[_Candidate, list[ByDevice]]]:
-        """What may fit, the fastest first, with its estimates; what is slower is neither priced nor estimated."""
+        """Yield what may fit with its estimates, fastest first; slower options are not evaluated until requested."""
         ordered = (family for target, draft in subjects for family in self._fastest_first(target, draft))
         left = heapq.merge(*ordered, key=self._rank, reverse=True)
         while some := list(itertools.islice(left, _AT_ONCE)):
@@ -444,19 +438,18 @@ class _Search:
 
     def _rank(self, one: _Candidate) -> float:
         asked = _kv_types(one.target) in (_kv_types(self.request.target), _kv_types(self.request.target_only))
-        streamed = one.target.context.op_offload_min_batch < STREAM_WIDTH  # measured so: attention on the card
+        streamed = one.target.context.op_offload_min_batch < STREAM_WIDTH  # measured with attention on the GPU
         divided = one.placement.n_cpu_ffn > one.target.placement.n_cpu_ffn and not streamed
         worth = (1.0 if asked else _WORTH_A_SMALLER_CACHE) * (_WORTH_DIVIDING_BLOCKS if divided else 1.0)
         return one.choice.tokens_per_s / worth
 
     def _fastest_first(self, target: ModelRequest, draft: ModelRequest | None) -> Iterator[Iterator[_Candidate]]:
-        """Families of placements of both whose weights and caches fit, each with the fastest first.
+        """Yield families of placements of both models whose weights and caches fit, each from the fastest on.
 
-        Within one speed only rises or falls with what is on the cards, so that both ends tell which, and what is
-        behind the first that fits is not looked at.
+        Within a family speed only rises or only falls with what is on the GPUs, so that both ends show the order.
         """
         drafts: list[tuple[Placement | None, ByDevice]] = [(None, {})]
-        if draft:  # a head's bytes are known beside its target only
+        if draft:  # a draft head's bytes depend on its target
             places = self._placements(draft)
             drafts = [(at, {} if draft.as_read else self._memory.resident(draft.at(at))) for at in places]
         families = [[(at, self._memory.resident(target.at(at))) for at in one] for one in self._families(target)]
@@ -469,7 +462,7 @@ class _Search:
                 yield itertools.chain.from_iterable(map(place, ordered))
 
     def _families(self, target: ModelRequest) -> list[list[Placement]]:
-        """The placements that a request leaves open, the largest first: fewer layers; parts of blocks on the host."""
+        """Return :meth:`_placements` in families: fewer layers on GPUs, or parts of blocks on the CPU."""
         found: dict[object, list[Placement]] = {}
         for at in self._placements(target):
             kept = bool(at.n_cpu_moe), bool(at.n_cpu_ffn)
@@ -477,12 +470,12 @@ class _Search:
         return [*found.values()]
 
     def _placements(self, subject: ModelRequest) -> list[Placement]:
-        """The placements that a request leaves open, the largest first."""
+        """Return the placements that a request permits, the largest on GPUs first."""
         layers = subject.header.layers
         if not self.machine.cards or subject.in_target:
             return [Placement(0)]
         counts: Iterable[int] = range(layers, -1, -1)
-        if subject is self.request.draft:  # a part of the draft is rarely best: a few steps tell
+        if subject is self.request.draft:  # partial offload of a draft is rarely best, so a few steps suffice
             counts = sorted({round(step * layers / _DRAFT_STEPS) for step in range(_DRAFT_STEPS + 1)}, reverse=True)
         if "gpu_layers" not in subject.free:
             counts = [offloaded(subject.placement.gpu_layers, layers)]
@@ -496,7 +489,7 @@ class _Search:
         return found
 
     def longest(self, subject: ModelRequest, split: tuple[float, ...], most: int) -> int:
-        """The longest context up to ``most`` with which all layers fit, in whole cells; 0 if none does.
+        """Return the longest context up to ``most``, in whole cells, with which all layers fit; 0 if none does.
 
         Compute buffers grow with the context: those of the next power of two count.
         """
@@ -512,7 +505,7 @@ class _Search:
             if self._within([buffer]):
                 longest = size
                 continue
-            low, high = longest // _STEP, size // _STEP  # the first fits, the other does not
+            low, high = longest // _STEP, size // _STEP  # low fits, high does not
             while subject.header.regular and high - low > 1:
                 middle = (low + high) // 2
                 at = replace(subject, context=replace(subject.context, ctx_size=middle * _STEP))
@@ -523,7 +516,7 @@ class _Search:
         return longest
 
     def splits(self, subject: ModelRequest, count: int) -> list[tuple[float, ...]]:
-        """Layers for each card: by budget, and with a few taken from the last, which has the output matrix too."""
+        """Return splits over the GPUs: by budget, and with 1 to 3 layers fewer on the last, which has the output."""
         cards = self.machine.cards
         if subject.placement.split or len(cards) < 2 or count < len(cards):
             return [subject.placement.split]
@@ -537,16 +530,15 @@ class _Search:
         ]
 
     def _moved(self, subject: ModelRequest, at: Placement) -> int:
-        """Which of its :meth:`splits` a placement has."""
         return self.splits(subject, at.gpu_layers).index(at.split) if at.split else 0
 
-    # ---- whether it fits
+    # ---- memory
 
     def _within(self, parts: Sequence[ByDevice], unsure: float = 0.0) -> bool:
         return all(self._excess(parts, index, unsure) <= 0 for index in range(len(self.machine.cards)))
 
     def _excess(self, parts: Sequence[ByDevice], index: int, unsure: float = 0.0) -> int:
-        """Bytes over the budget of one card; ``unsure`` of the compute buffers may not be there."""
+        """Return the bytes over a GPU's budget, without the share ``unsure`` of the compute buffers."""
         card = self.machine.cards[index]
         used = sum(
             (part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes + card.mmproj_bytes)
@@ -570,11 +562,11 @@ class _Search:
         )
 
     def has_room(self, subject: ModelRequest) -> bool:
-        """Whether the weights and caches of a placement fit."""
+        """Return whether the weights and caches of any placement fit."""
         return any(self._within([self._memory.resident(subject.at(at))]) for at in self._placements(subject))
 
     def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> GgufspecError:
-        """Why nothing fits: the smallest placement that was allowed, against the tightest card; and what would fit."""
+        """Return the error that nothing fits: the smallest placement on the tightest GPU, and what would fit."""
         asked = [target.at(self._placements(target)[-1])]
         if draft:
             asked.append(draft.at(self._placements(draft)[-1], asked[0]))
@@ -602,11 +594,10 @@ class _Search:
         )
 
 
-# ---- the answer
+# ---- the plan
 
 
 def _finished(search: _Search, target_only: PlannedRun, pair: PlannedRun | None, notes: list[str]) -> Plan:
-    """Compare the two options."""
     request, machine = search.request, search.machine
     target, draft = request.target, request.draft
     at_pair, even, even_length, costs, default = target_only.tokens_per_s, None, 0, 0, None
@@ -636,16 +627,14 @@ def _finished(search: _Search, target_only: PlannedRun, pair: PlannedRun | None,
 def _default(
     pair: PlannedRun, at_pair: float, target_s: Callable[[int], float], lookup: LookupRounds | None
 ) -> PlannedRun:
-    """The pair as a run drafts with it: at the best length, or not at all where that is slower than its target alone;
-    and with the lookup, as far as it is known what that brings.
-    """
+    """Return the pair as a run drafts: at its best length, or not at all if that loses, and with the known lookup."""
     length, rate = (pair.draft_length, pair.tokens_per_s) if pair.tokens_per_s > at_pair else (0, at_pair)
     rate = with_lookup(rate, target_s, lookup) if lookup else rate
     return replace(pair, tokens_per_s=rate, draft_length=length)
 
 
 def _layers_between(request: PlanRequest, machine: Machine, target_only: PlannedRun, pair: PlannedRun) -> int:
-    """Target layers that only target-only has on the cards, or as many as make up for the weights that it has."""
+    """Return target layers that only target-only has on GPUs, or the equivalent of its additional weights there."""
     header = request.target.header
     if target_only.target.n_cpu_ffn == pair.target.n_cpu_ffn:
         return max(0, target_only.target.offloaded(header.blocks) - pair.target.offloaded(header.blocks))
