@@ -168,10 +168,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Timings by device, narrow models first; ``devices`` is all that ggml sees, ``HOST`` the CPU.
+    """Timings by device, narrow models first, and all devices that ggml sees; ``HOST`` is the CPU.
 
-    ``disturbance``: of the CPU measurement; ``attention``: by device, as in
-    :class:`~ggufspec.planning.speed.DeviceProfile`.
+    ``disturbance``: of the CPU's measurement; ``attention``: as in :class:`~ggufspec.planning.speed.DeviceProfile`.
     """
 
     timings: dict[str, list[Timing]]
@@ -219,7 +218,7 @@ def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
     """Return two narrow models, then a wide one per type."""
     found = [DummyModel(types[0], 256, 256, blocks) for blocks in (4, 28)]
     # As narrow as a model of 1.5 billion parameters: F16 rows of 1536 numbers were read at 23 to 25 GB/s, rows of 2048
-    # and 8192 at 26 to 28 (a virtual Sapphire Rapids, two cores), so that its plan was too fast with these
+    # and 8192 at 26 to 28 (a virtual Sapphire Rapids, two cores), which made its plan too fast
     width, ffn = (1536, 6144) if wide_bytes >= 2**26 else (512, 1024)
     for kind in types:
         block = DummyModel(kind, width, ffn, 1)
@@ -323,9 +322,7 @@ def beside(new: MachineProfile, before: MachineProfile | None) -> MachineProfile
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Measurement to make, and why, in a sentence; a plan ``needs`` one if nothing, or not the main weight type, is
-    known.
-    """
+    """Measurement to make, and why; a plan ``needs`` it if nothing, or not the main weight type, is known."""
 
     spec: Spec
     why: str
@@ -470,10 +467,9 @@ def _kept(folder: Path, threads: int) -> _Kept | None:
 
 
 def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int, is_here: bool = True) -> MachineProfile:
-    """Return the best known speeds: measured ones, and the catalogue's for the rest.
+    """Return the best known speeds of GPUs, by name (None: unknown model): measured ones, else the catalogue's.
 
-    ``cards``: GPU by device name in placements, None if unknown. Without a measurement, absent GPUs (``is_here`` False)
-    get a usual desktop's CPU.
+    The CPU is this machine's if it was measured or ``is_here``, otherwise a usual desktop's.
     """
     kept = _kept(folder, threads)
     here = kept.speed if kept else None

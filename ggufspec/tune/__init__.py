@@ -1,1 +1,1 @@
-"""The search for the fastest settings of a pair, with real trials."""
+"""Search for the fastest settings of a pair by real trials."""

@@ -1,4 +1,4 @@
-"""What a tuning found, as its document, and why it chose what it chose."""
+"""Result of a tuning as a document, and the explanation of the choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_EFFECTS = 8
 
 
 def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
-    """Everything that has been measured so far; nothing is saved yet."""
+    """Return everything measured so far; nothing is saved yet."""
     rows = _trials(tuning)
     place = {row.setting: row.index for row in rows}
     space, first = tuning.experiment.space, tuning.experiment.first[0]
@@ -61,7 +61,7 @@ def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
 
 
 def _disturbed(tuning: Tuning) -> tuple[str, ...]:
-    """Sentences if repetitions of the final do not count, or if other programs disturbed what counts."""
+    """Return sentences on repetitions of the final that do not count, and on disturbed ones that do."""
     uneven, notes = tuning.uneven(), list[str]()
     if uneven and uneven != tuning.rounds():
         verb = "does" if len(uneven) == 1 else "do"
@@ -77,7 +77,7 @@ def _disturbed(tuning: Tuning) -> tuple[str, ...]:
 
 
 def _trials(tuning: Tuning) -> list[TuneTrial]:
-    """A row for each setting, in the order in which they were first measured."""
+    """Return a row per setting, in the order of their first trials."""
     rows: dict[TunedSetting, list[Measurement]] = {}
     for kept in tuning.kept:
         rows.setdefault(kept.setting, []).append(kept)
@@ -102,7 +102,7 @@ def _trials(tuning: Tuning) -> list[TuneTrial]:
 
 
 def explanation(tuning: Tuning, verdict: Verdict) -> list[str]:
-    """Why this setting, a sentence each."""
+    """Return the reasons for this setting, a sentence each."""
     space, first = tuning.experiment.space, tuning.experiment.first[0]
     rows, winner = _trials(tuning), tuning.winner()
     failed, count = sum(row.tokens_per_s is None for row in rows), len(tuning.kept)
@@ -138,12 +138,12 @@ def explanation(tuning: Tuning, verdict: Verdict) -> list[str]:
 
 
 def _effects(space: Sequence[Candidate], measured: Sequence[int], spread_of: Callable[[int], Spread]) -> dict[str, str]:
-    """The effect of single changes, where two settings were measured that differ in nothing else."""
+    """Return the effect of single changes, from pairs of measured settings that differ in one value."""
     found: dict[str, list[float]] = {}
     for left in sorted(measured):
         for right in sorted(measured):
             old, new = space[left].setting, space[right].setting
-            others = asdict(new)  # the load mode follows the placement
+            others = asdict(new)  # load_mode is ignored, as it follows the placement
             changed = [key for key, value in asdict(old).items() if others[key] != value and key != "load_mode"]
             if len(changed) == 1 and left < right:
                 names = difference(old, new)

@@ -1,4 +1,4 @@
-"""What ``tune`` searches, from the options and the plan: what is given is fixed, the rest is free."""
+"""The experiment of ``tune``, from options and plan: given values are fixed, the others are searched."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ggufspec.settings.table import Settings, names
 from ggufspec.tune.run import Experiment
 from ggufspec.tune.space import Free, candidates, nearest, policies, thread_counts
 
-_TUNED = names(tune=True, profile=True)  # of a profile: searched anew, an earlier winner's too
-_CACHE = ("cache_type_k", "cache_type_v")  # the same with --allow-kv
-EVERY = 2  # half of the bundled prompts
+_TUNED = names(tune=True, profile=True)  # settings of a profile that are searched again, even an earlier winner's
+_CACHE = ("cache_type_k", "cache_type_v")  # also searched with --allow-kv
+EVERY = 2  # every second one of the bundled prompts
 
 
 def without_tuned(pair: Pair, given: Settings) -> Pair:
-    """The pair without the settings of its profile that are searched."""
+    """Return the pair without its profile's settings that are searched."""
     searched = (*_TUNED, *(_CACHE if given.allow_kv else ()), "gpu_layers", "gpu_layers_draft")
     return replace(pair, settings=replace(pair.settings, **dict.fromkeys(searched)))
 
@@ -39,7 +39,7 @@ def experiment(
     budget_s: float | None,
     verbose: bool = False,
 ) -> Experiment:
-    """The space around a plan: what is ``given`` is not searched, ``asked`` is answered.
+    """Return the search space around a plan; ``given`` settings are fixed, and trials answer the prompts in ``asked``.
 
     Raises:
         UsageError: nothing is left to search, or a prompt is longer than the context.

@@ -1,4 +1,4 @@
-"""The profile that ``ggufspec tune`` writes: its name, what it is made from, the setting that won."""
+"""Profile that ``ggufspec tune`` writes: its name, its source, and the winning setting."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _COMMENTS = {
 
 
 def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft: bool) -> str:
-    """The profile to write: what ``--save`` names, the one that is tuned, or a new one for other files.
+    """Return the profile to write: that of ``--save``, the tuned one, or a new one for other files.
 
-    ``own_draft`` says that the profile is tuned with another draft than its own.
+    ``own_draft``: the profile is tuned with another draft than its own.
 
     Raises:
         UsageError: ``save`` is not a valid name, or there is no such profile.
@@ -46,16 +46,13 @@ def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft
 
 
 def template(name: str, profile: str | None, pair: Pair) -> Path | None:
-    """Check before the search that its winner can be written.
+    """Check before the search that its winner can be written, and return the profile whose other keys are retained.
 
-    ``profile`` is the one that is tuned, its own draft included; None otherwise.
-
-    Returns:
-        the profile whose other keys are kept: the one that has the name, else the one that is tuned; None for a new
-        one.
+    That is the one of this name, else the tuned one (``profile``, None if tuned with another draft), else None: a new
+    one.
 
     Raises:
-        GgufspecError: the name is another pair's, or the file cannot be written.
+        GgufspecError: another pair has the name, or the file cannot be written.
     """
     path = _path(name)
     try:
@@ -77,7 +74,7 @@ def template(name: str, profile: str | None, pair: Pair) -> Path | None:
 def save(
     document: TuneDocument, name: str, made_from: Path | None, pair: Pair, base: DecoderOptions, trials: int
 ) -> str:
-    """Write the winner to the user's profile, made from what :func:`template` found; returns the path.
+    """Write the winner to the user's profile, made from :func:`template`'s result; return the path.
 
     Raises:
         GgufspecError: it cannot be written.
@@ -118,7 +115,7 @@ def _path(name: str) -> Path:
 
 
 def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
-    """A setting as a profile has it; None if it is the default."""
+    """Return the settings as in a profile; None for defaults."""
     usual = DecoderOptions(ubatch_size=DEFAULT_MICRO_BATCH).flat()
     found: dict[str, object] = {
         "ctx_size": base.ctx_size,
@@ -139,7 +136,7 @@ def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
 
 
 def _models(path: Path) -> dict[str, tuple[str | None, str]]:
-    """(repository or None, file) of a profile's models by their role; a local file with its absolute path."""
+    """Return (repository or None, file) of a profile's models by role; local files have absolute paths."""
     profile = load_profile(path)
     return {
         role: (model.repo, model.file if model.repo else _absolute(path, model.file))
@@ -162,15 +159,15 @@ def profile_text(
     settings: Mapping[str, Any],
     tuned: Tuned,
 ) -> str:
-    """The profile as TOML, made from ``profile``, whose comments and other keys are kept, or a new one for these files.
+    """Return the profile as TOML: a copy of ``profile`` with its comments and other keys, or a new one for these files.
 
     Args:
         profile: a file; a GgufspecError if it cannot be read.
-        name: what the profile is called, and its file.
+        name: name of the profile and its file.
         target: the target's file.
-        draft: the draft's.
+        draft: the draft's file.
         layers: ``gpu_layers`` by role; None leaves it to the plan.
-        settings: keys of ``[settings]``; None takes a key away.
+        settings: keys of ``[settings]``; None removes a key.
         tuned: the evidence.
     """
     if profile is None:
@@ -184,11 +181,11 @@ def profile_text(
             document["draft"] = {"file": str(draft)}
     else:
         document = tomlkit.parse(toml_of(profile))
-        if profile.stem != name:  # --save: it is another profile now
+        if profile.stem != name:  # --save NAME makes another profile
             document["name"] = name
         for role in ("target", "draft"):
             model = document.get(role)
-            if model is not None and "repo" not in model:  # the new file is in another folder
+            if model is not None and "repo" not in model:  # the new profile is in another folder
                 model["file"] = _absolute(profile, model["file"])
     for role, count in layers.items():
         if role in document:
@@ -212,7 +209,7 @@ def profile_text(
 
 def _set(table: Any, values: Mapping[str, Any]) -> None:
     assert isinstance(table, Table)
-    for old, name in OLD_NAMES.items():  # of an older profile
+    for old, name in OLD_NAMES.items():  # remove keys of an older profile
         if name in values:
             table.pop(old, None)
     for key, value in values.items():

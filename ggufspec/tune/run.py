@@ -1,4 +1,4 @@
-"""The search for the fastest setting with real trials, each in a child process, and the final between the leaders."""
+"""Search for the fastest setting by trials in child processes, and the final between the leaders."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from ggufspec.tune.search import Done, Next, Search
 from ggufspec.tune.space import Candidate, difference
 
 LOG = "ggufspec/tune-log@1"
-_LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
+_LOAD_BYTES_PER_S = 1e9  # a guess until a trial was measured
 _MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", "buffer")
-_START_S = 1.0  # of a child process
-_LETTERS = 4  # of a token
-_READ = 8  # tokens of a prompt that are read in the time of one that is generated, until a trial was measured
+_START_S = 1.0  # seconds to start a child process
+_LETTERS = 4  # letters per token
+_READ = 8  # prompt tokens read in the time of one generated, until a trial was measured
 _SAME = 1.0
-FINAL_SHARE = 0.4  # of the budget, that is kept back for the final
-_FEWEST_FINALISTS, _RIVALS = 2, 3  # the best, target-only, what was planned
-FEWEST = 2  # repetitions of the final, for an interval
-_MORE, _MORE_IN_BUDGET = 1, 99  # times the repetitions at most, if the first place is open
-_FINAL = "final"  # the log's key of the finalists; trials are under their numbers
+FINAL_SHARE = 0.4  # share of the budget reserved for the final
+_FEWEST_FINALISTS, _RIVALS = 2, 3  # rivals: the best, target-only, what was planned
+FEWEST = 2  # minimum repetitions of the final for an interval
+_MORE, _MORE_IN_BUDGET = 1, 99  # maximum factors on repetitions while the first place is undecided
+_FINAL = "final"  # the log's key for the final; trials have their numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to tune.
+    """Tuning to run.
 
     Args:
-        pair: as :meth:`ggufspec.models.profile.Pair.describe` has it.
-        spec: a trial, but for its options, which the setting has.
+        pair: from :meth:`ggufspec.models.profile.Pair.describe`.
+        spec: a trial, whose options each setting replaces.
         space: the settings.
-        first: indices of the planner's choices: its first one, and its best target-only one.
+        first: indices of the planner's choice and of its other one (with and without a draft).
         threshold: expected gain, as a share, that is worth a trial.
-        budget_s: seconds for all trials together, those of an earlier search that goes on too; None: no limit.
-        repeats: trials of each finalist in the end, interleaved.
-        most: settings that the search measures.
+        budget_s: seconds for all trials, including those of a resumed search; None: no limit.
+        repeats: interleaved trials of each finalist.
+        most: maximum settings to measure.
         notes: for the document.
-        verbose: show llama.cpp's log.
+        verbose: True to show llama.cpp's log.
     """
 
     pair: dict[str, Any]
@@ -70,7 +70,7 @@ class Experiment:
     verbose: bool = False
 
     def facts(self) -> list[Any]:
-        """What the measurements depend on: files, prompts, fixed options, this machine and its versions."""
+        """Return all that measurements depend on: files, prompts, fixed options, this machine and versions."""
         spec = replace(self.spec, options=type(self.spec.options)(), stream=False)
         fixed = codec.dump(
             replace(
@@ -87,19 +87,19 @@ class Experiment:
         return [codec.dump(spec), fixed, files, machine()]
 
     def rules(self) -> str:
-        """A key for what is searched, and how far: a search that ended goes on where this is another."""
+        """Return a key of the search's space and limits; a finished search continues if it changes."""
         settings = [repr(one.setting) for one in self.space]
         return key_of(settings, [settings[index] for index in self.first], self.threshold, self.budget_s, self.most)
 
 
 def log_path(folder: Path, experiment: Experiment) -> Path:
-    """The run log of an experiment."""
+    """Return the path of an experiment's run log."""
     return folder / f"tune-{file_name(experiment.spec.target.stem)}-{key_of(experiment.facts())[:12]}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One trial as the run log has it."""
+    """Trial in the run log."""
 
     setting: TunedSetting
     tokens_per_s: float | None
@@ -107,22 +107,22 @@ class Measurement:
     seconds: float
     predicted_tokens_per_s: float
     why: str
-    repetition: int = 0  # of the final; 0 is the search
+    repetition: int = 0  # repetition of the final; 0: search
     failure: Failure | None = None
-    others_cpus: float | None = None  # that other programs used; None if it failed, or if an earlier version measured
+    others_cpus: float | None = None  # CPUs that other programs used; None: failed, or from an earlier version
 
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The end of a search as the log has it, and who is measured side by side since.
+    """End of a search in the run log, and its finalists.
 
     Args:
         settings: the finalists.
-        above: the last repetition of an earlier final; this one's numbers go on from there.
-        searched: trials that the search had made.
-        rules: what the search was; with other rules, a larger budget say, it goes on.
-        stopped: why it ended.
-        left_out: settings that should have been finalists, and that the budget had no time for.
+        above: last repetition of an earlier final; this final's numbers follow.
+        searched: trials of the search.
+        rules: key of the search; with another one, such as for a larger budget, the search continues.
+        stopped: why the search ended.
+        left_out: settings that would have been finalists if the budget had allowed.
     """
 
     settings: tuple[TunedSetting, ...]
@@ -139,9 +139,7 @@ Show = Callable[[str, float], None]
 
 @dataclass
 class Tuning:
-    """A search under way. :meth:`run` may be interrupted, and resumes from the log;
-    :mod:`ggufspec.tune.document` reports what is there.
-    """
+    """Search in progress; :meth:`run` resumes from the log, :mod:`ggufspec.tune.document` reports the results."""
 
     experiment: Experiment
     log: RunLog
@@ -167,11 +165,11 @@ class Tuning:
     def run(self, show: Show) -> None:
         """Search, then measure the finalists interleaved.
 
-        ``show`` gets what is measured, and the seconds that are left of the budget.
+        ``show`` receives the current trial and the seconds left of the budget.
 
         Raises:
             UsageError: the budget is too short for one trial.
-            GgufspecError: results cannot be kept.
+            GgufspecError: results cannot be saved.
             KeyboardInterrupt: Ctrl-C.
         """
         self._check_budget()
@@ -196,7 +194,7 @@ class Tuning:
         self._end()
 
     def tries(self) -> dict[int, list[float]]:
-        """CPUs that other programs used in each of the search's trials of a setting that succeeded."""
+        """Return the CPUs that other programs used in each search trial of settings that succeeded."""
         found: dict[int, list[float]] = {}
         for kept in self.kept:
             index, counts = self._index.get(kept.setting), self._by_round[kept.setting, kept.repetition]
@@ -205,13 +203,13 @@ class Tuning:
         return found
 
     def _again(self) -> Next | None:
-        """A trial of the search that other programs disturbed: a setting must not win for having met none."""
+        """Return a disturbed trial of the search to repeat, so that a setting does not win by an idle machine alone."""
         least = min((kept.others_cpus for kept in self.kept if kept.others_cpus is not None), default=0.0)
         index = to_repeat(self.tries(), least)
         return None if index is None else Next(index, self.search.expected(index), "again: other programs were at work")
 
     def _end(self) -> None:
-        """Choose who is measured side by side; if they are the same as in a final before, that one goes on."""
+        """Choose the finalists; if they are those of an earlier final, that one continues."""
         before, leading = self._final, self._leading()
         left_out = list[int]()
         for fewest, repetitions in ((_RIVALS, self.experiment.repeats), (_FEWEST_FINALISTS, FEWEST)):
@@ -226,9 +224,9 @@ class Tuning:
         self.log.put(_FINAL, self._final)
 
     def _side_by_side(self, show: Show) -> None:
-        """Measure the finalists in turn, and again while the first place is open or they met different loads.
+        """Measure the finalists in turn, again while the first place is undecided or they met different loads.
 
-        With a budget it goes on until that is spent.
+        With a budget, repetitions continue until it is spent.
         """
         finalists, above = self.finalists(), self._final.above if self._final else 0
         if len(finalists) < _FEWEST_FINALISTS:
@@ -252,23 +250,23 @@ class Tuning:
                 self._measure(proposal, number, show)
 
     def _unsure(self) -> bool:
-        """Whether the fastest of the final may not be: its gain over another one may be none."""
+        """Return whether the winner's gain over another finalist may be none."""
         best = self.winner()
         ratios = [self.ratio(best, index) for index in self.finalists() if index != best] if best is not None else []
         return any(ratio is not None and ratio.ci95[0] <= _SAME for ratio in ratios)
 
     def finalists(self) -> list[int]:
-        """Settings that are measured side by side, once the search has ended."""
+        """Return the settings to measure side by side, once the search has ended."""
         settings = self._final.settings if self._final else ()
         return [self._index[setting] for setting in settings if setting in self._index]
 
     def left_out(self) -> list[int]:
-        """Settings that should have been finalists, and that the budget had no time for."""
+        """Return the settings that would have been finalists if the budget had allowed."""
         settings = self._final.left_out if self._final else ()
         return [self._index[setting] for setting in settings if setting in self._index]
 
     def _leading(self) -> list[int]:
-        """Who would be in the final by what is known now, the most important first."""
+        """Return the current candidates for the final, the most important first."""
         return self.search.finalists(self.experiment.first[:1])
 
     # ---- one trial
@@ -313,14 +311,14 @@ class Tuning:
         return f"trial {len(self.kept) + 1}{answers}{best}: {doing or 'the planned setting'}"
 
     def _learn(self, kept: Measurement) -> None:
-        """From a trial of this run or an earlier one."""
+        """Add a trial of this run or of an earlier one."""
         self.kept.append(kept)
         before = self._by_round.get((kept.setting, kept.repetition))
         counts = before is None or (kept.others_cpus is not None and kept.others_cpus < (before.others_cpus or 0.0))
         if counts:
             self._by_round[kept.setting, kept.repetition] = kept
         index = self._index.get(kept.setting)
-        if index is None:  # the space is another now: less memory is free, say, or other options are given
+        if index is None:  # the space has changed, e.g. by less free memory or other options
             return
         self.spent_s += kept.seconds
         if not counts:
@@ -350,21 +348,21 @@ class Tuning:
         return len(self.experiment.spec.prompts) * self.experiment.spec.max_tokens
 
     def _trial_s(self, index: int) -> float:
-        """Seconds that a trial of a setting will take: what all take, and its tokens."""
+        """Return the expected seconds of a setting's trial: the fixed part of all trials, and its tokens."""
         fixed = [kept.seconds - self._tokens() / kept.tokens_per_s for kept in self.kept if kept.tokens_per_s]
         if not fixed:
             spec = self.experiment.spec
             size = sum(path.stat().st_size for path in (spec.target, spec.draft) if path)
-            read = sum(map(len, (*spec.prompts, spec.prompts[0]))) / _LETTERS  # the first one to warm up, too
+            read = sum(map(len, (*spec.prompts, spec.prompts[0]))) / _LETTERS  # the first one also warms up
             fixed = [_START_S + size / _LOAD_BYTES_PER_S + read / _READ / self.search.expected(index)]
         return max(0.0, sum(fixed) / len(fixed)) + self._tokens() / self.search.expected(index)
 
     def round_s(self, indices: Iterable[int]) -> float:
-        """Seconds that a trial of each of these settings will take."""
+        """Return the expected seconds of one trial of each of these settings."""
         return sum(self._trial_s(index) for index in indices)
 
     def _final_s(self) -> float:
-        """Seconds to keep back for the final; none before the planner's choices, and two settings, were measured."""
+        """Return the seconds to reserve for the final; 0 until the planner's choices and two settings were measured."""
         leading = self._leading()
         if not self.search.tried_first or len(self.measured()) < _FEWEST_FINALISTS:
             return 0.0
@@ -376,7 +374,7 @@ class Tuning:
         return min(needed, max(least, FINAL_SHARE * (self.experiment.budget_s or math.inf)))
 
     def least_s(self) -> float:
-        """Seconds that a comparison of the planner's choices takes: a trial of each, and their final."""
+        """Return the seconds to compare the planner's choices: a trial of each, and their final."""
         first = self.experiment.first[:2]
         return (1 + self.experiment.repeats) * self.round_s((*first, first[-1])[:2])
 
@@ -392,7 +390,7 @@ class Tuning:
             )
 
     def shortage(self) -> str:
-        """Say what budget would be enough, if this one cannot hold a comparison; else empty."""
+        """Return a sentence with the budget that a comparison needs, if this one is too small; else empty."""
         budget, least_s, trial_s = self.experiment.budget_s, self.least_s(), self._trial_s(self.experiment.first[0])
         if budget is None or not trial_s <= budget < least_s or len(self.experiment.space) < 2:
             return ""
@@ -403,7 +401,7 @@ class Tuning:
         )
 
     def _fewer_tokens(self) -> str:
-        """The ``-n`` with which a comparison fits into the budget; empty if that is too few."""
+        """Return the ``-n`` with which a comparison fits the budget; empty if that is too few."""
         first = self.experiment.first[0]
         tokens_s = self._tokens() / self.search.expected(first)
         trial_s = (self.experiment.budget_s or math.inf) / (2 + 2 * self.experiment.repeats)
@@ -414,13 +412,13 @@ class Tuning:
     # ---- the answer
 
     def winner(self) -> int | None:
-        """Index in the space of the setting that won; the planner's own if no other one is faster."""
+        """Return the index of the winning setting; the planner's choice unless another one is faster."""
         first = self.experiment.first[0]
         return max(self.standing(), key=lambda index: (self.spread(index).median, index == first), default=None)
 
     def target_only(self) -> int | None:
-        """Index in the space of the fastest setting without a draft, by the same trials as the winner."""
-        others = [index for index in self.measured() if index not in self.finalists()]  # all of the final's failed
+        """Return the index of the fastest target-only setting, by the winner's kind of trials."""
+        others = [index for index in self.measured() if index not in self.finalists()]  # if all of the final's failed
         for among in (self.standing(), others):
             alone = [index for index in among if not self.experiment.space[index].setting.drafted]
             if alone:
@@ -428,23 +426,23 @@ class Tuning:
         return None
 
     def standing(self) -> list[int]:
-        """Who may win: finalists that never failed in the final; without a final, everything that succeeded."""
+        """Return who may win: finalists that never failed in the final; without one, all that succeeded."""
         rounds, finalists = self.rounds(), self.finalists()
         sound = [i for i in finalists if rounds and all(self._speed(i, number) for number in rounds)]
         return sound or self.measured()
 
     def measured(self) -> list[int]:
-        """Indices in the space of what succeeded, in the order in which it was measured."""
+        """Return the indices of settings that succeeded, in order of measurement."""
         found = [self._index[k.setting] for k in self.kept if k.tokens_per_s and k.setting in self._index]
         return list(dict.fromkeys(found))
 
     def rounds(self) -> list[int]:
-        """The final's repetitions that count: whole ones, in which the finalists met the same load if there are any."""
+        """Return the complete repetitions of the final that count: with equal loads, or all if there are none."""
         uneven = self.uneven()
         return [number for number in self._whole() if number not in uneven] or self._whole()
 
     def uneven(self) -> list[int]:
-        """The final's whole repetitions in which other programs disturbed one finalist more than another."""
+        """Return complete repetitions of the final in which other programs disturbed finalists unequally."""
 
         def loads(repetition: int) -> list[float]:
             rows = [self._by_round[self.experiment.space[index].setting, repetition] for index in self.finalists()]
@@ -453,7 +451,7 @@ class Tuning:
         return [repetition for repetition in self._whole() if not are_alike(loads(repetition))]
 
     def _whole(self) -> list[int]:
-        """The final's repetitions that are whole: others would hold those that had their turn against the rest."""
+        """Return the final's complete repetitions; partial ones would compare some finalists unfairly."""
         finalists = self.finalists()
         if self._final is None or len(finalists) < _FEWEST_FINALISTS:
             return []
@@ -465,9 +463,9 @@ class Tuning:
         return kept.tokens_per_s if kept else None
 
     def speeds(self, setting: TunedSetting) -> tuple[list[float], list[float]]:
-        """(tokens/s of the trials that count, of the others).
+        """Return (tokens/s of the trials that count, of the others).
 
-        Those of the final count, if there are any: what a search chose for its luck is measured anew there.
+        The final's count if there are any: a setting that was chosen by luck is measured again there.
         """
         rounds = set(self.rounds())
         mine = [kept for kept in self._by_round.values() if kept.setting == setting and kept.tokens_per_s]
@@ -479,26 +477,23 @@ class Tuning:
         return spread(self.speeds(self.experiment.space[index].setting)[0])
 
     def ratio(self, index: int, rival: int) -> Spread | None:
-        """By how much one setting is faster than another, repetition by repetition of the final.
-
-        A single repetition gives no interval.
-        """
+        """Return how much faster a setting is than a rival, by repetitions of the final; one gives no interval."""
         both = [(self._speed(index, number), self._speed(rival, number)) for number in self.rounds()]
         pairs = [(own, other) for own, other in both if own and other]
         return paired_mean([own for own, _ in pairs], [other for _, other in pairs]) if pairs else None
 
     def loads(self) -> list[float]:
-        """CPUs that other programs used in each trial that the answer rests on; without a final, in all."""
+        """Return the CPUs that other programs used in each trial that the result rests on; without a final, in all."""
         numbers = self.rounds() or [0]
         rows = [kept for (_, number), kept in self._by_round.items() if number in numbers]
         return [kept.others_cpus for kept in rows if kept.others_cpus is not None]
 
 
 def out_of_memory(failure: Failure) -> bool | None:
-    """Whether a trial failed for lack of memory, by its message; None if that is not clear."""
+    """Return whether a trial failed for lack of memory, by its message; None if that is unclear."""
     return any(word in failure.error.lower() for word in _MEMORY_WORDS) or None
 
 
 def as_budget(seconds: float) -> str:
-    """A value of ``--budget`` that is enough."""
+    """Return a ``--budget`` value that is long enough."""
     return f"{math.ceil(seconds)}s" if seconds <= 90 else f"{math.ceil(seconds / 60)}m"

@@ -1,12 +1,11 @@
-"""The search for the fastest setting: which to measure next, given the planner's predictions and what was measured.
+"""Search for the fastest setting: the next trial by the planner's predictions and earlier measurements.
 
 Pure: no model, clock or I/O. Simulators and real runs drive the same :class:`Search` by suggest and observe.
 
-What is learned is by how much the planner is wrong. The logarithm of measured ÷ predicted is a sum of what is wrong
-with its parts: a device that is slower than its data sheet changes a setting by that device's share of the time,
-an acceptance that is lower than hoped by the share that drafting contributes, a thread count by the host's share.
-All of these are unknown numbers with a prior; a Gaussian process over the layers and a term for each setting alone
-take the rest. So one trial is evidence about all settings, most about similar ones.
+It learns the planner's errors. The logarithm of measured ÷ predicted is a sum over parts: a device slower than its data
+sheet counts by its share of the time, an acceptance below the expected one by drafting's contribution, a thread count
+by the CPU's share. All are unknown, with a prior; a Gaussian process over the layers and a term per setting explain the
+rest. So a trial is evidence about all settings, most about similar ones.
 
 Source of the acquisition: Jones, Schonlau and Welch 1998, equation 15 (expected improvement); of its product with the
 chance to fit: Gardner et al. 2014, equation 5. Of the model: Rasmussen and Williams 2006, equations 2.23 and 2.24.
@@ -25,21 +24,21 @@ from ggufspec.tune.space import Candidate, difference
 
 Array = npt.NDArray[np.float64]
 
-_LAYERS_SPREAD, _LAYERS_NEAR = 0.06, 0.12  # of what no part explains, along the share of layers that is offloaded
-_ALONE_SPREAD = 0.025  # of what belongs to one setting only
-_NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)  # of a measurement: the likeliest of them
-_SCALES = (1.0, 2.0)  # of all that may be wrong with a prediction: the likeliest
+_LAYERS_SPREAD, _LAYERS_NEAR = 0.06, 0.12  # spread of unexplained errors, and their length scale in offloaded share
+_ALONE_SPREAD = 0.025  # spread of errors of a single setting
+_NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)  # noises of a measurement, of which the likeliest is used
+_SCALES = (1.0, 2.0)  # factors on all prediction errors, of which the likeliest is used
 _USUAL_NOISE, _NOISE_SPREAD = 0.02, 0.7
-_EDGE, _EDGE_SPREAD = 1.0, 0.04  # of a card's memory: where trials begin to fail
-_HOPELESS = 1e-3  # chance to fit
-_FEWEST = 6  # trials before the search may stop
-_SAME_FAILED = 2  # failures with one value that never succeeded, until it is given up
-_CLEARLY = 5  # times the noise of a trial: slower by so much is no matter of luck
+_EDGE, _EDGE_SPREAD = 1.0, 0.04  # share of a GPU's memory where trials begin to fail
+_HOPELESS = 1e-3  # smaller chances to fit count as 0
+_FEWEST = 6  # minimum trials before the search may stop
+_SAME_FAILED = 2  # failures after which a value that never succeeded is excluded
+_CLEARLY = 5  # a difference of this many times a trial's noise is not due to chance
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What to measure."""
+    """Trial to make."""
 
     index: int
     predicted_tokens_per_s: float
@@ -48,20 +47,20 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Why there is nothing more to measure."""
+    """End of the search and its reason."""
 
     why: str
 
 
 @dataclass
 class Search:
-    """A search over ``candidates``, at least one.
+    """Search over ``candidates``, at least one.
 
     Args:
         candidates: the space.
-        first: indices that are measured before anything is learned: the planner's choices.
-        threshold: the expected gain, as a share, above which a trial is made.
-        most: settings that are measured; those that are measured again do not count.
+        first: indices of the planner's choices, which are measured before anything is learned.
+        threshold: expected gain, as a share, above which a trial is made.
+        most: maximum settings to measure; repetitions do not count.
     """
 
     candidates: Sequence[Candidate]
@@ -85,7 +84,7 @@ class Search:
     # ---- suggesting and observing
 
     def suggest(self) -> Next | Done:
-        """The next trial, or why there is none. Asking again without telling gives the same answer."""
+        """Return the next trial, or why there is none; the result is the same until :meth:`observe` is called."""
         tried = self._tried
         if first := self._first_left:
             return self._next(first[0], "the planner's other choice" if tried else "the planner's choice")
@@ -95,7 +94,7 @@ class Search:
         gains = self._gains()
         gains[list(tried)] = 0.0
         index = int(gains.argmax())
-        if not self._measured and self.trials:  # everything has failed so far: as little memory as there is
+        if not self._measured and self.trials:  # everything failed so far: try the smallest
             left = [i for i in range(len(self.candidates)) if i not in tried and not self._out[i]]
             if not left or self.trials >= _FEWEST:
                 return Done(f"none of {self.trials} settings succeeded, not even the smallest")
@@ -109,13 +108,13 @@ class Search:
         return self._next(index, self._why(index))
 
     def observe(self, index: int, tokens_per_s: float | None, *, of_memory: bool | None = None) -> None:
-        """The outcome of a trial.
+        """Record the outcome of a trial.
 
         Args:
             index: its setting.
-            tokens_per_s: what was measured; None: it failed. Then what needs as much memory or more is out.
-            of_memory: whether it failed for want of memory; None: probably, unless a setting that needs more
-                succeeded before. Of other failures two with one value that never succeeded give that value up.
+            tokens_per_s: the measured speed; None excludes all settings that need as much memory or more.
+            of_memory: True if it failed for lack of memory; None: unknown, so true unless a larger setting succeeded.
+                After two other failures a value (as its KV type) that never succeeded is excluded.
         """
         self.trials += 1
         if tokens_per_s is not None and tokens_per_s > 0:
@@ -125,7 +124,7 @@ class Search:
         fitted = [i for i, _ in self._measured]
         if of_memory is None:
             of_memory = not any((self._use[i] >= self._use[index]).all() for i in fitted)
-        of_memory = of_memory and bool(self._use[index].any())  # nothing on a card: no card was full
+        of_memory = of_memory and bool(self._use[index].any())  # nothing was on a GPU, so none was full
         self._failed[index] = of_memory
         if of_memory:
             self._out |= (self._use >= self._use[index]).all(axis=1)
@@ -134,7 +133,7 @@ class Search:
 
     @property
     def tried_first(self) -> bool:
-        """Whether the planner's choices were tried, except those that cannot fit."""
+        """True if the planner's choices were tried, except those that cannot fit."""
         return not self._first_left
 
     @property
@@ -147,14 +146,14 @@ class Search:
         return {index for index, _ in self._measured} | set(self._failed)
 
     def forget(self, index: int) -> None:
-        """Of a trial that was repeated the first outcome is not believed."""
+        """Discard the first outcome of a setting whose trial was repeated."""
         self._measured = [one for one in self._measured if one[0] != index]
 
     def _next(self, index: int, why: str) -> Next:
         return Next(index, self.expected(index), why)
 
     def _give_up_values(self) -> None:
-        """A flash attention or a KV type that this machine cannot do is no question of memory."""
+        """Exclude a flash attention, KV type or drafter that this machine cannot run."""
         for of in (
             lambda s: ("flash", s.flash_attn),
             lambda s: ("kv", s.cache_type_k, s.cache_type_v),
@@ -166,25 +165,24 @@ class Search:
                 if good and bad.count(value) >= _SAME_FAILED:
                     self._out |= np.array([of(candidate.setting) == value for candidate in self.candidates])
 
-    # ---- what is believed
+    # ---- the posterior
 
     def best(self) -> int | None:
-        """The measured setting that is believed to be the fastest; None if all failed."""
+        """Return the measured setting that is expected to be the fastest; None if all failed."""
         tried = {index for index, _ in self._measured}
         return max(tried, key=lambda index: self._mean[index], default=None)
 
     def leaders(self, most: int = 3) -> list[int]:
-        """Measured settings that may be the fastest: the best, and those that a trial's noise does not tell from it."""
+        """Return measured settings that may be the fastest: the best, and those within a trial's noise of it."""
         tried = sorted({index for index, _ in self._measured}, key=lambda index: -self._mean[index])
         within = max(_USUAL_NOISE, self.noise)
         return [index for index in tried if self._mean[index] >= self._mean[tried[0]] - within][:most]
 
     def finalists(self, planned: Sequence[int]) -> list[int]:
-        """Measured settings that are worth measuring again side by side, the most important first.
+        """Return measured settings to measure again side by side, the most important first.
 
-        The best; the target-only setting that was measured to be the fastest, unless it is clearly slower than the
-        best; what was planned and succeeded; the target-only setting that is believed to be the fastest; the other
-        leaders.
+        The best; the fastest measured target-only setting, unless clearly slower; planned ones that succeeded; the
+        target-only setting that is expected to be the fastest; the other leaders.
         """
         seen: dict[int, list[float]] = {}
         for index, value in self._measured:
@@ -201,7 +199,7 @@ class Search:
         return list(dict.fromkeys(chosen))
 
     def is_clearly_slower(self, index: int, than: int) -> bool:
-        """Return whether a setting is believed to be slower by more than the noise of trials explains."""
+        """Return whether a setting is expected to be slower by more than the noise of trials explains."""
         return bool(self._mean[index] < self._mean[than] - self._clear_gap)
 
     @property
@@ -209,11 +207,11 @@ class Search:
         return _CLEARLY * max(_USUAL_NOISE, self.noise)
 
     def expected(self, index: int) -> float:
-        """Tokens/s that a setting is believed to reach."""
+        """Return the tokens/s that a setting is expected to reach."""
         return float(np.exp(self._mean[index]))
 
     def error(self) -> float:
-        """By how much, in the median, the planner's predictions were off: |log(measured ÷ predicted)|."""
+        """Return the median error of the planner's predictions: |log(measured ÷ predicted)|."""
         return float(np.median([abs(value - self._prior[index]) for index, value in self._measured]))
 
     def _covariance(self, left: npt.NDArray[np.int_], right: npt.NDArray[np.int_]) -> Array:
@@ -230,7 +228,7 @@ class Search:
         return whole
 
     def _learn(self) -> None:
-        """Refit to everything that was measured, with the noise and the scale of errors that make it likeliest."""
+        """Refit to all measurements, with the likeliest noise and error scale."""
         seen = np.array([index for index, _ in self._measured])
         every = np.arange(len(self.candidates))
         off = np.array([value for _, value in self._measured]) - self._prior[seen]
@@ -246,7 +244,7 @@ class Search:
         self._sd = np.sqrt(np.maximum(scale**2 * self._variance(every) - (outer * solved[:, 1:].T).sum(axis=1), 1e-8))
 
     def _gains(self) -> Array:
-        """Expected gain of each setting over the best so far, times the chance that it fits."""
+        """Return each setting's expected gain over the best so far, times its chance to fit."""
         best = self.best()
         top = self._mean[best] if best is not None else float(self._mean.max())
         z = (self._mean - top) / self._sd
@@ -255,7 +253,7 @@ class Search:
         return gains
 
     def _chance(self) -> Array:
-        """The chance of each to fit: the edge is somewhere between what succeeded and what failed."""
+        """Return each setting's chance to fit: the limit is between what succeeded and what failed."""
         chance = np.ones(len(self.candidates))
         for device in range(self._use.shape[1]):
             use = self._use[:, device]
@@ -275,7 +273,7 @@ class Search:
 
 
 def _likelihood(covariance: Array, off: Array, noise: float) -> float:
-    """Logarithm of the likelihood of ``off`` but for a constant; with few trials the usual noise is assumed.
+    """Return the log likelihood of ``off`` without its constant; with few trials the usual noise dominates.
 
     Source: Rasmussen and Williams 2006, equation 2.30; the prior of the noise is log-normal.
     """
@@ -286,6 +284,6 @@ def _likelihood(covariance: Array, off: Array, noise: float) -> float:
 
 
 def _below(z: Array) -> Array:
-    """The normal distribution's share below z."""
+    """Return the standard normal distribution function."""
     below: Array = np.vectorize(lambda value: 0.5 * (1 + math.erf(value / math.sqrt(2))), otypes=[np.float64])(z)
     return below

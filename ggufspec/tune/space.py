@@ -1,7 +1,7 @@
-"""The settings that tuning chooses from, each with the planner's prediction and what it takes. Pure.
+"""Settings that tuning chooses from, with predicted speed and memory. Pure.
 
-Settings that cannot win are left out: fewer layers on the card than would fit, but for some steps that tell its speed
-from the host's, and a smaller micro-batch where the usual one has room.
+Settings that cannot win are left out: fewer layers on the GPU than would fit (except some that separate its speed from
+the CPU's), and smaller micro-batches where the usual one fits.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from ggufspec.settings.registry import drafters_label, drafts_with_corpus, draft
 DEFAULT_MICRO_BATCH = 512
 _FIXED = (1, 2, 3, 4, 6, 8)
 _LONGEST = max(_FIXED)
-_OVER = 1.1  # of a card's memory: an estimate may be so much above the truth
+_OVER = 1.1  # share of a GPU's memory up to which settings are tried: estimates may be too high
 _EDGE = 1.03
-_NEAR_EDGE = 6  # layers below the most that may fit, all of which are in the space
+_NEAR_EDGE = 6  # layers below the maximum that may fit, all of which are in the space
 _STEPS = 8
-_FEWER_THREADS_COST = 0.5  # exponent: half of the threads take so much of the host's time more
-_KINDS = ((True, False), (False, True), (True, True))  # of drafters: whether with the draft file, with the lookup
-_LOOKUP_ACCEPTANCE = 0.3  # of n-grams, before anything is known
-_BOTH_GAIN = 1.03  # of a lookup with a draft
+_FEWER_THREADS_COST = 0.5  # exponent of cores ÷ threads in the CPU's time
+_KINDS = ((True, False), (False, True), (True, True))  # (drafts with the file, drafts with the lookup)
+_LOOKUP_ACCEPTANCE = 0.3  # assumed acceptance of n-grams
+_BOTH_GAIN = 1.03  # assumed ratio of acceptances: draft with lookup ÷ draft
 
-# Standard deviations of what may be wrong with a prediction, each the logarithm of a factor: of a part's time and of
-# the acceptance, and of everything else. Finer ones, and terms for how one depends on another, find nothing faster.
+# Standard deviations of log(true ÷ predicted): of a part's time and of the acceptance, and of everything else. Finer
+# ones and correlations between them find nothing faster.
 _PART, _OTHER = 0.35, 0.12
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One setting.
+    """Setting with its prediction.
 
     Args:
-        setting: what it is.
-        options: the same for the decoder, shares of several cards included.
+        setting: the setting.
+        options: the setting for the decoder, with splits over several GPUs.
         predicted: tokens/s by the planner's model.
-        features: what may be wrong with that; (features,), in standard deviations of log(true ÷ predicted).
-        memory: share of each card's free memory that it takes; without a card an order only, of the host's memory:
-            weights that do not fit are read from the file.
-        offloaded: share of the target's layers on cards.
+        features: its possible errors, in standard deviations of log(true ÷ predicted).
+        memory: share of each GPU's free memory; without a GPU a ranking by RAM, as weights beyond it are read from the
+            file.
+        offloaded: share of the target's layers on GPUs.
     """
 
     setting: TunedSetting
@@ -63,11 +63,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What tuning may choose; a value that the user fixed is the only one.
+    """Values that tuning may choose; a value that the user fixed is the only one. Placements are the plan's.
 
-    What of the placements is, the plan's request says. ``kv_types`` are (cache_type_k, cache_type_v), ``policies``
-    (draft policy, draft length at most). ``within_budget`` keeps to the machine's headroom; without it the search goes
-    to the edge of a card's memory, which the first trials that fail tell.
+    ``kv_types``: (cache_type_k, cache_type_v); ``policies``: (draft policy, maximum draft length). ``within_budget``
+    keeps the machine's headroom; otherwise the search goes to the limit of a GPU's memory, which failing trials reveal.
     """
 
     threads: tuple[int, ...]
@@ -80,17 +79,17 @@ class Free:
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Counts worth a trial: all cores, three quarters, half. The bandwidth is often reached with fewer than all."""
+    """Return the thread counts to try: all cores, three quarters, half; fewer often reach the full bandwidth."""
     return tuple(sorted({max(1, cores // 2), max(1, round(0.75 * cores)), cores}, reverse=True))
 
 
 def policies(draft_max: int) -> tuple[tuple[str, int], ...]:
-    """Adaptive drafts of at most ``draft_max`` tokens, and fixed ones up to it."""
+    """Return adaptive drafts of at most ``draft_max`` tokens, and fixed ones up to it."""
     return (("adaptive", draft_max), *(("fixed", length) for length in _FIXED if length <= draft_max))
 
 
 def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
-    """The changes from ``old`` to ``new``, for people."""
+    """Describe the changes from ``old`` to ``new`` for people."""
     changes = []
     if old.drafted and not new.drafted:
         changes.append("no draft")
@@ -121,18 +120,18 @@ def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
 
 
 def drafts(setting: TunedSetting) -> str:
-    """The draft length of a setting, for people."""
+    """Describe a setting's draft length for people."""
     return f"adaptive, ≤ {setting.draft_max}" if setting.draft_policy == "adaptive" else f"always {setting.draft_max}"
 
 
 def candidates(plan: Plan, options: DecoderOptions, free: Free, dry_run: DryRun) -> list[Candidate]:
-    """Every setting that may be tried: what is ``free`` around a plan, the rest as ``options`` have it."""
+    """Return every setting to choose from: ``free`` values around a plan, other options as in ``options``."""
     memory = Memory(plan.machine.card_names, dry_run)
     return list(_Space(plan.request, plan.machine, options, free, _split(plan), memory).all())
 
 
 def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: bool) -> int | None:
-    """The index of the setting that is most like ``options``; None if none drafts (or all do)."""
+    """Return the index of the setting most like ``options`` with (or without) drafts; None if there is none."""
     cores = options.threads
 
     def far(index: int) -> tuple[float, ...]:
@@ -161,7 +160,7 @@ def _split(plan: Plan) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Time:
-    """Seconds by part; how far drafting helps is not in it."""
+    """Seconds of a pass by part."""
 
     host: float = 0.0
     card: float = 0.0
@@ -200,7 +199,7 @@ class _Space:
             policies = self.free.policies if drafted else self.free.policies[:1]
             for kv, flash in itertools.product(self.free.kv_types, self.free.flash_attn):
                 if flash == "off" and kv[1] != "f16":
-                    continue  # llama.cpp refuses it
+                    continue  # llama.cpp refuses this combination
                 for draft_layers in self._draft_layers() if drafts_with_file(drafter) else [0]:
                     for at, micro in self._placements(drafter, draft_layers, kv, flash):
                         memory = self._bytes[drafter, draft_layers, at, kv, flash, micro]
@@ -228,7 +227,7 @@ class _Space:
 
     def _draft_layers(self) -> list[int]:
         assert self.request.draft is not None
-        if self.request.draft.in_target:  # where the target's last layers are
+        if self.request.draft.in_target:  # its layers are the target's last
             return [0]
         layers = self.request.draft.header.layers
         if "gpu_layers" not in self.request.draft.free:
@@ -238,7 +237,7 @@ class _Space:
     def _placements(
         self, drafter: str, draft_layers: int, kv: tuple[str, str], flash: str
     ) -> Iterator[tuple[Placement, int]]:
-        """(the target's placement, micro-batch)."""
+        """Yield (target placement, micro-batch)."""
         layers, dense = self._families
         found = [*self._near_the_edge(layers, drafter, draft_layers, kv, flash, _STEPS)]
         yield from found
@@ -247,9 +246,7 @@ class _Space:
 
     @cached_property
     def _families(self) -> tuple[list[Placement], list[Placement]]:
-        """Placements of the target, ordered by what they take of the cards: fewer layers, then experts of fewer blocks
-        on the CPU; and those with dense feed-forward weights of fewer blocks there.
-        """
+        """Target placements by GPU memory: fewer layers and fewer experts on the CPU; likewise feed-forward weights."""
         target = self.request.target
         layers, wanted = target.header.layers, replace(target.placement, split=self.splits[0])
         if not self.machine.cards:
@@ -264,7 +261,7 @@ class _Space:
     def _near_the_edge(
         self, placed: Sequence[Placement], drafter: str, draft_layers: int, kv: tuple[str, str], flash: str, steps: int
     ) -> Iterator[tuple[Placement, int]]:
-        """What may fit, and so many that take less; with a smaller micro-batch where that alone fits."""
+        """Yield what may fit and ``steps`` smaller placements, with a smaller micro-batch if only that fits."""
         usual = self.free.ubatch_sizes[0]
 
         def uses(some: Sequence[Placement], micro: int) -> list[float]:
@@ -273,7 +270,7 @@ class _Space:
 
         fitting, possible = self._edges
         used = uses(placed, usual)
-        # index of the most that may fit with the usual micro-batch
+        # index of the largest placement that may fit with the usual micro-batch
         edge = max((index for index, share in enumerate(used) if share <= fitting), default=-1)
         smaller = [(micro, uses(placed[edge + 1 :], micro)) for micro in self.free.ubatch_sizes[1:]]
         coarse = max(1, math.ceil(len(placed) / max(steps, 1)))
@@ -291,7 +288,7 @@ class _Space:
         return replace(wanted, gpu_layers=layers, split=self.splits[1])
 
     def _loaded(self, drafter: str, at: Placement, draft_layers: int) -> tuple[Placement, Placement]:
-        """The target and the draft as they are loaded together."""
+        """Return target and draft placements with their load options."""
         draft, draft_at = self.request.draft, self._draft_at(draft_layers)
         if draft is None or not drafts_with_file(drafter):
             return loaded(self.machine, (self.request.target_only, at))[0], draft_at
@@ -299,7 +296,7 @@ class _Space:
         return target, beside
 
     def _computed_by(self, at: Placement, flash: str, *, drafted: bool) -> list[tuple[int, int]]:
-        """(from how many tokens on a card computes with the host's weights, threads), which then matter little."""
+        """Return (op_offload_min_batch, threads); threads hardly matter if a GPU computes with CPU weights."""
         found = [(self.options.op_offload_min_batch, threads) for threads in self.free.threads]
         if flash == self.free.flash_attn[0] and may_stream(self.request, at, self.machine):
             found.append((streams_from(drafted=drafted), self.cores))
@@ -333,7 +330,7 @@ class _Space:
         flash: str,
         micro: int,
     ) -> None:
-        """Find the share of each card's memory for placements of the target."""
+        """Calculate the share of each GPU's memory for placements of the target."""
         options = replace(
             self.options,
             cache_type_k=kv[0],
@@ -352,7 +349,7 @@ class _Space:
         besides: list[list[ByDevice]] = [[] for _ in requests]
         if draft is not None:
             draft_at, draft = self._draft_at(draft_layers), replace(draft, context=options.draft_context())
-            on = requests if draft.as_read else requests[:1]  # a head takes what it takes on its target
+            on = requests if draft.as_read else requests[:1]  # a draft head's memory depends on its target
             found = self.memory.estimates([draft.at(draft_at, request) for request in on])
             besides = [[one] for one in (found if draft.as_read else found * len(requests))]
         used = [self.memory.resident(request) for request in requests]
@@ -382,7 +379,7 @@ class _Space:
 
     @property
     def _edges(self) -> tuple[float, float]:
-        """(what is expected to fit, what might), as shares of that."""
+        """Shares of memory that (should fit, might fit)."""
         return (1.0, 1.0) if self.free.within_budget else (_EDGE, _OVER)
 
     # ---- speed
@@ -390,7 +387,7 @@ class _Space:
     def _pass(
         self, subject: ModelRequest, placement: Placement, kv: tuple[str, str], streamed_from: int, tokens: int
     ) -> _Time:
-        """One batch, half of the context filled, with all cores."""
+        """Return the time of one batch with all cores and half of the context filled."""
         key = (id(subject.as_read or subject.header), placement, kv, streamed_from, tokens)
         if key not in self._times:
             typed = replace(subject.context, cache_type_k=kv[0], cache_type_v=kv[1])

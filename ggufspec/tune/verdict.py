@@ -1,4 +1,4 @@
-"""Whether a tuning has a winner, what is too close to call, and what may settle it."""
+"""Verdict of a tuning: the winner, settings too close to call, and what may settle it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ggufspec.tune.run import FEWEST, FINAL_SHARE, Tuning, as_budget
 from ggufspec.tune.space import difference
 
 _SAME = 1.0
-_FEW_ROUNDS = 3  # the fewest that are worth to ask for
-_MOST_ROUNDS = 60  # of a final; to settle what needs more is not worth the time
+_FEW_ROUNDS = 3  # minimum repetitions to suggest
+_MOST_ROUNDS = 60  # maximum repetitions to suggest; more are not worth the time
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a tuning found.
+    """Result of a tuning.
 
     Attributes:
-        decided: whether the winner may be saved: it is the planned setting, or intervals say that it is faster than
-            the planned setting and target-only.
-        text: the finding, in sentences; empty if every setting failed.
-        close: settings that trials do not tell from the winner, by index in the space.
-        advice: what may settle it; empty if it is decided.
+        decided: True if the winner may be saved: it was planned, or intervals show that it is faster than the planned
+            setting and target-only.
+        text: the result, in sentences; empty if every setting failed.
+        close: indices of settings that trials do not distinguish from the winner.
+        advice: what may settle it; empty if decided.
     """
 
     decided: bool
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def judge(tuning: Tuning) -> Verdict:
-    """Return what the trials so far say of the setting that leads."""
+    """Return the verdict on the leading setting by the trials so far."""
     winner, first = tuning.winner(), tuning.experiment.first[0]
     if winner is None:
         return Verdict(False, "")
@@ -73,7 +73,7 @@ def judge(tuning: Tuning) -> Verdict:
 
 
 def not_worth_it(tuning: Tuning) -> str:
-    """Say which drafters are clearly slower in every setting that was measured with them; empty if none is."""
+    """Return which drafters are clearly slower in every setting measured with them; empty if none."""
     space, winner = tuning.experiment.space, tuning.winner()
     if winner is None:
         return ""
@@ -93,7 +93,7 @@ def not_worth_it(tuning: Tuning) -> str:
 
 
 def _rivals(tuning: Tuning, winner: int) -> list[int]:
-    """What a winner must be faster than: the planned setting, and with drafts the fastest target-only one."""
+    """Return the settings a winner must beat: the planned one, and if it drafts the fastest target-only one."""
     space, first = tuning.experiment.space, tuning.experiment.first[0]
     failed = {kept.setting for kept in tuning.kept if kept.failure}
     rivals = [first] if space[first].setting not in failed else []
@@ -105,7 +105,7 @@ def _rivals(tuning: Tuning, winner: int) -> list[int]:
 
 
 def _is_slower(tuning: Tuning, index: int, than: int) -> bool:
-    """Return whether an interval says so; of what was never side by side, the noise of the search's trials."""
+    """Return whether an interval shows it, or without side-by-side trials the noise of the search's trials."""
     ratio = tuning.ratio(than, index)
     if ratio is not None and len(ratio.samples) >= FEWEST:
         return ratio.ci95[0] > _SAME
@@ -148,7 +148,7 @@ def _capital(text: str) -> str:
 
 
 def _more_time(tuning: Tuning, rounds: int = 0) -> str:
-    """The option that makes a final of so many repetitions, or of the usual number."""
+    """Return the option for a final of so many repetitions, or of the usual number."""
     usual = tuning.experiment.repeats
     rounds = max(rounds, usual, _FEW_ROUNDS, len(tuning.rounds()) + 1)
     if tuning.experiment.budget_s is None:
@@ -159,7 +159,7 @@ def _more_time(tuning: Tuning, rounds: int = 0) -> str:
 
 
 def _settles(tuning: Tuning, winner: int, unclear: Sequence[int]) -> str:
-    """How much longer a final must be for intervals to leave out 1, if the ratios stay what they are."""
+    """Return the option for a final whose intervals would exclude 1 if the ratios stay the same."""
     needed = 0.0
     for index in unclear:
         ratio = tuning.ratio(winner, index)
