@@ -1,7 +1,7 @@
-"""A running server to talk with: any that has OpenAI's ``/v1/chat/completions``, ``ggufspec serve`` among them.
+"""Client of a running server with OpenAI's ``/v1/chat/completions``, such as ``ggufspec serve``.
 
-:class:`Remote` stands where :class:`ggufspec.child.Session` does for a pair of this process, and speaks the words of
-:mod:`ggufspec.chat.session`. One of the two importers of ``httpx2``; the other is for the hub.
+:class:`Remote` replaces :class:`ggufspec.child.Session` and has the same requests and replies
+(:mod:`ggufspec.chat.session`). One of two importers of ``httpx2``; the other is for the hub.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-_CONNECT_S, _LIST_S = 10.0, 30.0  # an answer may take as long as it takes: its prompt is read before
+_CONNECT_S, _LIST_S = 10.0, 30.0  # timeouts; answers have none, because the prompt is read first
 _MOST_LINE_BYTES, _MOST_BODY_BYTES = 16 << 20, 4 << 20
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
-_STOPS = {"stop": "end", "length": "length", "content_filter": "stop", "tool_calls": "stop"}  # ours for theirs
+_STOPS = {"stop": "end", "length": "length", "content_filter": "stop", "tool_calls": "stop"}  # ours by the server's
 _BASE_HINT = "--url has the base URL of an OpenAI-compatible server: http://127.0.0.1:8080/v1"
 
 
 class _RefusedError(GgufspecError):
-    """A question that the server does not take as it is."""
+    """Request that the server does not accept as it is."""
 
 
 class _StopReading(KeyboardInterrupt):
-    """Ctrl-C while a server is waited for; libraries clean up after it as after any other."""
+    """Ctrl-C while waiting for a server; a KeyboardInterrupt, so that libraries clean up after it."""
 
 
 def base_url(url: str) -> str:
-    """The base URL that a user may shorten: ``host:port`` is ``http://host:port/v1``.
+    """Complete a base URL that a user may shorten: ``host:port`` is ``http://host:port/v1``.
 
     Raises:
         UsageError: it is not a URL.
@@ -66,21 +66,18 @@ def base_url(url: str) -> str:
 
 
 class Remote:
-    """A server. :meth:`stop` may be called by a signal handler, all else belongs to one thread.
+    """Connection to a server. A signal handler may call :meth:`stop`; all else belongs to one thread.
 
     Args:
-        url: its base URL, as :func:`base_url` gives it.
-        key: its API key; empty for none.
-        model: which of its models; empty if it has one.
-
-    Attributes:
-        model: the one that answers, from :meth:`open` on.
+        url: base URL from :func:`base_url`.
+        key: API key; empty for none.
+        model: name of the model, which :meth:`open` finds if empty.
     """
 
     def __init__(self, url: str, key: str = "", model: str = "") -> None:
         self.url, self.model = url, model
         self._key = key
-        self._renamed: dict[str, str] = {}  # of fields that the server takes by another name, or not at all: empty
+        self._renamed: dict[str, str] = {}  # the server's names of request fields; empty: it does not take the field
         self._client: httpx2.Client | None = None
         self._stopping = self._waits = False
 
@@ -89,7 +86,7 @@ class Remote:
         return self._client is not None
 
     def open(self, *_: object) -> session.Ready:
-        """Reach the server, and find its model.
+        """Connect to the server and find its model.
 
         Raises:
             GgufspecError: nothing answers there, it is not such a server, wants another key, or has several models.
@@ -97,7 +94,7 @@ class Remote:
         import httpx2
 
         self.close()
-        own = urlsplit(self.url).hostname in _LOOPBACK  # which no proxy can reach
+        own = urlsplit(self.url).hostname in _LOOPBACK  # no proxy can reach it
         headers = {"User-Agent": f"ggufspec/{__version__}"}
         if self._key:
             if not (self._key.isascii() and self._key.isprintable()):
@@ -119,9 +116,9 @@ class Remote:
         return session.Ready(loaded, None, (), (), ctx_size=0, parallel=1, chat_template="the server's own")
 
     def ask(self, request: session.Request, _: object = None, *, on_event: Callable[[Event], None]) -> session.Reply:
-        """Ask, and hand on what comes: events ``token``, and ``reasoning`` {text} of a model that thinks before.
+        """Ask, and pass on events: ``token``, and ``reasoning`` {text} of a model that thinks first.
 
-        A field that the server says it does not take is left out from then on, and noted.
+        A field that the server does not take is left out from then on, and noted.
 
         Raises:
             GgufspecError: there is no answer, or it broke off.
@@ -142,7 +139,7 @@ class Remote:
         return answer.reply(stopped=False)
 
     def _learned(self, error: _RefusedError, body: Mapping[str, Any]) -> tuple[str, ...]:
-        """What a refusal says of fields that a question can do without: not sent again. Others are raised again."""
+        """Stop sending the optional fields that a refusal names, and return notes; raise other refusals again."""
         optional = body.keys() - {"model", "stream", "messages", "prompt"} - self._renamed.keys()
         named = sorted(name for name in optional if re.search(rf"\b{name}\b", error.message))
         if not named or not _NOT_TAKEN.search(error.message):
@@ -177,7 +174,7 @@ class Remote:
             raise GgufspecError("the answer broke off: the connection was closed", "look at its log; /retry asks again")
 
     def stop(self) -> None:
-        """End the answer that is coming, with what there is: servers stop where the connection is closed."""
+        """End the answer with what has arrived; the closed connection makes the server stop."""
         self._stopping = True
         if self._waits:
             self._waits = False
@@ -188,7 +185,7 @@ class Remote:
             self._client.close()
         self._client = None
 
-    # ---- what the server says --------------------------------------------------------------------------------------
+    # ---- the server's responses ------------------------------------------------------------------------------------
 
     def _names(self, text: str) -> list[str]:
         try:
@@ -209,7 +206,7 @@ class Remote:
         return names[0]
 
     def _check(self, response: httpx2.Response) -> None:
-        """Raise a GgufspecError unless the status is one of success."""
+        """Raise a GgufspecError unless the status is 200."""
         status = response.status_code
         if status == 200:
             return
@@ -249,7 +246,7 @@ class Remote:
             raise GgufspecError(f"{self.url} cannot be asked: {error}", _BASE_HINT) from None
 
 
-_NEWER = "max_completion_tokens"  # OpenAI's newer name
+_NEWER = "max_completion_tokens"  # OpenAI's newer name of max_tokens
 _SETTINGS = "/settings shows what was asked for"
 _HINTS = {400: _SETTINGS, 422: _SETTINGS, 500: "look at the server's log"}
 _NOT_TAKEN = re.compile(
@@ -262,7 +259,7 @@ def _list(names: list[str]) -> str:
 
 
 def _said(text: str) -> tuple[str, str]:
-    """(message, hint) of an error as servers write it: OpenAI's, vLLM's and FastAPI's forms; empty for none."""
+    """Return (message, hint) of an error in OpenAI's, vLLM's or FastAPI's form; empty for none."""
     try:
         body = untrusted.parse_json(text, "the error")
     except GgufspecError:
@@ -281,7 +278,7 @@ def _said(text: str) -> tuple[str, str]:
 
 
 def _whole(response: httpx2.Response) -> str:
-    """The body, as far as a body should be long."""
+    """Return the body, cut off beyond ``_MOST_BODY_BYTES``."""
     taken = bytearray()
     for part in response.iter_bytes():
         taken += part
@@ -291,9 +288,9 @@ def _whole(response: httpx2.Response) -> str:
 
 
 def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any] | None]:
-    """What the server sends, event by event, up to ``[DONE]``, which is None.
+    """Yield the server's events up to ``[DONE]``, which is None.
 
-    Source: HTML Living Standard, 9.2.6, of which these servers use one field: ``data:``, one line an event.
+    Source: HTML Living Standard, 9.2.6, of which these servers use one field: ``data:``, one line per event.
     """
     rest = b""
     for part in response.iter_bytes():
@@ -313,10 +310,9 @@ def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any] | None]:
 
 
 def _body(request: session.Request, model: str) -> tuple[str, dict[str, Any]]:
-    """The path and the JSON of a question.
+    """Return the path and the JSON of a question.
 
-    What OpenAI's API knows is always in it; what only servers of llama.cpp know, if it differs from their default,
-    because others refuse it.
+    Fields that only llama.cpp's servers know are sent only if not the default, because other servers refuse them.
     """
     sampling, usual = request.sampling, Sampling()
     body: dict[str, Any] = {
@@ -337,20 +333,20 @@ def _body(request: session.Request, model: str) -> tuple[str, dict[str, Any]]:
 
 
 class _Answer:
-    """An answer as it comes, asked for at ``start_s``."""
+    """Answer as it arrives, requested at ``start_s``."""
 
     def __init__(self, start_s: float) -> None:
-        self.began = False  # whether anything has come
-        self.is_whole = False  # whether its end has
+        self.began = False  # True if anything has arrived
+        self.is_whole = False  # True if its end has arrived
         self.notes: tuple[str, ...] = ()
         self._start_s = start_s
-        self._first_s: float | None = None  # when its first text came
+        self._first_s: float | None = None  # arrival time of the first text
         self._text: list[str] = []
         self._finish = ""
         self._counts: dict[str, Mapping[str, Any]] = {}  # OpenAI's "usage", and "timings" of llama-server
 
     def take(self, value: Mapping[str, Any] | None) -> Iterator[Event]:
-        """The events that a chunk is, or None, the end; GgufspecError if it is an error."""
+        """Yield the events of a chunk, or of None, the end; raise a GgufspecError if the chunk is an error."""
         self.began = True
         if value is None:
             self.is_whole = True
@@ -375,7 +371,7 @@ class _Answer:
             self.is_whole = self.is_whole or bool(self._finish)
 
     def reply(self, *, stopped: bool) -> session.Reply:
-        """All of it, and what is known of it."""
+        """Return the answer so far with its statistics."""
         return session.Reply(
             text="".join(self._text),
             statistics=self._statistics(),
@@ -384,7 +380,7 @@ class _Answer:
         )
 
     def _statistics(self) -> Statistics | None:
-        """Of the server's own figures, or else of when what came here; None if it counts no tokens."""
+        """Return statistics from the server's figures, otherwise from arrival times; None without token counts."""
         tokens = self._count("usage", "completion_tokens")
         if "usage" not in self._counts or (not tokens and self._first_s is not None):
             return None
@@ -403,7 +399,7 @@ class _Answer:
             prompt_read=max(0, prompt - self._count("usage", "prompt_tokens_details", "cached_tokens")),
             tokens=tokens,
             decode_s=self._number("timings", "predicted_ms") / 1000 or own_s,
-            rounds=self._count("usage", "speculation", "rounds"),  # of ours
+            rounds=self._count("usage", "speculation", "rounds"),  # from ggufspec serve
             drafted=drafted,
             accepted=accepted,
             drafted_by_position=(),
@@ -427,7 +423,7 @@ def _path(parts: object) -> str:
 
 
 def _at(value: Any, *path: str) -> Any:
-    """What is at a path in the JSON of others; None if there is nothing."""
+    """Return the value at a path in untrusted JSON; None if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value

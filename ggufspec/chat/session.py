@@ -1,10 +1,10 @@
-"""A pair that stays loaded and answers one question after another; the child's side of :class:`ggufspec.child.Session`.
+"""Session of a pair that stays loaded for one question after another: the child of :class:`ggufspec.child.Session`.
 
 Events of a request, in this order: ``dropped`` {turns} if the conversation is longer than the context; ``prompt``
-{tokens}; then for every round, if the request wants them, ``round`` {round: a TracedRound}, and for every token
-``token`` {text, source}. ``text`` may be empty, ``source`` is a drafter's name, ``target`` or ``bonus``.
+{tokens}; then per round, if requested, ``round`` {round: a TracedRound}, and per token ``token`` {text, source}.
+``text`` may be empty, ``source`` is a drafter's name, ``target`` or ``bonus``.
 
-:class:`LoadedPair` is what this job and that of :mod:`ggufspec.serve.session` have in common.
+:class:`LoadedPair` is shared with :mod:`ggufspec.serve.session`.
 """
 
 from __future__ import annotations
@@ -33,63 +33,63 @@ from ggufspec.prompting.prompt import Prompter
 
 @dataclass(frozen=True, slots=True)
 class Spec(WithOptions):
-    """What to load."""
+    """Pair to load, and how."""
 
     target: Path
     draft: Path | None
-    options: DecoderOptions  # ``draft_max`` is the most that a request can ask for; ``parallel`` caches are kept
+    options: DecoderOptions  # requests draft at most ``draft_max``; ``parallel`` caches are retained
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers
     chat_template: str = ""  # Jinja; empty: the target's own
-    planned: tuple[float, float] | None = None  # as of :class:`~ggufspec.decoding.speed_watch.SpeedWatch`
+    planned: tuple[float, float] | None = None  # see :class:`~ggufspec.decoding.speed_watch.SpeedWatch`
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was loaded: the models as they were placed."""
+    """Loaded models with their placement, and what the pair can do."""
 
     target: LoadedModel
     draft: LoadedModel | None
     drafters: tuple[str, ...]  # none if speculation is off
-    notes: tuple[str, ...]  # what a user should know of how it runs
-    ctx_size: int  # tokens of context of each conversation
-    parallel: int  # conversations that are kept
+    notes: tuple[str, ...]  # for the user, on how it runs
+    ctx_size: int  # tokens of context per conversation
+    parallel: int  # conversations whose caches are retained
     chat_template: str  # Jinja; empty if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question, and how to answer it."""
+    """Question, and how to answer it."""
 
-    conversation: Conversation  # with an open question
-    chat: bool = True  # use the chat template; without, the turns are continued as plain text
-    alone: str = ""  # ``target`` or ``draft`` lets one model answer; empty: the pair
-    options: DecoderOptions | None = None  # its AnswerOptions; None: as the pair was loaded
+    conversation: Conversation  # ends with an open question
+    chat: bool = True  # use the chat template; otherwise continue the turns as plain text
+    alone: str = ""  # ``target`` or ``draft``: only that model answers; empty: the pair
+    options: DecoderOptions | None = None  # only its AnswerOptions apply; None: as the pair was loaded
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 512  # of the answer
-    cache: bool = True  # keep what the context holds of the conversation
+    cache: bool = True  # retain the conversation in the context
     trace: bool = False  # emit every round
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer, as far as it came."""
+    """Answer, which may be incomplete."""
 
-    text: str  # all of it
-    tokens: tuple[int, ...] = ()  # ids as they were emitted, the end token included, for the conversation's turn
-    statistics: Statistics | None = None  # of this answer; None if the child was ended over it
+    text: str
+    tokens: tuple[int, ...] = ()  # emitted ids with the end token, for the conversation's turn
+    statistics: Statistics | None = None  # None if the child process was ended during the answer
     dropped: int = 0  # oldest turns that did not fit the context and were left out
-    notes: tuple[str, ...] = ()  # each once in a session
-    target: TargetSpeed | None = None  # None if the answer did not show it
-    stopped: bool = False  # the user ended it
+    notes: tuple[str, ...] = ()  # each once per session
+    target: TargetSpeed | None = None  # None if the answer did not show its speed
+    stopped: bool = False  # True if the user ended it
 
     @property
     def context_used(self) -> int:
-        """Tokens of the context that prompt and answer take."""
+        """Return the tokens of context that prompt and answer take."""
         return self.statistics.prompt_tokens + self.statistics.tokens if self.statistics else 0
 
 
 class LoadedPair:
-    """A pair that answers requests; ``ready`` is what was loaded."""
+    """Loaded pair that answers requests; ``ready`` describes it."""
 
     of_template: ClassVar[dict[str, str]] = {}  # further arguments of :meth:`ChatTemplate.of`
 
@@ -113,7 +113,7 @@ class LoadedPair:
     @classmethod
     @contextmanager
     def opened(cls, spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Self]:  # noqa: ARG003
-        """Load the pair in this process, and free it in the end."""
+        """Load the pair in this process, and free it at the end."""
         devices.add_rpc_workers(spec.rpc)
         with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
             pair = cls(decoder, spec.chat_template)
@@ -121,7 +121,7 @@ class LoadedPair:
             yield pair
 
     def idle(self, goes_on: Callable[[], bool]) -> bool:
-        """Between two requests: whether there is anything left to do in such a pause."""
+        """Use a pause between two requests for pending measurements; return whether any are left."""
         return self._decoder.refresh(goes_on)
 
     def _new_prompter(self) -> Prompter:
@@ -131,7 +131,7 @@ class LoadedPair:
         return Prompter(model, template)
 
     def _about(self) -> list[str]:
-        """Notes on what was loaded, besides the decoder's."""
+        """Return notes on what was loaded, in addition to the decoder's."""
         return []
 
     def _new_notes(self, *more: str) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class LoadedPair:
         return new
 
     def _target_speed(self, before: Counters, *, alone: str = "") -> TargetSpeed | None:
-        """How fast the target was in the answer that has ended; ``before`` are the counters at its beginning."""
+        """Return the target's speed in the last answer, at whose beginning the counters were ``before``."""
         decoder, after = self._decoder, Counters.now()
         took, seconds = decoder.statistics, decoder.answer_target_only_s
         if took is None or not seconds:
@@ -161,7 +161,7 @@ class LoadedPair:
 
 
 class Loaded(LoadedPair):
-    """A pair to chat with."""
+    """Loaded pair to chat with."""
 
     def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
         super().__init__(decoder, chat_template)
@@ -174,10 +174,10 @@ class Loaded(LoadedPair):
         return [] if self._source else [f"{self._decoder.target.path.name} has no chat template: {without}"]
 
     def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
-        """Answer one question, with the events that the module names.
+        """Answer one question, with the events in the module's docstring.
 
         Raises:
-            GgufspecError: a setting that the pair was not loaded for; a message does not fit; the template fails.
+            GgufspecError: the pair was not loaded for a setting, a message does not fit, or the template fails.
         """
         decoder, options = self._decoder, request.options or self._options
         decoder.configure(**{name: getattr(options, name) for name in AnswerOptions.__annotations__})
