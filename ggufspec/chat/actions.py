@@ -1,4 +1,4 @@
-"""What the commands of a chat do."""
+"""Actions of a chat's commands."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ggufspec.reports.table import pairs
 from ggufspec.schema.chat import ChatRun
 from ggufspec.schema.text import counted
 
-_SERVERS = {  # what a server decides
+_SERVERS = {  # commands about what a server decides
     *("speculative", "target", "draft", "compare", "cache", "debug", "tint"),
     *(name for name, row in chat_commands.ROWS.items() if row.group == "drafting"),
 }
 
 
 def take(talk: Talk, typed: str) -> bool:
-    """Do what was typed. Whether the chat goes on; after a GgufspecError nothing has changed."""
+    """Do what was typed; return whether the chat goes on. After a GgufspecError nothing has changed."""
     read = chat_commands.read(typed)
     if isinstance(read, str):
         if read.strip():
@@ -81,7 +81,7 @@ def _help(talk: Talk, argument: str) -> None:
             )
         return
     lines: list[tuple[str, str]] = []
-    for found in chat_commands.read(f"/{word}"):  # or an error with the nearest
+    for found in chat_commands.read(f"/{word}"):  # or an error that names the nearest
         assert isinstance(found, Command)
         about = COMMANDS[found.name]
         lines += [(about.typed(found.name), about.does), *[("", about.more)] * bool(about.more)]
@@ -135,7 +135,7 @@ def _path(command: str, argument: str) -> Path:
 
 
 def _compare(talk: Talk, argument: str) -> None:
-    """One question to the target, to the draft model, and to both."""
+    """Answer one question target-only, draft-only and speculatively, as far as possible, and compare."""
     now, before = talk.with_seed(), talk.conversation
     if not argument:
         argument, before = _last_question(talk, "compare"), before.undo()
@@ -166,7 +166,7 @@ def _compare(talk: Talk, argument: str) -> None:
 
 
 def _differs_at(tokens: tuple[int, ...], reference: tuple[int, ...]) -> int | None:
-    """The position of the first token, from 1, that is not the reference's; None if there is none."""
+    """Return the position (from 1) of the first token that differs from the reference; None if there is none."""
     both = enumerate(zip_longest(tokens, reference), 1)
     return next((number for number, (one, other) in both if one != other), None)
 

@@ -1,4 +1,4 @@
-"""A chat, whoever types: what answers, and what was said to it. Its commands are in :mod:`ggufspec.chat.actions`."""
+"""Conversation with a pair or a server, independent of who types. Its commands are in :mod:`ggufspec.chat.actions`."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from ggufspec.schema.text import counted
 
 
 class Talk:
-    """A conversation with a pair that is loaded for it, or with a server.
+    """Conversation with a pair that is loaded for it, or with a server.
 
     Args:
-        answers: the pair, placed, which a child process loads; or the server.
-        settings: how it begins.
-        screen: where it is shown.
-        name: the pair's, or the server's until its model is known.
-        about: the pair in documents.
+        answers: the placed pair, which a child process loads; or the server.
+        settings: initial switches.
+        screen: where the conversation is shown.
+        name: the pair's name, or the server's until its model is known.
+        about: description of the pair in documents.
         verbose: show llama.cpp's log.
 
     Attributes:
-        ready: what :meth:`open` has loaded.
-        stopped: whether Ctrl-C came over the last answer.
+        ready: the models that :meth:`open` loaded.
+        stopped: True if Ctrl-C came during the last answer.
     """
 
     ready: session.Ready
-    _last: session.Reply  # what the context holds since, and what did not fit
+    _last: session.Reply  # has the context's use and the turns that did not fit
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class Talk:
     # ---- the pair --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Load the pair, or reach the server and learn its model.
+        """Load the pair, or connect to the server and learn its model.
 
         Raises:
-            GgufspecError: it cannot be loaded, or reached.
+            GgufspecError: the pair cannot be loaded, or the server not reached.
             StopError: Ctrl-C.
         """
         doing, done = ("connecting to", "the server answered") if self.server else ("loading", "the pair was loaded")
@@ -97,7 +97,7 @@ class Talk:
         return None if self.server else self._spec.target
 
     def greet(self, offered: str = "") -> None:
-        """Name what answers, and the way in and out; ``offered`` is a line about a draft."""
+        """Note what answers, /help and how to leave; ``offered`` is a line about a draft."""
         ready = self.ready
         models = " + ".join(placed.description for placed in (ready.target, ready.draft) if placed)
         own = f": {models}, {ready.ctx_size:,} tokens of context"
@@ -109,26 +109,26 @@ class Talk:
         self.screen.gap()
 
     def note_tint(self) -> None:
-        """Say once that coloured answers are not rendered."""
+        """Note once that coloured answers are not rendered."""
         if self.settings.tint and self.settings.renders and self.screen.interactive:
             self._note("coloured answers are shown as they come, without Markdown; /tint off renders them")
             self.show_notes()
 
     def close(self) -> None:
-        """End the child, or the connection."""
+        """End the child process, or the connection."""
         self._session.close()
 
     def _note(self, *notes: str) -> None:
-        """Keep notes that are new for :meth:`show_notes`."""
+        """Queue new notes for :meth:`show_notes`."""
         for note in notes:
-            if note not in self.notes:  # a pair that is loaded again repeats its own
+            if note not in self.notes:  # a pair that is loaded again repeats its notes
                 self.notes.append(note)
                 in_toolbar = self.screen.interactive and is_busy(note)
                 if not in_toolbar and is_due(note):
                     self._waiting.append(note)
 
     def show_notes(self) -> None:
-        """Show the notes that wait, below an answer and its figures."""
+        """Show the queued notes, below an answer and its figures."""
         for note in self._waiting:
             self.screen.note(note)
         self._waiting.clear()
@@ -136,7 +136,7 @@ class Talk:
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> bool:
-        """Ask, and show the answer. Whether there is one: otherwise, or after a GgufspecError, nothing has changed."""
+        """Ask and show the answer; return whether there is one. If not, or after a GgufspecError, nothing changed."""
         settings = self.with_seed()
         asked = replace(self.conversation, system=settings.system).ask(text)
         answer = self.ask(asked, settings)
@@ -162,7 +162,7 @@ class Talk:
         return self.settings
 
     def ask(self, asked: Conversation, settings: Switches, *, cache: bool = True) -> session.Reply:
-        """The answer of one model or both, shown as it comes."""
+        """Return the answer of one model or both, shown as it arrives."""
         if not self._session.is_open:
             self.screen.say("loading the pair again")
             self.open()
@@ -180,19 +180,19 @@ class Talk:
         try:
             with self._stopping(), answering:
                 self._last = self._session.ask(request, session.Reply, on_event=answering.show)
-        except Interrupted:  # Ctrl-C twice: the child is gone
+        except Interrupted:  # Ctrl-C twice: the child process has ended
             self.screen.say("stopped at once: the next question loads the pair again")
             self._last = session.Reply(answering.text, stopped=True, dropped=answering.dropped)
         except ChildError as error:
             raise ChildError(error.message, f"the next question loads the pair again; {error.hint}") from None
         self._note(*self._last.notes)
-        if (speed := self._last.target) and speed.change:  # one that comes again is noted again
+        if (speed := self._last.target) and speed.change:  # noted every time
             self.notes.append(speed.change)
             self._waiting.append(speed.change)
         return self._last
 
     def keep(self, asked: Conversation, answer: session.Reply, figures: ChatFigures | None, **more: Any) -> None:
-        """Go on with this answer; ``more`` are fields of its turn."""
+        """Add this answer to the conversation; ``more`` are fields of its turn."""
         self.conversation = asked.reply(
             answer.text,
             answer.tokens,
@@ -204,7 +204,7 @@ class Talk:
         )
 
     def _options(self, settings: Switches) -> DecoderOptions:
-        """Those that the pair was loaded with, as they are switched."""
+        """Return the options that the pair was loaded with, with the switches applied."""
         own, drafters = self._spec.options, settings.drafters
         return replace(
             own,
@@ -217,7 +217,7 @@ class Talk:
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
-        """Ctrl-C asks for the end of the answer; once more ends the child."""
+        """Request the end of the answer on Ctrl-C; raise KeyboardInterrupt, which ends the child, on the second."""
         self.stopped = False
 
         def stop(_: int, __: FrameType | None) -> None:
@@ -232,15 +232,15 @@ class Talk:
         finally:
             signal.signal(signal.SIGINT, before)
 
-    # ---- what is known of it ---------------------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------------------------
 
     def start_with(self, said: Conversation) -> None:
-        """Put another conversation in place of this one."""
+        """Replace the conversation."""
         self.conversation = said
         self._last = session.Reply("")
 
     def resume(self, path: Path) -> None:
-        """Go on with the conversation in a file."""
+        """Resume the conversation in a file, without a last question that has no answer."""
         loaded = conversation.load(path)
         self.start_with(replace(loaded, turns=loaded.answered))
         self.settings = replace(self.settings, system=loaded.system)
@@ -251,16 +251,16 @@ class Talk:
 
     @property
     def turns(self) -> int:
-        """How many there are, those of a file that was loaded among them."""
+        """Return the number of turns, including those of a loaded file."""
         return len(self.conversation.turns)
 
     def context(self, between: str) -> str:
-        """What the conversation takes of the context, in words."""
+        """Return the tokens that the conversation takes of the context, with ``between`` before the context's size."""
         most = f"{between}{self.ready.ctx_size:,}" if self.ready.ctx_size else ""
         return f"{self._last.context_used:,}{most} tokens"
 
     def status(self) -> list[tuple[str, bool]]:
-        """The toolbar's words, the important ones first, and whether each is a warning."""
+        """Return (words, is a warning) for the toolbar, the important ones first."""
         settings = self.settings
         words = [(shortened(self.name, 24), False)]
         if not self.server:
@@ -281,7 +281,7 @@ class Talk:
         return words
 
     def document(self, *, interrupted: bool = False, failure: GgufspecError | None = None) -> ChatDocument:
-        """All of it, and what ended it."""
+        """Return the whole conversation, and what ended it, as a document."""
         return conversation.document(
             replace(self.conversation, system=self.settings.system),
             self.about,
