@@ -1,7 +1,6 @@
-"""What is typed in a chat: a message, or a command and its argument; and what switches change. Pure.
+"""Input of a chat: messages, commands with arguments, and the settings that switches change. Pure.
 
-Switches for options are the rows of the table (:mod:`ggufspec.settings.table`) with ``chat``:
-names, types, bounds, help are theirs.
+Names, types, bounds and help of switches for options come from rows with ``chat`` in :mod:`ggufspec.settings.table`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ggufspec.settings.registry import (
 )
 from ggufspec.settings.table import DRAFT_MAX, MAX_COUNT, OPTIONS
 
-MODES = {"": "speculative", "target": "target-only", "draft": "draft-only"}  # by the model that answers alone
+MODES = {"": "speculative", "target": "target-only", "draft": "draft-only"}  # names by ``Switches.alone``
 ROWS = {row.name.replace("_", "-"): row for row in OPTIONS.values() if row.chat}
 _SWITCHES = {"--no-draft": "/target", **{flag: f"/{name}" for name, row in ROWS.items() for flag in row.flags}}
 _FLAG = re.compile(rf"(?<!\S)({'|'.join(_SWITCHES)})(?![\w-])")
@@ -35,46 +34,46 @@ _NEEDS_DRAFT = "start the chat without --no-draft, or with -md DRAFT"
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Everything that can be switched while a pair is loaded; options have their own names."""
+    """Settings that can be switched while a pair is loaded; options have their own names."""
 
-    has_draft: bool  # whether a draft is loaded
-    head: str = ""  # its kind, if it is a head: which cannot answer alone
-    draft_most: int = DRAFT_MAX  # the draft length that the pair was loaded for
-    alone: str = ""  # the model that answers alone, of ``MODES``
+    has_draft: bool  # True if a draft is loaded
+    head: str = ""  # kind of head, if the draft is one, which cannot answer alone
+    draft_most: int = DRAFT_MAX  # longest draft that the pair was loaded for
+    alone: str = ""  # the only model that answers, a key of ``MODES``; empty: both
     drafter: str = "both"
     draft_policy: str = "adaptive"
     draft_max: int = DRAFT_MAX
     accept: str = "exact"
     sampling: Sampling = field(default_factory=Sampling)
-    redraws: bool = False  # whether each answer has a new seed
+    redraws: bool = False  # draw a new seed for each answer
     predict: int = 512
-    chat: bool = True  # whether the model's chat template is used
-    cache: bool = True  # whether the context keeps what it holds from turn to turn
-    debug: bool = False  # whether every round is shown in the stream
-    tint: bool = False  # whether the stream is coloured by who wrote each token
-    markdown: bool | None = None  # whether answers are rendered as Markdown; None: with the chat template
+    chat: bool = True  # use the model's chat template
+    cache: bool = True  # retain the context from turn to turn
+    debug: bool = False  # show every round in the stream
+    tint: bool = False  # colour the stream by who wrote each token
+    markdown: bool | None = None  # render answers as Markdown; None: with the chat template
     system: str = ""  # the system prompt, empty for none
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Those of ``drafter`` that are loaded, of :data:`ggufspec.settings.registry.DRAFTERS`."""
+        """Return the drafters of ``drafter`` that are loaded, of :data:`ggufspec.settings.registry.DRAFTERS`."""
         own = (self.head or "draft") if self.has_draft else ""
         wanted = with_head(parse_drafters(self.drafter), self.head)
         return tuple(name for name in wanted if name == own or not DRAFTERS[name].needs_model)
 
     @property
     def renders(self) -> bool:
-        """Whether answers are rendered: a text that goes on without the template is hardly Markdown."""
+        """True if answers are rendered; by default not without the template, as such text is hardly Markdown."""
         return self.chat if self.markdown is None else self.markdown
 
     @property
     def lossy(self) -> bool:
-        """Whether an answer may differ from the target's own because of the acceptance rule."""
+        """True if the acceptance rule may make an answer differ from the target's own."""
         return not self.alone and bool(self.drafters) and is_lossy(self.accept)
 
 
 class Command(NamedTuple):
-    """What begins with a slash: a name of ``COMMANDS``, and the rest without spaces around it."""
+    """Command after a slash: a name of ``COMMANDS``, and the rest without spaces around it."""
 
     name: str
     argument: str
@@ -82,12 +81,12 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What help and completion know of a command."""
+    """Help and completion of a command."""
 
-    form: str  # how its argument is written; empty if it has none
-    does: str  # in a few words
-    more: str = ""  # what ``/help COMMAND`` adds
-    named: tuple[str, ...] = ()  # words that its argument may be, if the form does not have them
+    form: str  # syntax of the argument; empty if there is none
+    does: str  # short description
+    more: str = ""  # further sentence in ``/help COMMAND``
+    named: tuple[str, ...] = ()  # possible arguments, if ``form`` does not list them
 
     def typed(self, name: str) -> str:
         return f"/{name} {self.form}".strip()
@@ -106,7 +105,7 @@ def _of_option(name: str, row: Option) -> About:
 
 
 def as_switches(text: str) -> str:
-    """What a text says of flags, of switches."""
+    """Replace flags in a text by the names of switches."""
     return _FLAG.sub(lambda found: _SWITCHES[found[0]], text)
 
 
@@ -137,7 +136,7 @@ COMMANDS: dict[str, About] = {
     "help": About("[COMMAND]", "list the commands, or explain one"),
     "quit": About("", "leave; so does Ctrl-D"),
 }
-# What /help lists: those of a group in lines of their own, or all in one line
+# Commands in /help by group: HELP has a line for each, HELP_IN_SHORT one for all of a group.
 HELP = {
     "Conversation": ("system", "undo", "retry", "clear", "save", "load", "settings", "help", "quit"),
     "Who answers": ("speculative", "target", "draft", "compare"),
@@ -148,9 +147,9 @@ HELP_IN_SHORT = {
     "Sampling": tuple(name for name, row in ROWS.items() if row.group == "sampling"),
 }
 _ACTIONS = ("compare", "save", "load", "undo", "retry", "clear", "settings", "help", "quit")
-SHOWN = tuple(name for name, about in COMMANDS.items() if about.form and name not in _ACTIONS)  # what /settings lists
+SHOWN = tuple(name for name, about in COMMANDS.items() if about.form and name not in _ACTIONS)  # in /settings
 
-# Words of older versions, most of them, and the commands that they stand for
+# Aliases, most of them from older versions, and the commands that they stand for.
 ALIASES = {
     "exit": "quit",
     "q": "quit",
@@ -169,14 +168,14 @@ ALIASES = {
     "processor nucleus": "temp T, top-k 0, top-p P, min-p 0",
     "processor topknucleus": "temp T, top-k K, top-p P, min-p 0",
 }
-_TYPED = {"N": "", "T": "0.8", "K": str(OPTIONS["top_k"].default), "P": str(OPTIONS["top_p"].default)}  # what follows
+_TYPED = {"N": "", "T": "0.8", "K": str(OPTIONS["top_k"].default), "P": str(OPTIONS["top_p"].default)}  # defaults
 
 
 def read(typed: str) -> str | tuple[Command, ...]:
-    """What was typed: a command begins with a slash, a message that does so with two. An alias may be several commands.
+    """Parse input: a command begins with a slash, a message that does with two. An alias may be several commands.
 
     Raises:
-        UsageError: there is no such command, or it takes no argument; the nearest is named.
+        UsageError: there is no such command (the nearest is named), or it takes no argument.
     """
     text = typed.strip()
     if not text.startswith("/"):
@@ -223,7 +222,7 @@ def _nearest(name: str, text: str) -> str:
 
 
 def shortened(text: str, most: int = 40) -> str:
-    """The beginning of a text, in one line."""
+    """Return the beginning of a text in one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
@@ -233,7 +232,7 @@ def is_switch(name: str) -> bool:
 
 
 def change(settings: Switches, command: Command) -> Switches:
-    """The settings after a switch that has its argument; UsageError if that is not possible."""
+    """Return the settings after a switch; UsageError if its argument is not possible."""
     name, argument = command
     if name in ROWS:
         return _with_option(settings, ROWS[name], argument)
@@ -311,14 +310,14 @@ def _on_off(value: bool) -> str:
 
 
 def mode(settings: Switches) -> str:
-    """Who answers, in words."""
+    """Return who answers, in words."""
     if not settings.alone and not settings.drafters:
         return "target-only: speculation is off"
     return MODES[settings.alone]
 
 
 def sampled(settings: Switches) -> str:
-    """How a token is chosen, in words: the temperature, and truncations that are not as usual."""
+    """Return the sampling in words: the temperature, and truncations that are not the default."""
     if settings.sampling.temperature == 0:
         return "greedy"
     usual = {name: OPTIONS[ROWS[name].name].default for name in ("top-k", "top-p", "min-p")}
