@@ -1,1 +1,1 @@
-"""The console: a pair that stays loaded and answers one message after another."""
+"""Chat on a console: a pair stays loaded and answers one message after another."""

@@ -1,4 +1,4 @@
-"""The line that is typed in a chat: history, completion, several lines. All of prompt_toolkit is here."""
+"""Input line of a chat: history, completion, several lines. The only importer of prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _STYLE = Style.from_dict(
 
 
 class Typing:
-    """Reads what the user types next.
+    """Reader of the user's input.
 
     Args:
-        history: the file that keeps what was typed; None keeps nothing.
-        toolbar: the words of the line below, the important ones first, and whether each is a warning.
-        input: a terminal, as ``output``; the program's own by default.
+        history: file that saves the input; None saves nothing.
+        toolbar: returns (words, is a warning) for the line below, the important ones first.
+        input: terminal, as is ``output``; default: the program's own.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Typing:
         self._session.default_buffer.on_text_changed += self._stay
 
     def read(self) -> str:
-        """What is typed next; EOFError if the user leaves, with Ctrl-D, or Ctrl-C twice."""
+        """Return the next input; raise EOFError if the user leaves, with Ctrl-D or Ctrl-C twice."""
         self._leaving = False
         return _text(self._session.prompt())
 
@@ -88,7 +88,7 @@ class Typing:
         for word, warning in self._toolbar():
             text = visible(word)
             room -= get_cwidth(text) + 3 * bool(shown)
-            if shown and room < 0:  # whole words, or none
+            if shown and room < 0:  # no partial words
                 break
             shown += [("class:bottom-toolbar", " · ")] * bool(shown)
             shown.append((f"class:bottom-toolbar{'.lossy' * warning}", text))
@@ -122,7 +122,7 @@ class Typing:
 
 
 def _continuation(width: int, line: int, wraps: int) -> StyleAndTextTuples:  # noqa: ARG001 - what prompt_toolkit gives
-    """Before a further line; the rest of one that is too long for the terminal has only space there."""
+    """Return the prefix of a further line; the wrapped rest of a long line is only indented."""
     return [("class:continuation", "  " if wraps else "· ")]
 
 
@@ -134,7 +134,7 @@ _NAMES = _words({f"/{name}": about.does for name, about in COMMANDS.items()})
 _ARGUMENTS: dict[str, Completer] = {
     f"/{name}": PathCompleter(expanduser=True)
     if about.form == "FILE"
-    else _words({re.sub(":.*", ":", word): "" for word in about.words})  # a number follows
+    else _words({re.sub(":.*", ":", word): "" for word in about.words})  # a number follows the colon
     for name, about in COMMANDS.items()
 }
 _ARGUMENTS["/help"] = _words({name: about.does for name, about in COMMANDS.items()})
@@ -151,7 +151,7 @@ class _Completions(Completer):
 
 
 class _History(FileHistory):
-    """In a file; if that cannot be written any more, the chat goes on."""
+    """History in a file; if that cannot be written any more, the chat goes on."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError):
@@ -159,12 +159,12 @@ class _History(FileHistory):
 
 
 def _text(typed: str) -> str:
-    """Without the half characters that bytes come as which are not UTF-8."""
+    """Replace lone surrogates, which stand for input bytes that are not UTF-8."""
     return typed.encode("utf-8", "replace").decode("utf-8")
 
 
 def _history(path: Path) -> History:
-    """What was typed before, in a file of mode 600; in memory if it cannot be written."""
+    """Return the history in a file of mode 600, or in memory if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
@@ -176,7 +176,7 @@ def _history(path: Path) -> History:
 
 @contextlib.contextmanager
 def silent_keys() -> Iterator[None]:
-    """While an answer is written: keys are not shown, and wait for the next question."""
+    """Hide keys that are typed while an answer is written; they wait for the next question."""
     if sys.platform == "win32":
         yield
         return

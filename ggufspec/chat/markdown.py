@@ -1,8 +1,7 @@
-"""Markdown for a terminal, rendered by rich, with all that it would leave out.
+"""Markdown for a terminal, rendered by rich without its losses.
 
-HTML, entities, images and definitions of links stay as they were typed. A text of which the rendering would still lose
-a letter or a digit, such as a table in a narrow terminal, is shown as its source. Texts must be harmless already:
-:func:`ggufspec.schema.text.visible`.
+HTML, entities, images and link definitions stay as typed. A text that would still lose a letter or digit, such as a
+table in a narrow terminal, is shown as source. Texts must have passed :func:`ggufspec.schema.text.visible`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 from rich.theme import Theme
 
-THEME = Theme(  # of the terminal's own colours, on its own background
+THEME = Theme(  # the terminal's own colours and background
     {
         "markdown.code": "cyan",
         "markdown.code_block": "cyan",
@@ -39,9 +38,9 @@ def _parser(*disabled: str) -> MarkdownIt:
 
 
 def split(source: str) -> tuple[str, str]:
-    """The blocks that are final whatever follows, and the one that is still being written.
+    """Return (blocks that are final whatever follows, the block still being written).
 
-    A line that is not complete decides nothing: its next letter may change what it is.
+    An incomplete line decides nothing, because its next letter may change its meaning.
     """
     complete = source[: source.rfind("\n") + 1]
     starts = [token.map[0] for token in _parser("inline").parse(complete) if token.level == 0 and token.map]
@@ -52,7 +51,7 @@ def split(source: str) -> tuple[str, str]:
 
 
 def rendered(source: str, console: Console, options: ConsoleOptions) -> list[list[Segment]]:
-    """A text in lines of ``options.max_width`` cells at most, without empty ones around it."""
+    """Return a text in lines of at most ``options.max_width`` cells, without empty lines around it."""
     lines = console.render_lines(_Faithful(source), options, pad=False)
     if _letters(source) - _letters("".join(segment.text for line in lines for segment in line)):
         lines = console.render_lines(Text(source.expandtabs(_TAB), overflow="fold"), options, pad=False)
@@ -65,7 +64,7 @@ def _letters(text: str) -> Counter[str]:
 
 
 class _Code(CodeBlock):
-    """Code between its fences, in the terminal's own colours; code that is only indented stays so."""
+    """Code block with its fences, in the terminal's own colours; indented code stays indented."""
 
     opening = closing = ""
     indent = "    "
@@ -107,5 +106,5 @@ class _Faithful(Markdown):
         self.parsed = _parser().parse(source)
         for token in self.parsed:
             for child in token.children or ():
-                if child.type == "softbreak":  # a line's end is the model's own
+                if child.type == "softbreak":  # keep the model's line breaks
                     child.type = "hardbreak"

@@ -1,4 +1,4 @@
-"""What a chat prints besides answers: statistics, comparisons, rounds, and tables of commands and switches."""
+"""Output of a chat besides answers: statistics, comparisons, rounds, the table of commands and the legend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STOPS = {"length": "cut at /predict", "context": "the context is full", "gramma
 
 
 def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None:
-    """What an answer took, as documents have it."""
+    """Return an answer's statistics as documents have them; None without any."""
     if statistics is None:
         return None
     names = {one.name for one in fields(ChatFigures)} - {"lossy", "prompt_tokens_per_s"}
@@ -36,13 +36,13 @@ def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None
 
 
 def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
-    """The line under an answer; ``rule`` is the lossy one, empty if none was."""
+    """Return the line under an answer; ``rule`` is the acceptance rule if lossy, otherwise empty."""
     parts = [counted(figures.tokens, "token")]
     if figures.tokens_per_s:
         parts.append(f"{number(figures.tokens_per_s)} tokens/s")
     if figures.drafted:
         parts.append(f"{figures.accepted / figures.drafted:.0%} accepted")
-    if figures.drafted and figures.rounds:  # which not every server counts
+    if figures.drafted and figures.rounds:  # not every server counts rounds
         parts.append(f"{_per_round(figures):.2f} tokens/round")
     read = f"{figures.prompt_read:,} of {counted(figures.prompt_tokens, 'prompt token')} read"
     parts.append(read + (f" at {number(figures.prompt_tokens_per_s)}/s" if figures.prompt_tokens_per_s else ""))
@@ -60,11 +60,11 @@ def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
 
 
 def _per_round(figures: ChatFigures) -> float:
-    return (figures.tokens - 1) / max(figures.rounds, 1)  # the first is the prompt's
+    return (figures.tokens - 1) / max(figures.rounds, 1)  # the first comes from the prompt's batch
 
 
 def comparison(runs: Iterable[ChatRun]) -> RichTable:
-    """The answers of ``/compare``, 80 columns wide at most."""
+    """Return the table of ``/compare``, at most 80 columns wide."""
     columns = table.columns("", "Tokens", "Tokens/s", "Accepted", "Tokens/round", table.word("Text"))
     return table.terminal(table.Table("", columns, tuple(map(_row, runs))))
 
@@ -89,7 +89,7 @@ def _text(run: ChatRun) -> str:
 
 
 def help_table() -> RichTable:
-    """Make the table of /help by group: a line for each frequent command, one for all switches of a kind."""
+    """Return the table of /help by group: a line per frequent command, one line for all switches of a kind."""
     rows: list[tuple[str, str]] = []
     for title, names in HELP.items():
         rows.append((title, ""))
@@ -99,7 +99,7 @@ def help_table() -> RichTable:
 
 
 def legend(styles: Mapping[str, str], drafters: Sequence[str]) -> Text:
-    """What the colours of a tinted answer mean; ``drafters`` may have written it."""
+    """Return the legend of a tinted answer's colours; ``drafters`` may have written it."""
     from rich.text import Text
 
     text = Text("written by: ", style="dim")
@@ -110,7 +110,7 @@ def legend(styles: Mapping[str, str], drafters: Sequence[str]) -> Text:
 
 
 def round_line(traced: TracedRound) -> Text:
-    """One round of a trace in a line: what was drafted and accepted, and what the target added."""
+    """Return a line on one round: the drafted tokens, each accepted or not, and the one that the target added."""
     from rich.text import Text
 
     line = Text(f"round {traced.number:>3} ", style="dim")

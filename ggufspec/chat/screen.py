@@ -1,4 +1,4 @@
-"""Where a chat shows itself, and the answer that is coming."""
+"""Screen of a chat, and the display of an answer that is being written."""
 
 from __future__ import annotations
 
@@ -16,45 +16,41 @@ from ggufspec.schema.rounds import TracedRound
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_LONG_PROMPT = 256  # tokens of a prompt from which it is said that it is being read
+_LONG_PROMPT = 256  # tokens; longer prompts are announced while they are read
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where a chat shows itself."""
+    """Output of a chat."""
 
-    console: Console  # standard output's, with :data:`ggufspec.chat.markdown.THEME`
-    stderr: Console  # standard error's
-    say: Callable[[str], None]  # prints a sentence that is not an answer
-    busy: Callable[[], contextlib.AbstractContextManager[Callable[[str], None]]]  # shows what is waited for
-    interactive: bool  # somebody types and looks
-    streams: bool = True  # whether answers go to standard output
-    quiet: bool = False  # no notes
+    console: Console  # standard output, with :data:`ggufspec.chat.markdown.THEME`
+    stderr: Console  # standard error
+    say: Callable[[str], None]  # prints a sentence that is not part of an answer
+    busy: Callable[[], contextlib.AbstractContextManager[Callable[[str], None]]]  # shows the current step
+    interactive: bool  # True if a person types and reads
+    streams: bool = True  # print answers to standard output
+    quiet: bool = False  # print no notes
 
     def note(self, text: str) -> None:
-        """A sentence that may be missed."""
+        """Print a note, unless ``quiet``."""
         if not self.quiet:
             self.say(text)
 
     def gap(self) -> None:
-        """An empty line, if somebody looks."""
+        """Print an empty line, if ``interactive``."""
         if self.interactive:
             self.console.print()
 
     def show(self, what: RenderableType) -> None:
-        """What was asked for and is not an answer: among the answers only if somebody looks."""
+        """Print requested output that is no answer: to standard output if ``interactive``, else to standard error."""
         (self.console if self.interactive else self.stderr).print(what)
 
 
 class Answering:
-    """Shows the events of one answer (:mod:`ggufspec.chat.session`); a context manager, which ends what is shown.
+    """Display of one answer's events (:mod:`ggufspec.chat.session`), as a context manager.
 
-    With ``/debug on`` every round is a line as it comes, and the answer follows them.
-
-    Args:
-        screen: where.
-        settings: how.
-        dropped: turns that the last answer left out; more of them are said.
+    With ``/debug on`` every round is a line as it arrives, and the answer follows. ``dropped`` is the number of turns
+    that the last answer left out; a larger one is reported.
     """
 
     def __init__(self, screen: Screen, settings: Switches, dropped: int) -> None:
@@ -66,11 +62,10 @@ class Answering:
 
     @property
     def text(self) -> str:
-        """The answer so far."""
+        """Return the answer so far."""
         return "".join(text for text, _ in self._pieces)
 
     def show(self, event: dict[str, Any]) -> None:
-        """Show one event."""
         match event["event"]:
             case "dropped":
                 self._drop(event["turns"])

@@ -1,4 +1,4 @@
-"""An answer while it is written: as Markdown on a terminal, coloured by who wrote it, or plain."""
+"""Output of an answer while it is written: as Markdown, coloured by who wrote each token, or plain."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ggufspec.chat import markdown
 from ggufspec.schema.text import visible
 from ggufspec.settings.registry import DRAFTERS
 
-NARROW = 20  # columns below which Markdown is no help
-_SOURCE_STYLES = {  # with colours, and without
+NARROW = 20  # columns below which Markdown is not rendered
+_SOURCE_STYLES = {  # (with colours, without)
     "draft": ("green", "underline"),
     **{name: ("magenta", "underline italic") for name, row in DRAFTERS.items() if row.is_head},
     "lookup": ("cyan", "italic"),
@@ -21,20 +21,20 @@ _SOURCE_STYLES = {  # with colours, and without
 
 
 def source_styles(console: Console) -> dict[str, str]:
-    """The styles of tokens by who wrote them; the target's own have none."""
+    """Return the styles of tokens by who wrote them; the target's own have none."""
     number = 0 if console.color_system and not console.no_color else 1
     return {source: styles[number] for source, styles in _SOURCE_STYLES.items()}
 
 
 class Plain:
-    """As it comes; harmless if a terminal shows it, otherwise byte for byte."""
+    """Output as it arrives: on a terminal with control characters shown, otherwise byte for byte."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._ended = True
 
     def push(self, text: str, source: str) -> None:
-        """Write the next piece, by one of :data:`ggufspec.settings.registry.DRAFTERS`, ``target`` or ``bonus``."""
+        """Write the next piece; ``source`` is one of ``DRAFTERS``, ``target`` or ``bonus``."""
         if text:
             self._write(text, source)
             self._ended = text.endswith("\n")
@@ -50,7 +50,7 @@ class Plain:
 
 
 class Tinted(Plain):
-    """As it comes, coloured by who wrote it."""
+    """Output as it arrives, coloured by who wrote each token."""
 
     def _write(self, text: str, source: str) -> None:
         style = source_styles(self._console).get(source, "none")
@@ -58,19 +58,19 @@ class Tinted(Plain):
 
 
 class Rendered(Live):
-    """Markdown: finished blocks are printed, the one that is being written is shown below them as it grows.
+    """Markdown output: finished blocks are printed, the unfinished one is shown below them as it grows.
 
-    Of a block that is higher than the terminal its end is shown until all of it is printed.
+    Of an unfinished block taller than the terminal, only the end is shown.
     """
 
     def __init__(self, console: Console) -> None:
-        self._block = ""  # that is being written
-        self._printed = False  # whether there is one above it
+        self._block = ""  # the unfinished one
+        self._printed = False  # True if there is a block above it
         super().__init__(console=console, refresh_per_second=10, transient=True)
         self.start()
 
     def push(self, text: str, source: str) -> None:  # noqa: ARG002 - for Tinted
-        """Add it; the screen follows within a tenth of a second."""
+        """Add text, which the screen shows within a tenth of a second."""
         self._block += visible(text)
         if "\n" in text:
             self._print(*markdown.split(self._block))
@@ -87,7 +87,7 @@ class Rendered(Live):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = max(1, console.height - 2)
         first, *others = self._block.lstrip("\n").rstrip().split("\n")
-        if len(others) > height:  # the cost of showing it follows the terminal, not the block
+        if len(others) > height:  # makes the cost of rendering independent of the block's length
             others = others[-height:]
         yield SegmentLines(self._lines("\n".join([first, *others]), options)[-height:], new_lines=True)
 
@@ -98,14 +98,14 @@ class Rendered(Live):
                 self.console.print(SegmentLines(lines, new_lines=True))
 
     def _lines(self, source: str, options: ConsoleOptions) -> list[list[Segment]]:
-        """With an empty line before them, if something was printed."""
+        """Return rendered lines, after an empty one if something was printed before."""
         width = max(1, self.console.width - 1)
         lines = markdown.rendered(source, self.console, options.update(width=width))
         return [[], *lines] if self._printed and lines else lines
 
 
 def stream(console: Console, *, as_markdown: bool, tint: bool) -> Plain | Rendered:
-    """Where an answer goes: coloured before rendered, and plain if the terminal is not able to.
+    """Return the output of an answer: ``tint`` wins over ``as_markdown``; plain if the terminal cannot show it.
 
     ``console`` is standard output's, with :data:`ggufspec.chat.markdown.THEME`.
     """
