@@ -42,22 +42,14 @@ def decoder_options(wanted: Settings) -> DecoderOptions:
 
 
 def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions:
-    """Replace ``-c max`` by the target's training context.
-
-    Raises:
-        UsageError: the target's header has none.
-    """
+    """Replace ``-c max`` by the target's training context; raise UsageError if its header has none."""
     if options.ctx_size or target.context_length:
         return replace(options, ctx_size=options.ctx_size or target.context_length)
     raise UsageError(f"{target.name} does not say for which context it was trained", "give a number: -c 8192")
 
 
 def sampling(given: Settings) -> Sampling:
-    """Return the sampling options, which a profile cannot set.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
+    """Return the sampling options, which a profile cannot set; raise UsageError if a value is out of range."""
     values = {name: given.value(name) for name in names(group="sampling")}
     return Sampling(temperature=values.pop("temp"), **values)
 
@@ -76,7 +68,7 @@ def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
 
 
 def placement_of_draft(wanted: Settings) -> tuple[Placement, frozenset[str]]:
-    """Return the same for the draft as :func:`placement_of` does for the target."""
+    """Return the draft's given placement, and the fields left to the plan."""
     return placement_of(replace(unplaced(wanted), gpu_layers=wanted.gpu_layers_draft))
 
 

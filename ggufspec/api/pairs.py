@@ -121,7 +121,6 @@ def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_ev
 
 
 def _located(spec: PairSpec, fetch: Fetch, name: str) -> Pair:
-    """Return the pair with its files fetched and checked."""
     missing = [source for source in (spec.target, spec.draft) if isinstance(source, HubFile)]
     fetched = dict(zip(missing, fetch(missing, name), strict=True)) if missing else {}
 
@@ -137,7 +136,6 @@ def _located(spec: PairSpec, fetch: Fetch, name: str) -> Pair:
 
 
 def _check_sources(given: Settings) -> None:
-    """Raise UsageError for two targets, or two drafts."""
     if given.model is not None and given.hf_repo is not None:
         raise UsageError("both -m (or GGUFSPEC_MODEL) and -hf are given", "give one of them")
     if given.model_draft is not None and given.hf_repo_draft is not None:
@@ -148,7 +146,6 @@ def _check_sources(given: Settings) -> None:
 
 
 def _check_twice(spec: PairSpec) -> None:
-    """Raise UsageError for a draft that is the target itself."""
     target, draft = spec.target, spec.draft
     if draft is None:
         return
@@ -217,12 +214,8 @@ def open_pair(
 ) -> OpenedPair:
     """Read the headers of a pair and check that the draft is compatible with the target.
 
-    Args:
-        spec: pair to open.
-        given: settings that override the pair's.
-        options: context, types, threads and drafters, by default from ``given``; placements are ignored.
-        on_event: called as :func:`ggufspec.models.headers.read_headers` reads.
-        finds_head: without a draft or ``--drafter``, draft with the target's MTP blocks if it has some.
+    ``given`` overrides the pair's settings. ``options`` are by default made from both; placements in them are ignored.
+    With ``finds_head``, MTP blocks of the target draft if there is neither a draft nor ``--drafter``.
 
     Raises:
         UsageError: a head is requested and the draft is none; ``-c max`` and no training context in the header.

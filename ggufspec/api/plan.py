@@ -69,12 +69,10 @@ class PlanResult:
         return self.context_from != CONTEXT_GIVEN and len(search.context_sizes(self.plan)) > 1
 
     def document(self, *, sweep: bool = False, contexts: bool = False) -> PlanDocument:
-        """Return the document of ``plan --json``.
+        """Return the document of ``plan --json``; ``contexts`` includes other context sizes, unless one was given.
 
-        Args:
-            sweep: include tokens/s, target-only and speculative, over the target's layers: eight steps, the ends and
-                the choice.
-            contexts: include other context sizes, unless one was given.
+        ``sweep`` includes tokens/s, target-only and speculative, by the target's layers: eight steps, both ends and the
+        choice.
         """
         with self.dry_runs:
             rows = search.sweep(self.plan, self.dry_runs) if sweep else ()
@@ -125,14 +123,10 @@ def make_plan(
     on_event: OnEvent | None = None,
     verbose: bool = False,
 ) -> PlanResult:
-    """Plan an opened pair.
+    """Plan an opened pair for the machine ``where``, by default that of its settings.
 
-    Args:
-        opened: the pair and its settings.
-        where: machine to plan for; by default the settings'.
-        calibrate: measures this machine's speed if the plan needs it and it is unknown.
-        on_event: called with the progress of measurements.
-        verbose: show llama.cpp's log of the dry runs.
+    ``calibrate`` measures this machine's speed if the plan needs it and it is unknown. ``verbose`` shows llama.cpp's
+    log of the dry runs.
 
     Raises:
         GgufspecError: nothing fits, or an option is out of range.
@@ -228,12 +222,8 @@ def plan_request(
 ) -> PlanRequest:
     """Return the request for a plan, in which the rival of a pair is target-only at its own best placement.
 
-    Args:
-        target: header, and its metadata-only GGUF file.
-        draft: likewise, or None.
-        options: context, types, threads and batch size; placements are ignored.
-        acceptance: expected acceptance per token.
-        wanted: fixed placements, cache types that the plan may choose, the maximum draft length.
+    Each model is (header, its metadata-only GGUF file). Placements in ``options`` are ignored; ``wanted`` has the fixed
+    ones, the cache types that the plan may choose, and the maximum draft length. ``acceptance`` is per token.
 
     Raises:
         UsageError: ``n_cpu_moe`` without experts, ``n_cpu_ffn`` without a dense feed-forward, or a small

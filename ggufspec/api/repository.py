@@ -116,7 +116,7 @@ def rank(
         words: words to search the hub for.
         draft_repo: repository whose drafts are ranked for the named or the best target.
         calibrate: measures this machine if due, once there is something to rank.
-        on_event: called as headers are read.
+        on_event: called while headers are read.
 
     Raises:
         GgufspecError: nothing is found, nothing can be read, or the draft is incompatible with the targets.
@@ -170,11 +170,7 @@ def _of_repository(repo: str, on_event: OnEvent | None) -> _Found:
 
 
 def _add(found: _Found, some: Repository, on_event: OnEvent | None) -> _Found:
-    """Add a repository's models to ``found``, and return it.
-
-    Raises:
-        GgufspecError: it has no target, or its headers cannot be read.
-    """
+    """Add a repository's models to ``found`` and return it; raise GgufspecError if there is no readable target."""
     if not some.models:
         raise ModelError(
             f"{some.repo} has heads and no target: {', '.join(some.heads)}", f"-hf TARGET -hfd {some.repo}"
@@ -260,11 +256,7 @@ class _Ranking:
         )
 
     def _models(self, targets: _Found, draft: _Subject | None) -> tuple[RankedModel, ...]:
-        """Return a row for each target.
-
-        Raises:
-            GgufspecError: every target failed; raises the first failure.
-        """
+        """Return a row for each target; if every target failed, raise the first failure."""
         rows, first = [], None
         for number, subject in enumerate(targets.subjects, 1):
             row = RankedModel(
@@ -342,11 +334,7 @@ class _Ranking:
         return tuple(rows), drafts.subjects[fastest.number - 1]
 
     def _plan(self, subject: _Subject, draft: _Subject | None) -> Plan:
-        """Estimate the plan of a target with the draft, or with its own MTP blocks if it has some.
-
-        Raises:
-            GgufspecError: a header is missing, the draft is incompatible, or nothing fits.
-        """
+        """Estimate the plan of a target with the draft or its own MTP blocks; raise GgufspecError if it cannot run."""
         target = subject.read
         options = with_context(self.options, target[0])
         beside = draft.read if draft else None

@@ -26,14 +26,10 @@ _ASIDE_PROMPTS, _ASIDE_TOKENS = 3, 32  # maximum of an informational variant
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Variant to measure.
+    """Variant to measure, with the ``spec`` and the module ``engine`` of its own load.
 
-    Args:
-        spec: its own load.
-        engine: the job's module.
-        shared: :class:`~ggufspec.bench.trial.Request`'s ``alone`` with which the pair's load answers for this variant;
-            None if it cannot.
-        aside: informational variant: measured with a few short answers, once.
+    ``shared`` is the ``alone`` of requests with which the pair's load answers for it; None if it cannot. ``aside``
+    marks an informational variant, which is measured with a few short answers, once.
     """
 
     spec: trial.Spec
@@ -53,13 +49,8 @@ class _SpentError(Exception):
 class Budget:
     """Time for answers, loads not counted, with estimates from earlier answers of how long the next takes.
 
-    Args:
-        limit_s: seconds; None for no limit.
-        clock: returns seconds.
-
-    Attributes:
-        overhead: how many times longer than their statistics the last alternating answers took: where the texts differ,
-            tokens are decoded again.
+    ``overhead`` is how many times longer than in their statistics the last alternating answers took: where their texts
+    differ, tokens are decoded again. A ``limit_s`` of None is no limit.
     """
 
     limit_s: float | None
@@ -127,14 +118,8 @@ class Answers:
     A budget limits the first pass: each answer gets a share of the time left, by the speed of earlier answers. If that
     would be too few tokens, the last prompts are left out. In a shortened answer the policy drafts as in a full one.
 
-    Args:
-        ways: variants by name.
-        first: name of the variant whose load the others may share.
-        budget: time for answers.
-        repetitions: passes over the prompts; None for as many as needed.
-        cut: allow answers shorter than the spec's.
-        verbose: show llama.cpp's log.
-        opened: opens a load.
+    ``ways`` are variants by name, ``first`` that whose load the others may share. ``repetitions`` are passes over the
+    prompts; None for as many as needed. ``cut`` allows answers shorter than the spec's.
 
     Attributes:
         results: by variant, one result per pass with the answers to the spec's first prompts.
@@ -205,11 +190,7 @@ class Answers:
         return int(left / max(each * (prompts - done), 1e-9))
 
     def _fit(self) -> None:
-        """Leave out prompts that the budget has no time for.
-
-        Raises:
-            UsageError: it is too short for one prompt.
-        """
+        """Leave out prompts that the budget has no time for; raise UsageError if it is too short for one."""
         most = self._spec.max_tokens
         least = min(_LEAST_TOKENS, most) if self._cut else most
         for fewest, wanted in _FEWEST_TOKENS if self._cut else ((1, most),):
@@ -230,7 +211,6 @@ class Answers:
         return min(most, max(_LEAST_TOKENS, self._share(self.prompts))) if self._cut else most
 
     def _forecast(self) -> str:
-        """Return a sentence on how long measuring will take."""
         most, tokens, limit_s = self._spec.max_tokens, self._length(), self.budget.limit_s
         about = f"{counted(self.prompts, 'prompt')} × {'about ' * (tokens < most)}{counted(tokens, 'token')}"
         once = sum(self.cost_s(name, i, tokens) for name in self._compared for i in range(self.prompts))
@@ -312,12 +292,9 @@ class Answers:
     # ---- measuring
 
     def measure(self, progress: Progress, note: Callable[[str], None], enough: Callable[[], bool]) -> None:
-        """Forecast how long measuring takes, then measure.
+        """Tell ``note`` how long measuring will take, then measure, calling ``progress`` before each answer.
 
-        Args:
-            progress: called before each answer.
-            note: called with the forecast.
-            enough: called after each pass unless there is a number of repetitions; True ends the measurement.
+        ``enough`` is called after each pass unless there is a number of repetitions; True ends the measurement.
 
         Raises:
             UsageError: the budget is too short for one answer.

@@ -325,7 +325,6 @@ def _shortened(spec: trial.Spec, extent: Extent) -> trial.Spec:
 
 
 def _left_out(budget_s: float, most: Extent, extent: Extent) -> str:
-    """Return a note on what the budget cut."""
     counts = (
         (extent.max_tokens, most.max_tokens, "token"),
         (extent.repetitions, most.repetitions, "trial"),

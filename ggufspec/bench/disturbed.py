@@ -18,11 +18,9 @@ _Key = TypeVar("_Key")
 
 
 def to_repeat(tries: Mapping[_Key, Sequence[float]], least: float) -> _Key | None:
-    """Return the first trial whose tries were all disturbed and that may be tried again; None if there is none.
+    """Return the first trial whose tries were all disturbed and that may be tried again, if any.
 
-    Args:
-        tries: CPUs that other programs used in each try at each trial.
-        least: CPUs that they used in the least disturbed trial.
+    ``tries`` are the CPUs that other programs used in each try of each trial, ``least`` those in the quietest trial.
     """
     disturbed = (key for key, others in tries.items() if min(others) >= least + BUSY_CPUS)
     return next((key for key in disturbed if len(tries[key]) < MOST_TRIES), None)

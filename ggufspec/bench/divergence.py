@@ -114,11 +114,7 @@ def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Seque
     likelier than the wanted one down; tokens likelier than the other one up. Penalties are applied after the shift,
     just as they are after rounding.
 
-    Args:
-        row: (vocab,) the target's logits.
-        tokens: the two tokens.
-        sampling: temperature, truncations and penalties.
-        text: ids of the tokens before.
+    ``row`` is (vocab,) the target's logits, ``text`` the ids of the tokens before.
     """
     first, second = tokens
     if sampling.temperature == 0 and not sampling.penalises:

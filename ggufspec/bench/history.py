@@ -21,10 +21,7 @@ from ggufspec.schema.plan import PlannedOption
 from ggufspec.schema.text import of_memory
 
 _ENOUGH_TOKENS = 32  # minimum over all trials for a speed
-_SPILLED, _SPILLED_BYTES = (
-    0.05,
-    256 * 2**20,
-)  # share of the planned bytes, and bytes: a program that ended may free less
+_SPILLED, _SPILLED_BYTES = 0.05, 256 * 2**20  # share of the plan, and bytes: an ended program may explain less
 _FAR_SLOWER = 2.0  # times the planned seconds: no plan is so wrong, and the link is ten times slower than VRAM
 _ROOM = 1.1
 _SHORT_CONTEXT = 2048

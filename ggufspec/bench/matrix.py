@@ -132,14 +132,7 @@ def unique_names(files: Iterable[File]) -> dict[Path, str]:
 
 
 class Matrix:
-    """Pairings with the options and prompts of all cells.
-
-    Args:
-        pairings: cells, including target-only for each target.
-        given: options.
-        prompts: the user's prompts; the bundled ones if empty.
-        verbose: show llama.cpp's log.
-    """
+    """Pairings, including target-only for each target, with the common options and prompts (default: bundled)."""
 
     def __init__(
         self, pairings: Sequence[Pairing], given: Settings, prompts: tuple[Prompt, ...] = (), *, verbose: bool = False

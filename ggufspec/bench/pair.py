@@ -141,7 +141,6 @@ def _check_engine(engine: str, depth: int) -> None:
 
 
 def _measure(experiment: versus.Experiment, places: Resolved, on_event: OnEvent) -> BenchDocument:
-    """Measure, and save the results for later plans."""
     run = versus.Bench(experiment)
     run.run(
         lambda done, total, what: on_event({"event": "progress", "done": done, "total": total, "what": what}),

@@ -63,11 +63,7 @@ class Judged:
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """Measure in this process.
-
-    Raises:
-        ModelError: the tokens differ from the reference's, the disk is too small, or it was stopped.
-    """
+    """Measure in this process; raise ModelError if tokens differ from the reference's or the disk is too small."""
     devices.add_rpc_workers(spec.rpc)
     with Model(spec.model, spec.options.target) as model:
         passages = [model.tokenize(passage)[:_CELLS] for passage in spec.passages]

@@ -180,7 +180,6 @@ def document(
 
 
 def _disturbed(runs: Sequence[RehearsedRun]) -> tuple[str, ...]:
-    """Return a note if samples were left out."""
     found = sum(run.disturbed for run in runs)
     if not found:
         return ()

@@ -32,11 +32,7 @@ def key_of(*facts: Any) -> str:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file to NAME.old, or NAME.old.2 and so on if that exists; return the new path.
-
-    Raises:
-        GgufspecError: it cannot be renamed.
-    """
+    """Rename a file to NAME.old, or to NAME.old.2 and so on; return the new path, or raise GgufspecError."""
     endings = itertools.chain((".old",), (f".old.{number}" for number in itertools.count(2)))
     try:
         aside = next(place for ending in endings if not (place := path.with_name(path.name + ending)).exists())
@@ -51,11 +47,8 @@ def set_aside(path: Path) -> Path:
 class RunLog:
     """File of measurements, open for reading and appending; locked against other processes.
 
-    Args:
-        path: path of the file; its folder is created.
-        schema: schema of its values. A damaged file or one of another schema is renamed (:func:`set_aside`), which
-            :attr:`notes` reports.
-        fresh: rename an existing file and start over.
+    A damaged file or one of another schema is renamed (:func:`set_aside`), which :attr:`notes` reports; with ``fresh``,
+    any existing file is. The folder is created.
 
     Raises:
         GgufspecError: the file cannot be written, or another process has it open.
@@ -122,11 +115,7 @@ class RunLog:
             return None
 
     def put(self, key: str, value: object) -> None:
-        """Write a measurement to the disk.
-
-        Raises:
-            GgufspecError: it cannot be written, e.g. because the disk is full.
-        """
+        """Write a measurement to the disk; raise GgufspecError if that fails, e.g. because it is full."""
         self._values[key] = codec.dump(value)
         try:
             self._write({"key": key, "value": self._values[key]})

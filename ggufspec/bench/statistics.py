@@ -17,10 +17,7 @@ RESAMPLES = 4000
 
 
 def spread(samples: Sequence[float]) -> Spread:
-    """Return the median and its percentile-bootstrap 95 % interval.
-
-    Raises:
-        ValueError: there are no samples.
+    """Return the median and its percentile-bootstrap 95 % interval; raise ValueError without samples.
 
     Source: Efron and Tibshirani 1993, chapter 13.
     """
@@ -65,10 +62,8 @@ def mean_ratio(
     the prompts are the sample, and repetitions only make each more precise. It is Student's, on the logarithm, with the
     ratio's variance by linearisation.
 
-    Args:
-        numerators: for each of at least two prompts, one value or more.
-        denominators: as many values, measured next to the numerators.
-        kinds: kind of each prompt; by default all differ.
+    ``numerators`` has one or more values for each of at least two prompts, ``denominators`` as many, measured next to
+    them. Without ``kinds``, each prompt is its own kind.
 
     Source: Cochran 1977, Sampling Techniques, section 6.3 (the variance of a ratio).
     """

@@ -107,7 +107,6 @@ class Sweep:
         )
 
     def _no_gpu(self) -> tuple[str, ...]:
-        """Return a note if GPU layers were requested but there is no GPU."""
         requested = any(spec.options.target.gpu_layers or spec.options.draft.gpu_layers for spec in self._runs)
         placed = [result.target.gpu_layers for spec in self._runs for result in self.trials.results[spec].values()]
         if self.experiment.option not in _LAYERS or not requested or not placed or any(placed):

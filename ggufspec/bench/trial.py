@@ -204,11 +204,7 @@ class Engine:
 
 
 def check_room(spec: Spec, longest: int) -> None:
-    """Check that the context holds a prompt of ``longest`` tokens and, with ``depth``, the text before and the answer.
-
-    Raises:
-        UsageError: it does not.
-    """
+    """Raise UsageError if a prompt of ``longest`` tokens, with ``depth`` also that and an answer, exceeds the context."""
     needed = spec.depth + longest + spec.max_tokens
     if spec.options.ctx_size and (needed if spec.depth else longest + 1) > spec.options.ctx_size:
         depth = f"--depth {spec.depth}, " if spec.depth else ""
@@ -494,11 +490,7 @@ class Attempt:
 
 
 def attempt(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Attempt:
-    """Run :func:`measure` and return its result or its error; a trial without a speed is an error.
-
-    Raises:
-        Interrupted: Ctrl-C.
-    """
+    """Run :func:`measure` and return its result or error; no speed is an error, too. Raises only Interrupted."""
     try:
         return Attempt(timed(measure(spec, on_event=on_event, verbose=verbose)))
     except GgufspecError as error:

@@ -42,13 +42,10 @@ def in_turn(items: Sequence[_Item], repetition: int) -> tuple[_Item, ...]:
 def rounds(
     items: Sequence[_Item], repetitions: int, more: int = 0, leaders: Callable[[], Sequence[_Item]] = tuple
 ) -> Iterator[tuple[int, tuple[_Item, ...]]]:
-    """Yield (repetition, items in the order to measure them).
+    """Yield (repetition, items in the order to measure them), first for all items, then for the leaders.
 
-    Args:
-        items: runs to measure.
-        repetitions: how often to measure all of them.
-        more: maximum further repetitions of the leaders, as a multiple of ``repetitions``.
-        leaders: returns the present leaders; with fewer than two the order ends.
+    ``more`` is the maximum of the leaders' further repetitions, as a multiple of ``repetitions``. Fewer than two
+    leaders end the order.
     """
     for repetition in range(repetitions * (1 + more)):
         if repetition >= repetitions:

@@ -156,11 +156,7 @@ class Bench:
         self._cut_off: list[str] = []
 
     def run(self, progress: Progress, note: Callable[[str], None] = lambda _: None) -> None:
-        """Measure, then check identity in strict mode and explain divergences.
-
-        Args:
-            progress: called before each step.
-            note: called with a forecast of the duration.
+        """Measure, then check identity in strict mode and explain divergences; ``note`` gets a forecast of the time.
 
         Raises:
             UsageError: the budget is too short for one answer.

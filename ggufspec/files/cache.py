@@ -60,10 +60,7 @@ def state_folder() -> Path:
 @functools.cache
 def writable(folder: Path, room_bytes: int = 0) -> Path:
     """Create and return ``folder``; if it cannot be written or its disk has less than ``room_bytes`` free, return a
-    temporary one, which :func:`warning` then reports.
-
-    Raises:
-        GgufspecError: temporary files cannot be written either.
+    temporary one, which :func:`warning` then reports, or raise GgufspecError if that fails too.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -46,12 +46,9 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text``, replacing a regular file only when the new one is complete.
+    """Write ``text``, replacing a regular file only when the new one is complete; raise GgufspecError on failure.
 
     Links, pipes and devices are written in place: ``/dev/stdout`` may be any of them.
-
-    Raises:
-        GgufspecError: it cannot be written, e.g. because the disk is full.
     """
     try:
         if _in_place(path):
@@ -67,11 +64,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes ``path`` when the block succeeds; on failure ``path`` stays as it was.
-
-    Raises:
-        OSError: the folder cannot be written, or the disk is full.
-    """
+    """Yield a temporary path that becomes ``path`` if the block succeeds; raise OSError if it cannot be written."""
     with scratch(path.parent) as folder:
         new = folder / path.name
         yield new
@@ -80,12 +73,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """Create a folder in ``parent`` (default: temporary files), and remove it at the end of the block.
+    """Create a folder in ``parent`` (default: temporary files) and remove it at the end of the block.
 
-    Folders that killed processes left there are removed, too.
-
-    Raises:
-        OSError: ``parent`` cannot be written.
+    Folders that killed processes left there are removed, too. Raises OSError if ``parent`` cannot be written.
     """
     parent = parent or Path(tempfile.gettempdir())
     for abandoned in parent.glob(f"{_SCRATCH}????????"):
@@ -141,13 +131,10 @@ def _lock_folder(path: Path) -> int | None:
 
 @contextmanager
 def locked(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold the user's lock for ``path`` against other processes.
+    """Hold the user's lock for ``path`` against other processes; raise TimeoutError if another one holds it.
 
     The lock file is among temporary files: out of sight, and on a file system that supports locks. On a system without
     locks the block runs unlocked.
-
-    Raises:
-        TimeoutError: another process holds the lock.
     """
     from filelock import FileLock
 

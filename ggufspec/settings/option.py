@@ -67,11 +67,7 @@ class Option:
         return f"{self.help}  [{shown}]" if shown else self.help
 
     def check(self, value: Any) -> Any:
-        """Convert a value from any source to the option's type and check it; text is parsed as on the command line.
-
-        Raises:
-            UsageError: it is invalid; the hint has a usual value.
-        """
+        """Convert a value, or text as on the command line, to the option's type; raise UsageError if it is invalid."""
         if value is None or self.kind is bool:
             return value
         if self.repeated:

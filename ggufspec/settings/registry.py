@@ -92,11 +92,7 @@ RULE_FORMS = tuple(rule.form for rule in RULES.values())
 
 
 def parse_rule(text: str) -> tuple[Rule, float | None]:
-    """Return the rule that ``--accept`` names, and its number if it takes one.
-
-    Raises:
-        UsageError: there is no such rule, or its number is out of range.
-    """
+    """Return the rule that ``--accept`` names and its number, if any; raise UsageError if either is invalid."""
     name, colon, number = text.partition(":")
     rule = RULES.get(name)
     if rule is None or (colon and rule.number is None):
@@ -122,11 +118,7 @@ def is_lossy(text: str) -> bool:
 
 
 def parse_drafters(text: str) -> tuple[str, ...]:
-    """Return the drafters that ``--drafter`` names, e.g. ``draft``, ``draft+lookup``, ``both`` or ``none``.
-
-    Raises:
-        UsageError: one of them is unknown.
-    """
+    """Return the drafters that ``--drafter`` names, e.g. ``draft+lookup``, ``both``; raise UsageError if unknown."""
     if text in _ALIASES:
         return _ALIASES[text]
     names = tuple(dict.fromkeys(text.split("+")))

@@ -90,7 +90,6 @@ def _acceptance(text: str) -> float:
 
 
 def _layers(text: str) -> int | str:
-    """Parse a number of layers, ``all`` (-1) or ``auto``."""
     wanted = text.strip().lower()
     if wanted == "auto":
         return wanted
@@ -172,17 +171,12 @@ def _overrides(text: str) -> tuple[str, ...]:
 
 
 def _types(text: str) -> tuple[str, ...]:
-    """Parse comma-separated cache types."""
     return tuple(OPTIONS["cache_type_k"].check(name.strip()) for name in text.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Values given by flags, a profile or keywords; None if not given.
-
-    Raises:
-        UsageError: a value is invalid; the hint has a usual one.
-    """
+    """Values given by flags, a profile or keywords; None if not given. An invalid value raises UsageError."""
 
     # ---- models
     pair: str | None = option(
