@@ -19,21 +19,15 @@ from ggufspec.schema.text import counted
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Speed constants of a GPU architecture.
+    """Speed constants of a GPU architecture."""
 
-    Args:
-        efficiency: share of the data sheet's bandwidth at which Q4_K weights are read.
-        layer_s: fixed seconds of a dense block per pass.
-        batch_latency: T(n) / T(1) of weights.
-        attended: by cache type, numbers of keys and values that attention processes per byte of bandwidth.
-        flops: share of the data sheet's dense FP16 rate that batches of hundreds of tokens reach.
-    """
-
-    efficiency: float
-    layer_s: float
-    batch_latency: Mapping[int, float]
-    attended: Mapping[str, float]
-    flops: float = 0.4  # 8B Q5_0 to Q6_K on an RTX 3090, 3,500 prompt tokens/s: llama.cpp pull requests 7676 and 7860
+    efficiency: float  # share of the data sheet's bandwidth at which Q4_K weights are read
+    layer_s: float  # fixed seconds of a dense block per pass
+    batch_latency: Mapping[int, float]  # T(n) / T(1) of weights
+    attended: Mapping[str, float]  # numbers of keys and values per byte that attention processes, by cache type
+    # Share of the data sheet's dense FP16 rate in batches of hundreds of tokens: 8B Q5_0 to Q6_K on an RTX 3090 process
+    # 3,500 prompt tokens/s (llama.cpp pull requests 7676 and 7860)
+    flops: float = 0.4
 
 
 # T(n) / T(1) of 8B Q4_0 on an RTX 3090: llama.cpp pull request 15802

@@ -118,65 +118,45 @@ class DummyModel:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Measurement settings; all but ``threads``, ``left`` and ``rpc`` have defaults for a full measurement.
+    """Settings of a measurement; the defaults are for a full one."""
 
-    Args:
-        threads: CPU threads of plans.
-        left: CPU threads that other programs leave now; 0: all.
-        rpc: endpoints of workers whose devices are measured too.
-        types: weight types.
-        widths: batch sizes; the first is 1.
-        wide_bytes: minimum size of each wide model.
-        together_bytes: size of the CPU's wide models together; see :func:`beyond_cache_bytes`.
-        card_bytes: size of each wide model on a local GPU.
-        rounds: maximum timings of each batch size.
-        model_s: seconds to spend on one model, after a first read.
-        device_s: seconds to spend on one GPU or worker; remaining types are left out.
-        cache_types: KV cache types for timing attention on the CPU and workers.
-        heads: attention head sizes for that.
-        depth: cached tokens for that.
-    """
-
-    threads: int
-    rpc: tuple[str, ...] = ()
-    left: int = 0
-    types: tuple[str, ...] = TYPES
-    widths: tuple[int, ...] = WIDTHS
-    wide_bytes: int = 128 * 2**20
-    together_bytes: int = 0
-    card_bytes: int = 512 * 2**20
-    rounds: int = 9
-    model_s: float = 0.5
-    device_s: float = 8.0
-    cache_types: tuple[str, ...] = ("f16", "q8_0")
-    heads: tuple[int, ...] = HEADS
-    depth: int = 512
+    threads: int  # CPU threads of plans
+    rpc: tuple[str, ...] = ()  # endpoints of workers whose devices are measured too
+    left: int = 0  # CPU threads that other programs leave now; 0: all
+    types: tuple[str, ...] = TYPES  # weight types
+    widths: tuple[int, ...] = WIDTHS  # batch sizes; the first is 1
+    wide_bytes: int = 128 * 2**20  # minimum size of each wide model
+    together_bytes: int = 0  # size of the CPU's wide models together; see beyond_cache_bytes
+    card_bytes: int = 512 * 2**20  # size of each wide model on a local GPU
+    rounds: int = 9  # maximum timings of each batch size
+    model_s: float = 0.5  # seconds to spend on one model, after a first read
+    device_s: float = 8.0  # seconds to spend on one GPU or worker; remaining types are left out
+    cache_types: tuple[str, ...] = ("f16", "q8_0")  # KV cache types for timing attention on the CPU and workers
+    heads: tuple[int, ...] = HEADS  # attention head sizes to time it with
+    depth: int = 512  # cached tokens to time it with
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Timings of one dummy model on one device: bytes read per token, and seconds to load and per batch by size.
+    """Timings of one dummy model on one device.
 
     Seconds are the lower quartile: other programs only add to them, but a long run does not reach their minimum.
     """
 
     dummy: DummyModel
-    read_bytes: int
+    read_bytes: int  # bytes that a token reads
     load_s: float
-    seconds: dict[int, float]
+    seconds: dict[int, float]  # seconds per batch, by batch size
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Timings by device, narrow models first, and all devices that ggml sees; ``HOST`` is the CPU.
+    """Result of a measurement; ``HOST`` is the CPU."""
 
-    ``disturbance``: of the CPU's measurement; ``attention``: as in :class:`~ggufspec.planning.speed.DeviceProfile`.
-    """
-
-    timings: dict[str, list[Timing]]
-    devices: tuple[ggml.Device, ...]
-    disturbance: Disturbance = field(default_factory=Disturbance)
-    attention: dict[str, Attention] = field(default_factory=dict)
+    timings: dict[str, list[Timing]]  # timings by device, narrow models first
+    devices: tuple[ggml.Device, ...]  # all devices that ggml sees
+    disturbance: Disturbance = field(default_factory=Disturbance)  # disturbance of the CPU's measurement
+    attention: dict[str, Attention] = field(default_factory=dict)  # attention by device, as in ``DeviceProfile``
 
 
 def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:

@@ -20,19 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Device for offloading.
-
-    ``overhead_bytes``: taken by its driver for a process; ``mmproj_bytes``: by an image projector; ``pool_bytes``: free
-    RAM that it shares with the CPU, None if it has its own.
-    """
+    """Device for offloading."""
 
     name: str
     description: str
     total_bytes: int
     free_bytes: int
-    overhead_bytes: int = 0
-    mmproj_bytes: int = 0
-    pool_bytes: int | None = None
+    overhead_bytes: int = 0  # memory that its driver takes for a process
+    mmproj_bytes: int = 0  # memory of an image projector
+    pool_bytes: int | None = None  # free RAM that it shares with the CPU; None if it has its own memory
 
 
 ENOUGH_BYTES = 2**50  # assumed RAM next to simulated GPUs if none is given
@@ -40,25 +36,15 @@ ENOUGH_BYTES = 2**50  # assumed RAM next to simulated GPUs if none is given
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Machine to plan for.
+    """Machine to plan for."""
 
-    Args:
-        cards: GPUs, in llama.cpp's order.
-        memory_bytes: free RAM; ``ENOUGH_BYTES`` if unknown.
-        headroom_bytes: memory to leave free on each GPU.
-        speed: its speed.
-        simulated: True if the GPUs are not installed.
-        rpc: endpoints of the RPC workers among them.
-        mmproj_bytes: RAM of an image projector.
-    """
-
-    cards: tuple[Card, ...]
-    memory_bytes: int
-    headroom_bytes: int
+    cards: tuple[Card, ...]  # GPUs, in llama.cpp's order
+    memory_bytes: int  # free RAM; ``ENOUGH_BYTES`` if unknown
+    headroom_bytes: int  # memory to leave free on each GPU
     speed: MachineProfile
-    simulated: bool = False
-    rpc: tuple[str, ...] = ()
-    mmproj_bytes: int = 0
+    simulated: bool = False  # True if the GPUs are not installed
+    rpc: tuple[str, ...] = ()  # endpoints of the RPC workers among the devices
+    mmproj_bytes: int = 0  # RAM of an image projector
 
     def with_mmproj(self, card: str, card_bytes: int, host_bytes: int) -> Machine:
         """Return this machine with an image projector's memory on ``card`` and in RAM."""
@@ -88,22 +74,17 @@ FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode", "no_host"
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """Model to place, with a metadata-only file for dry runs.
-
-    A plan chooses the placement fields in ``free``; the others hold. ``rehearsed``: latency measured on this machine;
-    ``as_read``: for a draft head, what one step reads; ``in_target``: the head's blocks are in the target's file;
-    ``mtp``: the file's MTP blocks are loaded.
-    """
+    """Model to place."""
 
     header: ModelHeader
-    metadata_only: Path
+    metadata_only: Path  # file for dry runs
     context: ContextOptions
     placement: Placement = field(default_factory=Placement)
-    free: frozenset[str] = FREE
-    rehearsed: RehearsedLatency | None = None
-    as_read: ModelHeader | None = None
-    in_target: bool = False
-    mtp: bool = False
+    free: frozenset[str] = FREE  # placement fields that the plan chooses; the others hold
+    rehearsed: RehearsedLatency | None = None  # latency measured on this machine
+    as_read: ModelHeader | None = None  # for a draft head: what one step reads
+    in_target: bool = False  # True if a draft head's blocks are in the target's file
+    mtp: bool = False  # True to load the file's MTP blocks
 
     def at(self, placement: Placement, target: Request | None = None) -> Request:
         """Return the memory request, with defaults for options that take no memory; a draft head needs ``target``."""
@@ -159,35 +140,20 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Pair to place.
-
-    Args:
-        target: the target of the pair.
-        target_only: the target without a draft, which reserves fewer rows of logits.
-        draft: the draft, or None.
-        acceptance: expected chance that a drafted token is accepted if all before it were, 0 to 1.
-        draft_max: maximum draft length.
-        kv_types: other (cache_type_k, cache_type_v) that the plan may choose for the target.
-        rewinds: other rollback capacities that the plan may choose; with recurrent states they limit the draft length.
-        may_stream: True if a GPU may copy CPU weights for smaller batches than by default.
-        acceptance_from: origin of ``acceptance``, in words.
-        is_adaptive: True if a run adapts its draft length, False if it is fixed.
-        has_lookup: True if the n-gram lookup drafts too.
-        lookup: the lookup's results on this machine, if known.
-    """
+    """Pair to place."""
 
     target: ModelRequest
-    target_only: ModelRequest
+    target_only: ModelRequest  # the target without a draft, which reserves fewer rows of logits
     draft: ModelRequest | None
-    acceptance: float
-    draft_max: int
-    kv_types: tuple[tuple[str, str], ...] = ()
-    rewinds: tuple[int, ...] = ()
-    may_stream: bool = False
-    acceptance_from: str = "given"
-    is_adaptive: bool = True
-    has_lookup: bool = False
-    lookup: LookupRounds | None = None
+    acceptance: float  # expected chance that a drafted token is accepted if all before it were, 0 to 1
+    draft_max: int  # maximum draft length
+    kv_types: tuple[tuple[str, str], ...] = ()  # other (cache_type_k, cache_type_v) that the target may get
+    rewinds: tuple[int, ...] = ()  # other rollback capacities, which limit drafts with recurrent states
+    may_stream: bool = False  # True if a GPU may copy CPU weights for smaller batches than by default
+    acceptance_from: str = "given"  # origin of ``acceptance``, in words
+    is_adaptive: bool = True  # False for a fixed draft length
+    has_lookup: bool = False  # True if the n-gram lookup drafts too
+    lookup: LookupRounds | None = None  # the lookup's results on this machine, if known
 
     def longest(self, target: ModelRequest) -> int:
         """Return the maximum draft length that can be rolled back."""
@@ -216,35 +182,21 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan of a pair, compared with target-only.
-
-    Args:
-        target_only: target-only at its own best placement.
-        pair: the best placement of both; None without a draft or if it does not fit.
-        default: ``pair`` as a run drafts, adaptively and with the lookup; None for a fixed draft length.
-        at_pair: predicted tokens/s of target-only at the pair's placement.
-        break_even_acceptance: acceptance per token from which on the pair wins; None if it never does.
-        break_even_length: draft length at that acceptance; 0 if the pair never wins.
-        draft_costs_layers: target layers that the draft's memory would hold.
-        draft_lengths: predictions for several draft lengths at the pair's placement.
-        confirmed: True if llama.cpp's dry run confirmed it.
-        notes: further information for the user.
-        tuned: what ``tune`` measured of this pair on this machine.
-    """
+    """Plan of a pair, compared with target-only."""
 
     request: PlanRequest
     machine: Machine
-    target_only: PlannedRun
-    pair: PlannedRun | None
-    default: PlannedRun | None
-    at_pair: float
-    break_even_acceptance: float | None
-    break_even_length: int
-    draft_costs_layers: int
-    draft_lengths: tuple[DraftLengthRow, ...]
-    confirmed: bool
-    notes: tuple[str, ...]
-    tuned: Tuned | None = None
+    target_only: PlannedRun  # target-only at its own best placement
+    pair: PlannedRun | None  # best placement of both; None without a draft or if it does not fit
+    default: PlannedRun | None  # ``pair``, but adaptive and with the lookup, as a run is; None for a fixed draft length
+    at_pair: float  # predicted tokens/s of target-only at the pair's placement
+    break_even_acceptance: float | None  # acceptance per token from which on the pair wins; None if it never does
+    break_even_length: int  # draft length at that acceptance; 0 if the pair never wins
+    draft_costs_layers: int  # target layers that the draft's memory would hold
+    draft_lengths: tuple[DraftLengthRow, ...]  # predictions for several draft lengths at the pair's placement
+    confirmed: bool  # True if llama.cpp's dry run confirmed the plan
+    notes: tuple[str, ...]  # further information for the user
+    tuned: Tuned | None = None  # measurement by ``tune`` of this pair on this machine
 
     @property
     def choice(self) -> str:

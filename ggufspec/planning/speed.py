@@ -40,28 +40,16 @@ Attention = dict[str, dict[int, dict[int, float]]]
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Speed of one device.
+    """Speed of one device."""
 
-    Args:
-        bandwidth_bytes_per_s: reached in reading weights.
-        flops_per_s: reached by large batches.
-        layer_s: fixed seconds of a block per pass.
-        source: origin of the figures; ``unknown``: a GPU that is in no catalogue.
-        by_type: bandwidth by ggml's weight type, if known: a CPU may take longer to unpack weights than to read them.
-        batch_latencies: T(n) / T(1) of the weights by type, then by n from 1 on.
-        attention: numbers of keys and values per second, counted for each query head and token; empty: only reading the
-            cache costs time.
-        experts: factor on the time of experts' bytes, by batch size; empty: 1.
-    """
-
-    bandwidth_bytes_per_s: float
-    flops_per_s: float
-    layer_s: float = 0.0
-    source: Literal["measured", "catalogue", "guess", "unknown"] = "guess"
-    by_type: dict[str, float] = field(default_factory=dict)
-    batch_latencies: dict[str, dict[int, float]] = field(default_factory=dict)
-    attention: Attention = field(default_factory=dict)
-    experts: BatchLatency = field(default_factory=dict)
+    bandwidth_bytes_per_s: float  # bandwidth reached in reading weights
+    flops_per_s: float  # rate reached by large batches
+    layer_s: float = 0.0  # fixed seconds of a block per pass
+    source: Literal["measured", "catalogue", "guess", "unknown"] = "guess"  # ``unknown``: a GPU in no catalogue
+    by_type: dict[str, float] = field(default_factory=dict)  # bandwidth by weight type; unpacking may limit it
+    batch_latencies: dict[str, dict[int, float]] = field(default_factory=dict)  # T(n) / T(1) by weight type and n
+    attention: Attention = field(default_factory=dict)  # numbers/s over all query heads and tokens; empty: reading only
+    experts: BatchLatency = field(default_factory=dict)  # factor on experts' reading, by batch size; empty: 1
 
     def scaled(self, factor: float) -> DeviceProfile:
         """Return this device with the time of its weights and attention multiplied by ``factor``."""
@@ -108,32 +96,18 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """Speed of a machine; the CPU is the device ``HOST``.
-
-    Args:
-        devices: by name.
-        pass_s: fixed seconds of a pass.
-        crossing_s: fixed seconds of passing the residual stream to another device.
-        link_bytes_per_s: between CPU and GPUs.
-        origin: where the figures are from, in a sentence.
-        streams: True if a GPU computes batches of ``op_offload_min_batch`` tokens or more with copies of CPU weights;
-            RPC does not.
-        memory_bytes: RAM for weights; None: enough.
-        disk_bytes_per_s: for weights that exceed RAM; a guess for an NVMe disk.
-        disturbed: why an idle machine would have measured faster, or empty.
-        repacked: time of repacked CPU weights ÷ that in the file's layout, by type and batch size; empty without GPUs,
-            where the CPU is measured with repacked weights.
-    """
+    """Speed of a machine; the CPU is the device ``HOST``."""
 
     devices: dict[str, DeviceProfile]
-    pass_s: float
-    crossing_s: float
-    link_bytes_per_s: float
-    origin: str
-    streams: bool = False
-    memory_bytes: int | None = None
-    disk_bytes_per_s: float = 2e9
-    disturbed: str = ""
+    pass_s: float  # fixed seconds of a pass
+    crossing_s: float  # fixed seconds of passing the residual stream to another device
+    link_bytes_per_s: float  # rate between CPU and GPUs
+    origin: str  # origin of the figures, in a sentence
+    streams: bool = False  # True if a GPU computes large batches with copies of CPU weights; RPC does not
+    memory_bytes: int | None = None  # RAM for weights; None: enough
+    disk_bytes_per_s: float = 2e9  # rate for weights that exceed RAM; a guess for an NVMe disk
+    disturbed: str = ""  # reason why an idle machine would have measured faster, or empty
+    # Time of repacked CPU weights ÷ that in the file's layout; empty without GPUs, where the CPU is measured repacked
     repacked: dict[str, BatchLatency] = field(default_factory=dict)
 
     def copied_bytes_per_s(self, *, mapped: bool) -> float:
@@ -227,17 +201,14 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """Memory of a block: numbers of f32 state, of keys and values per token, and its attention window; 0: none.
+    """Memory of a block; numbers are per cached token."""
 
-    ``attended``: numbers of keys and values per cached token, over all query heads; ``head``: numbers of one key.
-    """
-
-    state: int
+    state: int  # f32 numbers of recurrent state
     keys: int
     values: int
-    window: int
-    attended: int = 0
-    head: int = 0
+    window: int  # tokens of the attention window; 0: none
+    attended: int = 0  # numbers of keys and values over all query heads
+    head: int = 0  # numbers of one key
 
     def seen(self, cells: int) -> int:
         """Return the number of cached tokens inside the attention window."""
@@ -251,18 +222,14 @@ class _Cache:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Weights and blocks of a model by device, for any batch size.
-
-    ``blocks``: (device, cache, number of blocks); ``table_bytes``: lookup tables in RAM, of which a token reads
-    ``row_bytes``; ``crossings``: device changes of the residual stream, with the logits' return to the CPU.
-    """
+    """Weights and blocks of a model by device, for any batch size."""
 
     weights: tuple[_Weights, ...]
     host_bytes: int
-    blocks: tuple[tuple[str, _Cache, int], ...]
-    table_bytes: int
-    row_bytes: float
-    crossings: int
+    blocks: tuple[tuple[str, _Cache, int], ...]  # (device, cache, number of such blocks)
+    table_bytes: int  # lookup tables in RAM
+    row_bytes: float  # bytes of them that a token reads
+    crossings: int  # device changes of the residual stream, with the logits' return to the CPU
 
 
 @functools.lru_cache(maxsize=32)
@@ -501,17 +468,11 @@ def accepted_share(acceptance: float, length: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LookupRounds:
-    """Rounds that the n-gram lookup began, in answers on this machine.
+    """Rounds that the n-gram lookup began, in answers on this machine."""
 
-    Args:
-        share: share of all tokens that these rounds produced.
-        drafted: mean tokens drafted per round.
-        gained: mean tokens produced per round, the target's own included.
-    """
-
-    share: float
-    drafted: float
-    gained: float
+    share: float  # share of all tokens that these rounds produced
+    drafted: float  # mean tokens drafted per round
+    gained: float  # mean tokens produced per round, the target's own included
 
 
 def with_lookup(tokens_per_s: float, target_pass_s: Callable[[int], float], lookup: LookupRounds) -> float:

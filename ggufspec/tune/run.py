@@ -43,31 +43,18 @@ _FINAL = "final"  # the log's key for the final; trials have their numbers
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Tuning to run.
+    """Tuning to run."""
 
-    Args:
-        pair: from :meth:`ggufspec.models.profile.Pair.describe`.
-        spec: a trial, whose options each setting replaces.
-        space: the settings.
-        first: indices of the planner's choice and of its other one (with and without a draft).
-        threshold: expected gain, as a share, that is worth a trial.
-        budget_s: seconds for all trials, including those of a resumed search; None: no limit.
-        repeats: interleaved trials of each finalist.
-        most: maximum settings to measure.
-        notes: for the document.
-        verbose: True to show llama.cpp's log.
-    """
-
-    pair: dict[str, Any]
-    spec: trial.Spec
+    pair: dict[str, Any]  # description from ``Pair.describe``
+    spec: trial.Spec  # a trial; each setting replaces its options
     space: tuple[Candidate, ...]
-    first: tuple[int, ...]
-    threshold: float = 0.001
-    budget_s: float | None = None
-    repeats: int = 3
-    most: int = 60
-    notes: tuple[str, ...] = ()
-    verbose: bool = False
+    first: tuple[int, ...]  # indices of the planner's choice, then of its other option (with or without a draft)
+    threshold: float = 0.001  # expected gain, as a share, that is worth a trial
+    budget_s: float | None = None  # seconds for all trials, including those of a resumed search; None: no limit
+    repeats: int = 3  # interleaved trials of each finalist
+    most: int = 60  # maximum settings to measure
+    notes: tuple[str, ...] = ()  # notes for the document
+    verbose: bool = False  # True to show llama.cpp's log
 
     def facts(self) -> list[Any]:
         """Return all that measurements depend on: files, prompts, fixed options, this machine and versions."""
@@ -114,23 +101,14 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """End of a search in the run log, and its finalists.
+    """End of a search in the run log, and its finalists."""
 
-    Args:
-        settings: the finalists.
-        above: last repetition of an earlier final; this final's numbers follow.
-        searched: trials of the search.
-        rules: key of the search; with another one, such as for a larger budget, the search continues.
-        stopped: why the search ended.
-        left_out: settings that would have been finalists if the budget had allowed.
-    """
-
-    settings: tuple[TunedSetting, ...]
-    above: int
-    searched: int
-    rules: str
-    stopped: str
-    left_out: tuple[TunedSetting, ...] = ()
+    settings: tuple[TunedSetting, ...]  # the finalists
+    above: int  # last repetition of an earlier final, from which this one's are counted
+    searched: int  # trials of the search
+    rules: str  # key of the search; with another one (as for a larger budget) it continues
+    stopped: str  # reason why the search ended
+    left_out: tuple[TunedSetting, ...] = ()  # settings that would have been finalists if the budget had allowed
 
 
 Try = Callable[[trial.Spec], Attempt]

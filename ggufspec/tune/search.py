@@ -54,19 +54,12 @@ class Done:
 
 @dataclass
 class Search:
-    """Search over ``candidates``, at least one.
-
-    Args:
-        candidates: the space.
-        first: indices of the planner's choices, which are measured before anything is learned.
-        threshold: expected gain, as a share, above which a trial is made.
-        most: maximum settings to measure; repetitions do not count.
-    """
+    """Search over ``candidates``, at least one."""
 
     candidates: Sequence[Candidate]
-    first: Sequence[int] = ()
-    threshold: float = 0.001
-    most: int = 60
+    first: Sequence[int] = ()  # indices of the planner's choices, which are measured before anything is learned
+    threshold: float = 0.001  # expected gain, as a share, above which a trial is made
+    most: int = 60  # maximum settings to measure; repetitions do not count
     _measured: list[tuple[int, float]] = field(default_factory=list, init=False)
     _failed: dict[int, bool] = field(default_factory=dict, init=False)
     trials: int = field(default=0, init=False)

@@ -41,41 +41,27 @@ _PART, _OTHER = 0.35, 0.12
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Setting with its prediction.
-
-    Args:
-        setting: the setting.
-        options: the setting for the decoder, with splits over several GPUs.
-        predicted: tokens/s by the planner's model.
-        features: its possible errors, in standard deviations of log(true ÷ predicted).
-        memory: share of each GPU's free memory; without a GPU a ranking by RAM, as weights beyond it are read from the
-            file.
-        offloaded: share of the target's layers on GPUs.
-    """
+    """Setting with its prediction."""
 
     setting: TunedSetting
-    options: DecoderOptions
-    predicted: float
-    features: tuple[float, ...]
-    memory: tuple[float, ...]
-    offloaded: float
+    options: DecoderOptions  # the setting for the decoder, with splits over several GPUs
+    predicted: float  # tokens/s by the planner's model
+    features: tuple[float, ...]  # possible errors of ``predicted``, in standard deviations of log(true ÷ predicted)
+    memory: tuple[float, ...]  # share of each GPU's free memory; without a GPU only a rank, as RAM may be exceeded
+    offloaded: float  # share of the target's layers on GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Values that tuning may choose; a value that the user fixed is the only one. Placements are the plan's.
-
-    ``kv_types``: (cache_type_k, cache_type_v); ``policies``: (draft policy, maximum draft length). ``within_budget``
-    keeps the machine's headroom; otherwise the search goes to the limit of a GPU's memory, which failing trials reveal.
-    """
+    """Values that tuning may choose; a value that the user fixed is the only one. Placements are the plan's."""
 
     threads: tuple[int, ...]
     drafters: tuple[str, ...]
-    policies: tuple[tuple[str, int], ...]
+    policies: tuple[tuple[str, int], ...]  # (draft policy, maximum draft length)
     flash_attn: tuple[str, ...] = ("auto", "off")
-    kv_types: tuple[tuple[str, str], ...] = (("f16", "f16"),)
+    kv_types: tuple[tuple[str, str], ...] = (("f16", "f16"),)  # (cache_type_k, cache_type_v)
     ubatch_sizes: tuple[int, ...] = (DEFAULT_MICRO_BATCH, 256, 128)
-    within_budget: bool = False
+    within_budget: bool = False  # False: search to the GPUs' limits, which failures reveal
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:

@@ -18,20 +18,12 @@ _MOST_ROUNDS = 60  # maximum repetitions to suggest; more are not worth the time
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a tuning.
+    """Result of a tuning."""
 
-    Attributes:
-        decided: True if the winner may be saved: it was planned, or intervals show that it is faster than the planned
-            setting and target-only.
-        text: the result, in sentences; empty if every setting failed.
-        close: indices of settings that trials do not distinguish from the winner.
-        advice: what may settle it; empty if decided.
-    """
-
-    decided: bool
-    text: str
-    close: tuple[int, ...] = ()
-    advice: str = ""
+    decided: bool  # True if the winner may be saved: planned, or faster by intervals than planned and target-only
+    text: str  # the result, in sentences; empty if every setting failed
+    close: tuple[int, ...] = ()  # indices of settings that trials do not distinguish from the winner
+    advice: str = ""  # action that may settle it; empty if decided
 
 
 def judge(tuning: Tuning) -> Verdict:
