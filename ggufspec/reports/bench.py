@@ -115,7 +115,7 @@ def failures(document: BenchDocument) -> list[str]:
 
 
 def rests_on(document: BenchDocument) -> str:
-    """Return how many answers each row rests on, which the time budget decides; empty for an old document."""
+    """Return how many prompts, tokens and repetitions each row is based on; empty for an old document."""
     how = f" ({form})" if (form := document.settings.get("prompt_format")) else ""
     names: dict[str, list[str]] = {}
     for mode, run in document.runs.items():

@@ -1,4 +1,4 @@
-"""A placed pair as settings of other programs. Pure: settings in, command lines and files out.
+"""Placed pair as settings of other programs. Pure: settings in, command lines and files out.
 
 Layers, context cells and KV types are the plan's; the notes list settings that a program lacks.
 Sources: llama.cpp common/arg.cpp, common/preset.cpp, common/speculative.cpp and tools/llama-bench/llama-bench.cpp;
@@ -113,7 +113,7 @@ def _command(program: str, options: Options, settings: Settings) -> list[str]:
 
 
 def _variable(settings: Settings) -> str:
-    """Return ``NAME=VALUE`` of op_offload_min_batch, which has no option; empty if default here and in the shell."""
+    """Return ``NAME=VALUE`` of op_offload_min_batch, which has no option; empty if the default applies anyway."""
     context, usual = settings.context, (None, STREAM_WIDTH)
     is_usual = context.op_offload_min_batch == STREAM_WIDTH and streams_from() in usual
     return "" if is_usual or not context.op_offload else "=".join(*context.environment.items())
@@ -146,9 +146,9 @@ def _options(program: str, settings: Settings) -> Options:
         **_load_mode(placement),
         "--fit": "off",  # --fit would change unset options, such as the split
         "--rpc": ",".join(settings.rpc),
-        "-ot": ",".join(overrides),  # may name RPC devices
+        "-ot": ",".join(overrides),  # after --rpc, whose devices it may name
         **(_projector(projector, offloaded=settings.mmproj_offload) if has_chat and projector else {}),
-        # llama.cpp would also download an image model's projector and put it on the GPU.
+        # With -hf, llama.cpp would also download an image model's projector and put it on the GPU.
         "--no-mmproj": has_chat and not projector and bool(settings.target.repo),
         "-np": int(program == "llama-server"),  # one slot, because each further slot needs its own context
         **(_draft(settings) if settings.drafts else {}),

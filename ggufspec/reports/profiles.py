@@ -22,7 +22,6 @@ _WITHOUT_FILE = {"mtp": "its own MTP block", "lookup": "n-grams, no draft", "non
 
 
 def _here(row: ProfileRow) -> str:
-    """Return whether the pair fits, with the number of target layers if only some do."""
     if row.fits != "partly" or row.target is None or row.fits_layers is None:
         return FITS[row.fits]
     about = "" if row.target.read else "≈ "

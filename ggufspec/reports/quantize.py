@@ -1,4 +1,4 @@
-"""Report of a quantization: the names of its files and their table."""
+"""Report of a quantisation: the names of its files and their table."""
 
 from __future__ import annotations
 

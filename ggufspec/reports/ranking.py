@@ -21,7 +21,7 @@ def tables(document: RankingDocument, width: int) -> list[Table]:
 
 
 def _names(rows: Sequence[RankedModel | RankedDraft], width: int) -> list[str]:
-    """Return each file's name without what all names of its repository share; the repository's without a file."""
+    """Return each row's file name without what names in its repository share; the repository's if it has no file."""
     names: list[str] = []
     for repo, some in groupby(rows, key=lambda row: row.repo):
         files = [row.file or repo for row in some]

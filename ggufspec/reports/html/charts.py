@@ -46,7 +46,7 @@ def draw(figure: Figure) -> str:
     root.attrib |= {"class": "plot", "role": "group", "aria-label": figure.title}
     for element in root.iter():
         words = element.get("aria-label")
-        if words and element.get("role") == "graphics-symbol" and not element.tag.endswith("}g"):  # an axis is a group
+        if words and element.get("role") == "graphics-symbol" and not element.tag.endswith("}g"):  # axes are groups
             ElementTree.SubElement(element, f"{{{_SVG}}}title").text = words
     return ElementTree.tostring(root, encoding="unicode")
 

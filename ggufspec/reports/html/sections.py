@@ -46,7 +46,7 @@ class Section:
     kind: str  # command, such as ``compare``
     title: str
     lead: str  # finding in a sentence or two
-    good: bool  # True if it is a gain
+    good: bool  # True for a gain
     facts: tuple[tuple[str, str], ...]  # settings and versions of the measurement
     tables: tuple[Table, ...]
     speed: str  # best tokens/s, formatted; empty without any
@@ -163,7 +163,6 @@ def _compare(document: CompareDocument) -> Section:
 
 
 def _pair(pair: dict[str, Any]) -> str:
-    """Return "target + draft", after the pair's name if it has one."""
     target, draft = base_name(pair.get("target")), base_name(pair.get("draft"))
     models = f"{target} + {draft}" if draft else target
     name = pair.get("name")
@@ -262,7 +261,6 @@ def _notes(document: BenchDocument | CompareDocument | SweepDocument | TuneDocum
 
 
 def _is_gain(ratio: Spread | None) -> bool:
-    """Return whether a ratio's interval is above 1."""
     return ratio is not None and len(ratio.samples) >= _FEWEST and ratio.ci95[0] > 1
 
 
