@@ -371,7 +371,6 @@ class _Answer:
             self.is_whole = self.is_whole or bool(self._finish)
 
     def reply(self, *, stopped: bool) -> session.Reply:
-        """Return the answer so far with its statistics."""
         return session.Reply(
             text="".join(self._text),
             statistics=self._statistics(),

@@ -32,12 +32,10 @@ class Screen:
     quiet: bool = False  # print no notes
 
     def note(self, text: str) -> None:
-        """Print a note, unless ``quiet``."""
         if not self.quiet:
             self.say(text)
 
     def gap(self) -> None:
-        """Print an empty line, if ``interactive``."""
         if self.interactive:
             self.console.print()
 
@@ -62,7 +60,6 @@ class Answering:
 
     @property
     def text(self) -> str:
-        """Return the answer so far."""
         return "".join(text for text, _ in self._pieces)
 
     def show(self, event: dict[str, Any]) -> None:

@@ -93,7 +93,6 @@ class Talk:
 
     @property
     def target(self) -> Path | None:
-        """Return the target's file; None with a server."""
         return None if self.server else self._spec.target
 
     def greet(self, offered: str = "") -> None:
@@ -115,7 +114,6 @@ class Talk:
             self.show_notes()
 
     def close(self) -> None:
-        """End the child process, or the connection."""
         self._session.close()
 
     def _note(self, *notes: str) -> None:
@@ -235,7 +233,6 @@ class Talk:
     # ---- state -----------------------------------------------------------------------------------------------------
 
     def start_with(self, said: Conversation) -> None:
-        """Replace the conversation."""
         self.conversation = said
         self._last = session.Reply("")
 
@@ -251,7 +248,6 @@ class Talk:
 
     @property
     def turns(self) -> int:
-        """Return the number of turns, including those of a loaded file."""
         return len(self.conversation.turns)
 
     def context(self, between: str) -> str:

@@ -28,7 +28,7 @@ from ggufspec.errors import GgufspecError, UsageError, nearest
 from ggufspec.schema.base import ErrorDocument, to_line
 from ggufspec.schema.text import in_ascii
 
-COMMANDS = {  # by module of this package: the first sentence of the help
+COMMANDS = {  # module of this package: first sentence of its help
     "bench": "Measure target-only, draft-only and speculative decoding.",
     "compare": "Compare many pairs by speed, memory, energy and quality.",
     "run": "Stream one answer; the statistics follow on standard error.",

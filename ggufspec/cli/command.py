@@ -18,7 +18,7 @@ from ggufspec.settings.table import FLAGS, OPTIONS
 
 OWN = "Options"  # heading of options that only one command has
 _PLACEMENT = "Placement and context"
-HEADINGS = {  # of the help, by option group
+HEADINGS = {  # in the help, by option group
     "profile": "Models",
     "files": "Models",
     "hub": "Models",
@@ -262,7 +262,6 @@ def _wrapped(text: str, room: int) -> str:
 
 
 def _short(about: str) -> str:
-    """Return the first sentence, and the default up to a semicolon."""
     text, _, default = about.partition("  [")
     sentence = re.split(r"(?<=[.!?…])\s+(?=[\w`@-])", text, maxsplit=1)[0]
     return f"{sentence}  [{default.removesuffix(']').partition(';')[0]}]" if default else sentence

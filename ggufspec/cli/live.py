@@ -17,8 +17,6 @@ from ggufspec.schema.text import duration, visible
 
 
 class _Left(ProgressColumn):
-    """Column of the time until a task's ``ends_s``; empty if unknown."""
-
     def render(self, task: Task) -> Text:
         left_s: float = task.fields["ends_s"] - time.monotonic()
         return Text("" if math.isinf(left_s) else f"left: {duration(left_s)}" if left_s > 0 else "left: a moment")

@@ -71,7 +71,6 @@ def plan(
 
 
 def _check_ranked(given: Settings, search: str | None, draft_repo: str | None) -> None:
-    """Refuse options that conflict with ``--search`` or ``--draft-repo``."""
     names = [given.pair, given.model, given.hf_repo]
     if search is not None and any(names):
         raise UsageError("both --search and a target are given", "give one of them")
@@ -82,7 +81,7 @@ def _check_ranked(given: Settings, search: str | None, draft_repo: str | None) -
 
 
 def _offline(given: Settings, hint: str) -> str:
-    """Return the hint for an unreachable hub: for a profile with a command that works offline."""
+    """Return the hint for an unreachable hub; for a profile it names a command that works offline."""
     if given.pair is None:
         return hint
     words = [

@@ -222,7 +222,6 @@ def _budgets(machine: Machine) -> dict[str, int]:
 
 
 def _row(path: Path, machine: Machine | None) -> schema.ProfileRow:
-    """Return what is known of a profile, or why it cannot be read."""
     try:
         profile = load_profile(path)
     except GgufspecError as error:

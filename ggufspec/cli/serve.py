@@ -200,7 +200,6 @@ def serve(
 
 
 def _words(text: str) -> list[str]:
-    """Return the distinct words between commas."""
     return [*dict.fromkeys(word for part in text.split(",") if (word := part.strip()))]
 
 
@@ -301,7 +300,6 @@ def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
 
 
 def _access(reply: Reply, seconds: float) -> None:
-    """Note one line per answer if :func:`ggufspec.cli.ui.is_live` or with ``--verbose``."""
     if not (ui.is_live() or ui.flags().verbose):
         return
     took = reply.statistics

@@ -68,7 +68,6 @@ def out(theme: Theme | None = None) -> Console:
 
 
 def _columns() -> int:
-    """Return the width of standard error's or input's terminal; 100 without one."""
     for number in (2, 0):
         with suppress(OSError):
             return os.get_terminal_size(number).columns or 100
@@ -135,15 +134,11 @@ def hear() -> None:
 
 
 class _Done(MofNCompleteColumn):
-    """Column of steps done out of all; empty while the total is unknown."""
-
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total else Text()
 
 
 class _Left(TimeRemainingColumn):
-    """Column of the time left; empty while unknown."""
-
     def render(self, task: Task) -> Text:
         return Text("left: ").append_text(super().render(task)) if task.time_remaining is not None else Text()
 
