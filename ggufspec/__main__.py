@@ -1,4 +1,4 @@
-"""``python -m ggufspec``."""
+"""Entry point of ``python -m ggufspec``."""
 
 from ggufspec.cli.app import entry
 

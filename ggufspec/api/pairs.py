@@ -178,7 +178,7 @@ class OpenedPair:
     """Pair with its headers, checked for compatibility: the input of plans and placements.
 
     Args:
-        spec: pair; its draft is None if unused, and the target's file if MTP blocks in it draft.
+        spec: pair; its draft is None if unused, and the target's own file if its MTP blocks are the draft.
         given: settings that override the pair's.
         options: decoder options before placement; a head has its drafter, and ``-c max`` is a number.
         read: the target's header; None for a local file whose header was not needed yet.
@@ -215,7 +215,7 @@ def open_pair(
     """Read the headers of a pair and check that the draft is compatible with the target.
 
     ``given`` overrides the pair's settings. ``options`` are by default made from both; placements in them are ignored.
-    With ``finds_head``, MTP blocks of the target draft if there is neither a draft nor ``--drafter``.
+    With ``finds_head``, the target's MTP blocks are used as the draft if there is neither a draft nor ``--drafter``.
 
     Raises:
         UsageError: a head is requested and the draft is none; ``-c max`` and no training context in the header.

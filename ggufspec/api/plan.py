@@ -35,7 +35,7 @@ from ggufspec.settings.table import DRAFT_MAX, Settings, names
 # Measures this machine if plans of these models and options need it and it is due; returns whether it did
 Calibrate = Callable[[Machine | None, Sequence[ModelHeader], DecoderOptions, OnEvent | None], bool]
 
-_FEWER_STATES = (3, 7)  # draft lengths that save recurrent states: one of Qwen3.5-27B takes 150 MiB
+_FEWER_STATES = (3, 7)  # maximum draft lengths that need fewer recurrent states: one of Qwen3.5-27B takes 150 MiB
 CONTEXT_GIVEN = "given with -c"
 
 

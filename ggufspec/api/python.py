@@ -133,7 +133,7 @@ def load_pair(
         GgufspecError: nothing fits, or the hub cannot be reached.
     """
     given = of_keywords(options, settings)
-    if given.op_offload_min_batch is None:  # set in this process before llama.cpp reads headers
+    if given.op_offload_min_batch is None:  # must be fixed before llama.cpp reads headers in this process
         given = replace(given, op_offload_min_batch=streams_from() or STREAM_WIDTH)
     files = files_of(pair, download=download, on_event=on_event)
     check_drafter(files, given)

@@ -20,7 +20,7 @@ _RESERVE = 0.15  # share of a budget for the checks after measuring
 # of an answer, so many short answers are better; but the first segment of an answer does not show its later rate.
 _FEWEST_TOKENS = ((4, 64), (1, 32))
 _WARM_UP_TOKENS = 32  # the pair's warm-up, in which the policy times drafts and learns what they gain
-_LEAST_TOKENS = 8  # minimum length of an answer if only one prompt is left
+_LEAST_TOKENS = 8  # minimum length of an answer, even if only one prompt is left
 _ASIDE_PROMPTS, _ASIDE_TOKENS = 3, 32  # maximum of an informational variant
 
 
@@ -345,7 +345,7 @@ class Answers:
         return count == self.prompts
 
     def _turns(self, names: Sequence[str]) -> list[list[str]]:
-        """Return the variants one by one, except for the two that alternate: a pair, speculative first."""
+        """Return the turns: one variant each, except that two which alternate share a turn, speculative first."""
         shared = {self._ways[name].shared: name for name in names if self._place(name) == self._place(self._first)}
         load = self._load(self._first) if self._may_alternate and {"", "target"} <= shared.keys() else None
         both = [shared[""], shared["target"]] if load and load.ready.alternates else []

@@ -63,7 +63,7 @@ def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[
 
 
 def _llama(spec: Spec) -> Any:
-    """Return a ``Llama`` with our placement and context options as far as possible; ``auto`` means flash attention."""
+    """Return a ``Llama`` with our placement and context options as far as possible; ``flash_attn`` auto means on."""
     from ggufspec.decoding.hook import Llama  # imports llama_cpp, which the parent must not load
 
     options, placement = spec.options.context(with_draft=spec.draft is not None), spec.options.target

@@ -89,7 +89,7 @@ def check_twice(files: Sequence[File], role: str) -> None:
 
 
 def with_draft(one: Pairing, draft: File | str | None) -> Pairing:
-    """Return the target with another draft, without the placement, which the profile has for its own pair."""
+    """Return the target with another draft, without the profile's placement, which is for its own pair."""
     return Pairing(one.target, draft, replace(one.settings, **dict.fromkeys(_PLACEMENT)))
 
 

@@ -41,7 +41,7 @@ def weights_of(kinds: Sequence[str]) -> list[float]:
 
 
 def paired_mean(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
-    """Return the geometric mean of paired ratios with Student's 95 % interval; a single pair has an empty interval.
+    """Return the geometric mean of paired ratios with Student's 95 % interval, which has width 0 for a single pair.
 
     With few pairs it is wider than that of :func:`paired_ratios`: three pairs agree by chance one time in four.
     """

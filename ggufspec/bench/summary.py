@@ -190,7 +190,7 @@ def machine() -> dict[str, object]:
 def machine_and_build(system_info: str | None = None) -> dict[str, object]:
     """Return :func:`machine` with more that speed depends on: the processor's model and llama.cpp's build.
 
-    Saved results are found by :func:`machine` only. ``system_info`` is llama.cpp's line about its build; if None, a
+    Saved results are looked up by :func:`machine` only. ``system_info`` is llama.cpp's line about its build; if None, a
     child process asks llama.cpp, and raises GgufspecError if it cannot load llama-cpp-python.
     """
     build = {"system_info": _installed() if system_info is None else system_info}

@@ -46,7 +46,7 @@ _WARM_UP_S = 5.0  # maximum decoding time of a warm-up, after its prompt
 
 @dataclass(frozen=True, slots=True)
 class Spec(WithOptions):
-    """Models, options and prompts of a run; target-only if there is no draft model and the lookup does not draft.
+    """Models, options and prompts of a run; target-only if there is neither a draft model nor n-gram lookup.
 
     ``prompts`` are texts made by :mod:`ggufspec.bench.prompting`; reports group them by their ``kinds``. ``templated``:
     a chat template made them. With ``chat`` they are user messages, to which the child applies the target's template,
@@ -102,7 +102,7 @@ class Result:
     """Measurements of one request; ``finished`` is False if it was stopped.
 
     ``peak_rss_bytes`` and ``vram_bytes`` (the rise in use of all GPUs) include everything loaded, even an idle draft.
-    Without NVML VRAM is counted by the backend; ``unwatched`` are the GPUs that NVML does not have. ``drafters`` are
+    Without NVML, the backend counts VRAM; ``unwatched`` are the GPUs that NVML does not have. ``drafters`` are
     the active ones, ``notes`` the decoder's. ``energy_j`` is the energy of all GPUs from the first prompt to the last
     token, if NVML counts it; ``others_cpus`` are the CPUs that other programs kept busy meanwhile. ``system_info`` is
     llama.cpp's line about its build. ``target_only`` are the target-only answers of a request whose answers alternate;
@@ -204,7 +204,7 @@ class Engine:
 
 
 def check_room(spec: Spec, longest: int) -> None:
-    """Raise UsageError if a prompt of ``longest`` tokens, with ``depth`` also that and an answer, exceeds the context."""
+    """Raise UsageError if ``longest`` prompt tokens exceed the context; with ``depth``, if they do with the answer."""
     needed = spec.depth + longest + spec.max_tokens
     if spec.options.ctx_size and (needed if spec.depth else longest + 1) > spec.options.ctx_size:
         depth = f"--depth {spec.depth}, " if spec.depth else ""

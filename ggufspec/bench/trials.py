@@ -59,7 +59,7 @@ def identity(path: Path) -> str:
     """Return a key that changes with the contents of a model file or, if it is split, of any part."""
     try:
         return locate(path).key
-    except GgufspecError:  # the trial will say why
+    except GgufspecError:  # the trial will report it
         return str(path)
 
 

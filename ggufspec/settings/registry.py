@@ -142,7 +142,7 @@ def drafter_text(names: Iterable[str]) -> str:
 
 
 def with_head(names: Iterable[str], head: str) -> tuple[str, ...]:
-    """Return the drafters, with those of a draft file replaced by ``head`` unless it is empty."""
+    """Return the drafters with those that read a draft file replaced by ``head``, unless it is empty."""
     return tuple(dict.fromkeys(head if head and DRAFTERS[name].needs_model else name for name in names))
 
 
