@@ -520,9 +520,7 @@ def judge(
     low, high = speedup.ci95
     gained, comparable = pair.tokens_per_round, not streams and alone.gpu_layers == pair.gpu_layers
     faster = pair.tokens_per_s.median / max(alone.tokens_per_s.median, 1e-9)
-    least = (
-        low * min(1.0, gained / faster) if comparable else low
-    )  # a gain beyond the tokens per round is not the draft's
+    least = low * min(1.0, gained / faster) if comparable else low  # no draft gains more than the tokens per round
     if comparable and gained < _POSSIBLE * faster:
         why = (
             f"The draft seemed to decode {faster:.2f} times as fast, which is more than the {gained:.2f} tokens that a "
