@@ -1,1 +1,1 @@
-"""The command line: one file per command."""
+"""Command line: one file per command."""

@@ -1,4 +1,4 @@
-"""``ggufspec bench``: measure target-only, draft-only and speculative, and decide whether the draft pays."""
+"""Command ``ggufspec bench``: measure target-only, draft-only and speculative, and decide whether the draft pays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec chat``: talk with a pair that stays loaded."""
+"""Command ``ggufspec chat``: talk with a pair that stays loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec doctor``: show what is installed, what this machine has, and what is wrong with it."""
+"""Command ``ggufspec doctor``: show what is installed, what this machine has, and what is wrong with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec export``: print a pair's placement as settings of other programs."""
+"""Command ``ggufspec export``: print a pair's placement as settings of other programs."""
 
 from __future__ import annotations
 

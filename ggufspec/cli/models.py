@@ -1,4 +1,4 @@
-"""``ggufspec models``: list local GGUF models with their drafts; the error of commands without a model."""
+"""Command ``ggufspec models``: list local GGUF models with their drafts; the error of commands without a model."""
 
 from __future__ import annotations
 

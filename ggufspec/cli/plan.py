@@ -1,4 +1,4 @@
-"""``ggufspec plan``: show what fits, where each layer goes, how fast it is, and whether the draft pays."""
+"""Command ``ggufspec plan``: show what fits, where each layer goes, how fast it is, and whether the draft pays."""
 
 from __future__ import annotations
 

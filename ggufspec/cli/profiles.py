@@ -1,4 +1,4 @@
-"""``ggufspec profiles``: list, show, make, remove and check named pairs."""
+"""Command ``ggufspec profiles``: list, show, make, remove and check named pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec pull``: download, resume and verify a pair's files; also for commands that need them."""
+"""Command ``ggufspec pull``: download, resume and verify a pair's files; also for commands that need them."""
 
 from __future__ import annotations
 

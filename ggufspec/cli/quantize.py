@@ -1,4 +1,4 @@
-"""``ggufspec quantize``: write one model in several weight types with llama.cpp's quantiser."""
+"""Command ``ggufspec quantize``: write one model in several weight types with llama.cpp's quantiser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec rehearse``: measure this machine's speed for a pair before its download, on dummy weights."""
+"""Command ``ggufspec rehearse``: measure this machine's speed for a pair before its download, on dummy weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec report``: show saved results of one or several machines as tables and a page."""
+"""Command ``ggufspec report``: show saved results of one or several machines as tables and a page."""
 
 from __future__ import annotations
 

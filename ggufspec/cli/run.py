@@ -1,4 +1,4 @@
-"""``ggufspec run``: stream one answer."""
+"""Command ``ggufspec run``: stream one answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec serve``: serve a pair at an OpenAI-compatible HTTP endpoint."""
+"""Command ``ggufspec serve``: serve a pair at an OpenAI-compatible HTTP endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec bench --sweep``: measure one option at several values."""
+"""Command ``ggufspec bench --sweep``: measure one option at several values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec trace``: show every round of one answer, token by token."""
+"""Command ``ggufspec trace``: show every round of one answer, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ggufspec tune``: find the fastest setting of a pair on this machine and save it as a profile."""
+"""Command ``ggufspec tune``: find the fastest setting of a pair on this machine and save it as a profile."""
 
 from __future__ import annotations
 

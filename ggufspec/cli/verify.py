@@ -1,4 +1,4 @@
-"""``ggufspec verify``: certify that speculation changed nothing."""
+"""Command ``ggufspec verify``: certify that speculation changed nothing."""
 
 from __future__ import annotations
 

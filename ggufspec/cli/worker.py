@@ -1,4 +1,4 @@
-"""``ggufspec worker``: serve this machine's devices to another machine over llama.cpp's RPC."""
+"""Command ``ggufspec worker``: serve this machine's devices to another machine over llama.cpp's RPC."""
 
 from __future__ import annotations
 
