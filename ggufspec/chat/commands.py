@@ -37,7 +37,7 @@ class Switches:
     """Settings that can be switched while a pair is loaded; options have their own names."""
 
     has_draft: bool  # True if a draft is loaded
-    head: str = ""  # kind of head, if the draft is one, which cannot answer alone
+    head: str = ""  # kind of head, if the draft is one; a head cannot answer without the target
     draft_most: int = DRAFT_MAX  # longest draft that the pair was loaded for
     alone: str = ""  # the only model that answers, a key of ``MODES``; empty: both
     drafter: str = "both"
@@ -168,7 +168,8 @@ ALIASES = {
     "processor nucleus": "temp T, top-k 0, top-p P, min-p 0",
     "processor topknucleus": "temp T, top-k K, top-p P, min-p 0",
 }
-_TYPED = {"N": "", "T": "0.8", "K": str(OPTIONS["top_k"].default), "P": str(OPTIONS["top_p"].default)}  # defaults
+# Defaults of an alias's arguments.
+_TYPED = {"N": "", "T": "0.8", "K": str(OPTIONS["top_k"].default), "P": str(OPTIONS["top_p"].default)}
 
 
 def read(typed: str) -> str | tuple[Command, ...]:

@@ -33,7 +33,8 @@ Event = dict[str, Any]
 _CONNECT_S, _LIST_S = 10.0, 30.0  # timeouts; answers have none, because the prompt is read first
 _MOST_LINE_BYTES, _MOST_BODY_BYTES = 16 << 20, 4 << 20
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
-_STOPS = {"stop": "end", "length": "length", "content_filter": "stop", "tool_calls": "stop"}  # ours by the server's
+# The server's finish reasons, and our stop reasons.
+_STOPS = {"stop": "end", "length": "length", "content_filter": "stop", "tool_calls": "stop"}
 _BASE_HINT = "--url has the base URL of an OpenAI-compatible server: http://127.0.0.1:8080/v1"
 
 

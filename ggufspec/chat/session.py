@@ -141,7 +141,7 @@ class LoadedPair:
         return new
 
     def _target_speed(self, before: Counters, *, alone: str = "") -> TargetSpeed | None:
-        """Return the target's speed in the last answer, at whose beginning the counters were ``before``."""
+        """Return the target's speed in the last answer; ``before`` are the counters at its start."""
         decoder, after = self._decoder, Counters.now()
         took, seconds = decoder.statistics, decoder.answer_target_only_s
         if took is None or not seconds:

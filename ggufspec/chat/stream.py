@@ -12,7 +12,7 @@ from ggufspec.schema.text import visible
 from ggufspec.settings.registry import DRAFTERS
 
 NARROW = 20  # columns below which Markdown is not rendered
-_SOURCE_STYLES = {  # (with colours, without)
+_SOURCE_STYLES = {  # (style with colours, style without)
     "draft": ("green", "underline"),
     **{name: ("magenta", "underline italic") for name, row in DRAFTERS.items() if row.is_head},
     "lookup": ("cyan", "italic"),
