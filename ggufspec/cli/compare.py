@@ -1,4 +1,4 @@
-"""Command ``ggufspec compare``: measure speed and quality of targets with drafts, each pair at its own best placement."""
+"""Command ``ggufspec compare``: measure speed and quality of pairs, each at its own best placement."""
 
 from __future__ import annotations
 
