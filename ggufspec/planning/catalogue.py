@@ -1,8 +1,8 @@
 """Speeds of GPUs and CPUs that were not measured, from data sheets and public measurements.
 
 A GPU reads weights at a share of its bandwidth that depends on its architecture and on the weight type, and each block
-adds kernel launches: fitted to about two hundred public measurements. Errors, each predicted from the others, are in
-docs/predictions.md (made by ``tests/evidence/published.py``).
+adds kernel launches. Both are fitted to about two hundred public measurements; docs/predictions.md lists the errors,
+each predicted from the others (made by ``tests/evidence/published.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reach:
     efficiency: float  # share of the data sheet's bandwidth at which Q4_K weights are read
     layer_s: float  # fixed seconds of a dense block per pass
     batch_latency: Mapping[int, float]  # T(n) / T(1) of weights
-    attended: Mapping[str, float]  # numbers of keys and values per byte that attention processes, by cache type
+    attended: Mapping[str, float]  # numbers of keys and values that attention processes per byte, by cache type
     # Share of the data sheet's dense FP16 rate in batches of hundreds of tokens: 8B Q5_0 to Q6_K on an RTX 3090 process
     # 3,500 prompt tokens/s (llama.cpp pull requests 7676 and 7860)
     flops: float = 0.4
@@ -128,11 +128,11 @@ class Cores:
 
 
 UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)
-"""Assumed in place of an unknown GPU: a modest one from some years ago."""
+"""GPU to assume if the model is unknown: a modest one from some years ago."""
 
 
 def cores_here(threads: int) -> Cores:
-    """Return this machine's cores, as many as llama.cpp has threads."""
+    """Return this machine's CPU with ``threads`` cores."""
     vectors = "avx512" if "avx512_vnni" in host.cpu_flags() else "avx2"
     return Cores(threads, vectors, not any(server in host.cpu_name() for server in _SERVERS))
 
@@ -148,7 +148,7 @@ def guessed_host(
     table = _CORE_MS[cores.vectors] | (_REPACKED_MS if repacked else {})
     core_s = (_DESKTOP_CORE if cores.is_desktop else 1.0) * 1e-12 / cores.count
     seconds = {kind: [max(1 / reached, core_s * ms) for ms in row] for kind, row in table.items()}
-    widest, flops = _CORE_WIDTHS[-1], 2 * 8 / BITS["q4_K"]  # per byte and token
+    widest, flops = _CORE_WIDTHS[-1], 2 * 8 / BITS["q4_K"]  # operations per byte and token
     return DeviceProfile(
         bandwidth_bytes_per_s=reached,
         flops_per_s=widest * flops / seconds["q4_K"][-1],
@@ -183,7 +183,7 @@ def card_profile(card: Card) -> DeviceProfile:
     attention: Attention = {}
     for kind, attended in reach.attended.items():
         rate = attended * card.bandwidth_bytes_per_s
-        attention[kind] = {128: {1: rate, 16: max(rate, flops_per_s / 2)}}  # two operations per number
+        attention[kind] = {128: {1: rate, 16: max(rate, flops_per_s / 2)}}  # 2 operations per number
     return DeviceProfile(
         bandwidth_bytes_per_s=reached,
         flops_per_s=flops_per_s,

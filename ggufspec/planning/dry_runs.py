@@ -75,7 +75,7 @@ class DryRuns:
         self._known: dict[str, dict[str, _Entry]] = {}  # by model fingerprint
 
     def __call__(self, requests: Sequence[Request]) -> list[ByDevice | str]:
-        """Return answers in the order of ``requests``; uncached ones share one dry-run session.
+        """Return answers in the order of ``requests``; uncached ones are dry-run together.
 
         Raises:
             GgufspecError: an RPC worker does not answer, or llama.cpp died.

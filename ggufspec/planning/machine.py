@@ -18,7 +18,7 @@ from ggufspec.planning.plan import ENOUGH_BYTES, Card, Machine
 from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
-_WHOLE = 0.9  # least share of NVML's total that is a whole GPU, no MIG slice: CUDA reports a few percent less
+_WHOLE = 0.9  # a device below this share of NVML's total is a MIG slice: CUDA reports a few percent less
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -27,7 +27,7 @@ def parse_size(text: str, flag: str) -> int:
     """Return the bytes of a size such as ``24GiB``, ``24G`` or ``512M``; a number without a unit is bytes.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: the text is no size, or a small number without a unit.
     """
     match = _SIZE.fullmatch(text.strip())
     size = float(match[1]) * _UNITS[match[2].lower()] if match else -1.0

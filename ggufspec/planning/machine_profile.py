@@ -198,7 +198,7 @@ def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
     """Return two narrow models, then a wide one per type."""
     found = [DummyModel(types[0], 256, 256, blocks) for blocks in (4, 28)]
     # As narrow as a model of 1.5 billion parameters: F16 rows of 1536 numbers were read at 23 to 25 GB/s, rows of 2048
-    # and 8192 at 26 to 28 (a virtual Sapphire Rapids, two cores), which made its plan too fast
+    # and 8192 at 26 to 28 (a virtual Sapphire Rapids, two cores), so that wider dummy models made its plan too fast
     width, ffn = (1536, 6144) if wide_bytes >= 2**26 else (512, 1024)
     for kind in types:
         block = DummyModel(kind, width, ffn, 1)
@@ -241,12 +241,12 @@ def _time(
     ]
 
 
-_ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # little but attention
+_ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # a model of little but attention
 _TELLING = 0.1  # share of a token's time; a smaller rise with depth is noise
 
 
 def _attention(path: Path, placement: Placement, spec: Spec) -> Attention:
-    """Return the cache's numbers per second that attention processes, by cache type, head size and batch size."""
+    """Return the numbers of keys and values that attention processes per second, by type, head and batch size."""
     from ggufspec.llamacpp.model import Context, Model
 
     found: Attention = {kind: {} for kind in spec.cache_types}

@@ -517,7 +517,7 @@ def activation_bytes(header: ModelHeader, tokens: int) -> int:
 
 
 def _on_host(request: Request, cards: Sequence[str]) -> tuple[list[int], int]:
-    """Return bytes of CPU weights: the largest of each block and part and those before the blocks; the output's."""
+    """Return bytes of CPU weights: (those to copy one at a time, at most one per block and part; the output's)."""
     header, placement = request.header, request.placement
     sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
     devices = layer_devices(header.blocks, placement, len(cards))

@@ -77,12 +77,12 @@ class ModelRequest:
     """Model to place."""
 
     header: ModelHeader
-    metadata_only: Path  # file for dry runs
+    metadata_only: Path  # file without weights, for dry runs
     context: ContextOptions
     placement: Placement = field(default_factory=Placement)
     free: frozenset[str] = FREE  # placement fields that the plan chooses; the others hold
     rehearsed: RehearsedLatency | None = None  # latency measured on this machine
-    as_read: ModelHeader | None = None  # for a draft head: what one step reads
+    as_read: ModelHeader | None = None  # part that a step of a draft head reads
     in_target: bool = False  # True if a draft head's blocks are in the target's file
     mtp: bool = False  # True to load the file's MTP blocks
 
@@ -164,7 +164,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """Option of running: placements, bytes by device, and predicted speed."""
+    """Option, pair or target-only: placements, bytes by device, and predicted speed."""
 
     target: Placement
     draft: Placement | None
@@ -206,7 +206,7 @@ class Plan:
 
     @property
     def judged_length(self) -> int:
-        """Draft length for acceptance rates: the pair's; if it loses, that of a reachable break-even; 0 without one."""
+        """Draft length for acceptance rates: the pair's; if that loses, the break-even length if reachable, else 0."""
         if self.pair and self.choice == "speculative":
             return self.pair.draft_length
         even = self.break_even_acceptance

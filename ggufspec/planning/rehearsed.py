@@ -28,7 +28,7 @@ _MOST_POINTS = 16  # saved points of one model
 class Point:
     """Measured seconds per batch by batch size at one placement, with ``depth`` tokens in the cache.
 
-    ``machine``: the machine that it holds for (:func:`identity`).
+    ``machine``: :func:`identity` of the machine.
     """
 
     placement: Placement

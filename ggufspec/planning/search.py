@@ -40,7 +40,7 @@ from ggufspec.planning.speed import (
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 from ggufspec.schema.text import of_memory
 
-_WAYS = (False, True)  # whether a GPU copies CPU weights for small batches too
+_WAYS = (False, True)  # without and with GPU copies of CPU weights for small batches
 _WORTH_DIVIDING_BLOCKS = 1.03  # gain required of feed-forward weights on the CPU: crossings are the least known cost
 _WORTH_A_SMALLER_CACHE = 1.02  # gain required of a quantised KV cache, which costs quality
 _UNSURE = 0.15  # share of the compute buffers by which an estimate may be too high
@@ -126,7 +126,7 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
 
 
 def _as_asked_and_smaller(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
-    """Yield the request, and if a GPU computes with CPU weights the same without that, which needs no VRAM."""
+    """Yield the request; with op offload also the same without it, which saves the VRAM of copied weights."""
     yield request
     if streaming_card(machine.card_names) and request.target_only.context.op_offload:
         yield _with_contexts(request, op_offload=False)
@@ -176,7 +176,7 @@ def context_sizes(plan: Plan) -> list[int]:
 
 
 def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
-    """Return a plan per context of :func:`context_sizes`, of the option that is faster when that is half full."""
+    """Return a row per context of :func:`context_sizes`, for the option that is faster with half of it filled."""
     request, blocks = plan.request, plan.request.target.header.blocks
     planned, rows = request.target.context.ctx_size, list[ContextRow]()
     for size in context_sizes(plan):
@@ -264,7 +264,7 @@ def streams_from(*, drafted: bool) -> int:
 
 
 def partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
-    """Return full offloads except for the experts (dense: feed-forward weights) of the first n blocks, by n."""
+    """Return full offloads with the experts (dense model: feed-forward weights) of the first n blocks on the CPU."""
     header, counts = subject.header, range(1, subject.header.blocks + 1)
     if header.experts:
         return [replace(at, n_cpu_moe=count) for count in counts] if "n_cpu_moe" in subject.free else []

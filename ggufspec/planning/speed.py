@@ -65,7 +65,7 @@ class DeviceProfile:
         )
 
     def beside(self, other: DeviceProfile) -> DeviceProfile:
-        """Return this device with the weight types and attention head sizes that only ``other`` has added."""
+        """Return this device with added weight types and attention head sizes that only ``other`` has."""
         kinds = dict.fromkeys([*self.attention, *other.attention])
         return replace(
             self,
@@ -84,7 +84,7 @@ class DeviceProfile:
         return max(seconds)
 
     def weights_s(self, kind: str, size_bytes: float, flops: float, width: float = 1.0) -> float:
-        """Return the seconds to read and compute with weights of one type; ``width`` is the tokens per weight."""
+        """Return the seconds to read and compute with weights of one type; ``width``: tokens that use each weight."""
         read_s = size_bytes / self.by_type.get(_nearest(kind, self.by_type), self.bandwidth_bytes_per_s)
         batch_latency = self.batch_latencies.get(_nearest(kind, self.batch_latencies))
         if not batch_latency:
@@ -150,7 +150,7 @@ BITS |= {"q4_0": 4.5, "iq4_nl": 4.5, "q4_K": 4.5, "iq4_xs": 4.25, "mxfp4": 4.25,
 BITS |= {"iq3_xxs": 3.06, "q2_K": 2.63, "iq2_s": 2.56, "iq2_xs": 2.31, "iq2_xxs": 2.06, "iq1_m": 1.75, "iq1_s": 1.56}
 
 
-_OTHER_FAMILY = 0.5  # distance of another family, as of a factor of 2^0.5 in bits
+_OTHER_FAMILY = 0.5  # distance between families, in log2 of bits per weight
 
 
 def _nearest(kind: str, known: Mapping[str, object]) -> str:
@@ -201,13 +201,13 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """Memory of a block; numbers are per cached token."""
+    """Memory of a block; 0: none of this kind."""
 
     state: int  # f32 numbers of recurrent state
-    keys: int
-    values: int
-    window: int  # tokens of the attention window; 0: none
-    attended: int = 0  # numbers of keys and values over all query heads
+    keys: int  # numbers of keys per cached token
+    values: int  # numbers of values per cached token
+    window: int  # tokens of the attention window
+    attended: int = 0  # numbers of keys and values per cached token, over all query heads
     head: int = 0  # numbers of one key
 
     def seen(self, cells: int) -> int:
@@ -355,7 +355,7 @@ def cost(
             if streams and share_of_s is None:
                 device = cards[0]
                 copies_s += read_bytes / copied_bytes_per_s
-        width = tokens * share / read  # tokens per weight
+        width = tokens * share / read  # mean number of tokens that use a weight
         speed = machine.device(device)
         more = interpolate(speed.experts, tokens) if weights.experts and speed.experts else 1.0
         weights_s = more * speed.weights_s(weights.kind, read_bytes, flops, width)

@@ -48,8 +48,7 @@ def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft
 def template(name: str, profile: str | None, pair: Pair) -> Path | None:
     """Check before the search that its winner can be written, and return the profile whose other keys are retained.
 
-    That is the one of this name, else the tuned one (``profile``, None if tuned with another draft), else None: a new
-    one.
+    It is the one of this name, else the tuned ``profile`` (None if tuned with another draft), else None for a new one.
 
     Raises:
         GgufspecError: another pair has the name, or the file cannot be written.

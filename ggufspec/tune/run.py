@@ -37,7 +37,7 @@ _SAME = 1.0
 FINAL_SHARE = 0.4  # share of the budget reserved for the final
 _FEWEST_FINALISTS, _RIVALS = 2, 3  # rivals: the best, target-only, what was planned
 FEWEST = 2  # minimum repetitions of the final for an interval
-_MORE, _MORE_IN_BUDGET = 1, 99  # maximum factors on repetitions while the first place is undecided
+_MORE, _MORE_IN_BUDGET = 1, 99  # maximum further repetitions, as a multiple, while the first place is undecided
 _FINAL = "final"  # the log's key for the final; trials have their numbers
 
 
@@ -181,7 +181,7 @@ class Tuning:
         return found
 
     def _again(self) -> Next | None:
-        """Return a disturbed trial of the search to repeat, so that a setting does not win by an idle machine alone."""
+        """Return a disturbed trial to repeat, so that no setting wins only because others met a busy machine."""
         least = min((kept.others_cpus for kept in self.kept if kept.others_cpus is not None), default=0.0)
         index = to_repeat(self.tries(), least)
         return None if index is None else Next(index, self.search.expected(index), "again: other programs were at work")
@@ -396,7 +396,7 @@ class Tuning:
 
     def target_only(self) -> int | None:
         """Return the index of the fastest target-only setting, by the winner's kind of trials."""
-        others = [index for index in self.measured() if index not in self.finalists()]  # if all of the final's failed
+        others = [index for index in self.measured() if index not in self.finalists()]  # if the final's all failed
         for among in (self.standing(), others):
             alone = [index for index in among if not self.experiment.space[index].setting.drafted]
             if alone:
@@ -404,7 +404,7 @@ class Tuning:
         return None
 
     def standing(self) -> list[int]:
-        """Return who may win: finalists that never failed in the final; without one, all that succeeded."""
+        """Return settings that may win: finalists that never failed in the final; without one, all that succeeded."""
         rounds, finalists = self.rounds(), self.finalists()
         sound = [i for i in finalists if rounds and all(self._speed(i, number) for number in rounds)]
         return sound or self.measured()
@@ -415,7 +415,7 @@ class Tuning:
         return list(dict.fromkeys(found))
 
     def rounds(self) -> list[int]:
-        """Return the complete repetitions of the final that count: with equal loads, or all if there are none."""
+        """Return the final's complete repetitions that count: those with equal loads, or all if none has."""
         uneven = self.uneven()
         return [number for number in self._whole() if number not in uneven] or self._whole()
 

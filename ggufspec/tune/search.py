@@ -29,7 +29,7 @@ _ALONE_SPREAD = 0.025  # spread of errors of a single setting
 _NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)  # noises of a measurement, of which the likeliest is used
 _SCALES = (1.0, 2.0)  # factors on all prediction errors, of which the likeliest is used
 _USUAL_NOISE, _NOISE_SPREAD = 0.02, 0.7
-_EDGE, _EDGE_SPREAD = 1.0, 0.04  # share of a GPU's memory where trials begin to fail
+_EDGE, _EDGE_SPREAD = 1.0, 0.04  # share of a GPU's memory where trials begin to fail, and its spread
 _HOPELESS = 1e-3  # smaller chances to fit count as 0
 _FEWEST = 6  # minimum trials before the search may stop
 _SAME_FAILED = 2  # failures after which a value that never succeeded is excluded
@@ -105,9 +105,10 @@ class Search:
 
         Args:
             index: its setting.
-            tokens_per_s: the measured speed; None excludes all settings that need as much memory or more.
-            of_memory: True if it failed for lack of memory; None: unknown, so true unless a larger setting succeeded.
-                After two other failures a value (as its KV type) that never succeeded is excluded.
+            tokens_per_s: the measured speed; None if it failed.
+            of_memory: True if it failed for lack of memory, which excludes settings that need as much or more; None:
+                probably, unless a larger setting succeeded. Two other failures exclude a value (as a KV type) that
+                never succeeded.
         """
         self.trials += 1
         if tokens_per_s is not None and tokens_per_s > 0:

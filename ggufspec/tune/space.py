@@ -232,7 +232,7 @@ class _Space:
 
     @cached_property
     def _families(self) -> tuple[list[Placement], list[Placement]]:
-        """Target placements by GPU memory: fewer layers and fewer experts on the CPU; likewise feed-forward weights."""
+        """Target placements in order of GPU memory: by layers and experts on the CPU; by feed-forward weights there."""
         target = self.request.target
         layers, wanted = target.header.layers, replace(target.placement, split=self.splits[0])
         if not self.machine.cards:
@@ -316,7 +316,7 @@ class _Space:
         flash: str,
         micro: int,
     ) -> None:
-        """Calculate the share of each GPU's memory for placements of the target."""
+        """Calculate the shares of GPU memory that placements of the target take."""
         options = replace(
             self.options,
             cache_type_k=kv[0],

@@ -65,7 +65,7 @@ def judge(tuning: Tuning) -> Verdict:
 
 
 def not_worth_it(tuning: Tuning) -> str:
-    """Return which drafters are clearly slower in every setting measured with them; empty if none."""
+    """Return a sentence on drafters that are clearly slower in all settings measured with them; empty without any."""
     space, winner = tuning.experiment.space, tuning.winner()
     if winner is None:
         return ""
@@ -97,7 +97,7 @@ def _rivals(tuning: Tuning, winner: int) -> list[int]:
 
 
 def _is_slower(tuning: Tuning, index: int, than: int) -> bool:
-    """Return whether an interval shows it, or without side-by-side trials the noise of the search's trials."""
+    """Return whether a setting is slower, by an interval or, if never side by side, by the noise of trials."""
     ratio = tuning.ratio(than, index)
     if ratio is not None and len(ratio.samples) >= FEWEST:
         return ratio.ci95[0] > _SAME
@@ -140,7 +140,7 @@ def _capital(text: str) -> str:
 
 
 def _more_time(tuning: Tuning, rounds: int = 0) -> str:
-    """Return the option for a final of so many repetitions, or of the usual number."""
+    """Return the option for a final of ``rounds`` repetitions, at least the usual number."""
     usual = tuning.experiment.repeats
     rounds = max(rounds, usual, _FEW_ROUNDS, len(tuning.rounds()) + 1)
     if tuning.experiment.budget_s is None:
