@@ -28,7 +28,7 @@ class Card:
     free_bytes: int
     overhead_bytes: int = 0  # memory that its driver takes for a process
     mmproj_bytes: int = 0  # memory of an image projector
-    pool_bytes: int | None = None  # free RAM that it shares with the CPU; None if it has its own memory
+    pool_bytes: int | None = None  # free memory for GPU and CPU together; None if the GPU has its own
 
 
 ENOUGH_BYTES = 2**50  # assumed RAM next to simulated GPUs if none is given
