@@ -200,7 +200,7 @@ class Plan:
 
     @property
     def choice(self) -> str:
-        """``speculative`` if the draft is predicted to win, or won when it was tuned; else ``target-only``."""
+        """Option to use: ``speculative`` if the draft is predicted to win or won when tuned, else ``target-only``."""
         wins = self.pair and (self.tuned or self.pair.tokens_per_s > self.target_only.tokens_per_s)
         return "speculative" if wins else "target-only"
 
