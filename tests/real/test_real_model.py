@@ -24,7 +24,7 @@ def document(done: Finished) -> dict[str, Any]:
 
 
 def test_run_knows_something_and_drafting_changes_nothing(cli: Cli, smollm2: Path) -> None:
-    asked = ("run", "-m", smollm2, "-p", "What is the capital of France?", "-n", "24", "--strict", "--json")
+    asked = ("run", "-m", smollm2, "-p", "Name the capital of France.", "-n", "24", "--strict", "--json")
     alone, drafted = document(cli(*asked, "--no-draft")), document(cli(*asked, "--drafter", "lookup"))
     assert "Paris" in alone["text"]
     assert drafted["tokens"] == alone["tokens"]
