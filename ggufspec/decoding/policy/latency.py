@@ -110,8 +110,9 @@ class LatencyModel:
         """Observe the seconds of a batch of this size; call in the order in which batches ran.
 
         A Kalman filter of log seconds = shared factor + the size's own, which tells the two apart by what other sizes
-        do. A time out of line moves it little. If the next batch is out of line the same way, the load has changed; if
-        only the next one of this size is, the size has. Sizes beyond the limit and times of zero are ignored.
+        do. A time out of line moves it little. If the next batch is out of line the same way, the load has changed, by
+        as much as both agree on; if only the next one of this size is, the size has. Sizes beyond the limit and times
+        of zero are ignored.
         """
         if seconds <= 0 or not 1 <= width <= self.limit:
             return
@@ -131,9 +132,10 @@ class LatencyModel:
         cut = _SURPRISE * sqrt(variance)
         surprise = off if abs(off) > cut else 0.0
         changed = next((part for part in (0, index) if surprise * surprises[part] > 0), None)
+        agreed = 0.0 if changed is None else min(abs(surprise), abs(surprises[changed]))
         surprises[0] = surprises[index] = surprise
         if changed is not None:
-            cut = max(cut, _CUT)
+            cut = max(cut, _CUT, agreed)
             more = min(abs(off), cut) ** 2
             covariance[changed][changed] += more
             with_all[changed] += more
