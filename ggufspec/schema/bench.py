@@ -10,10 +10,10 @@ from ggufspec.schema.base import Amount, Count, Failure, Portion, Run, Speculati
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where the text with draft leaves the text without.
+    """First difference between the text with drafts and the text without.
 
-    ``margin`` is by how much logits have to shift for the other token to be chosen, the difference of both when greedy;
-    ``noise`` the largest change that the batch width alone makes to the difference between two leading tokens, along
+    ``margin`` is how far logits must shift for the other token to be chosen (greedy: the difference between both);
+    ``noise`` the largest change that the batch size alone makes to the difference between two leading tokens, along
     the texts that diverged.
     """
 
@@ -55,7 +55,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What other programs used while speculative and target-only answers were compared, and what counts therefore."""
+    """Use of the CPUs by other programs while speculative and target-only answers were compared, and what counts."""
 
     busy_share: float  # of the time: other programs used half a CPU or more
     others_cpus: float  # the most CPUs during a segment of an answer

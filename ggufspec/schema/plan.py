@@ -10,7 +10,7 @@ from ggufspec.schema.base import Amount, Count
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """Where one model's layers go. ``layers`` are its blocks; the output is one more, as ``gpu_layers`` counts.
+    """Placement of one model's layers. ``layers`` are its blocks; the output is one more, as ``gpu_layers`` counts.
 
     ``bytes`` has, by device, ``weights``, ``kv``, ``compute`` and ``overhead``; the host is ``CPU``. Without
     ``op_offload`` a card computes with the weights that it has alone; with it, with the host's in batches of

@@ -328,8 +328,8 @@ class Settings:
     )
     load_mode: str | None = option(
         "-lm --load-mode",
-        "How weights are loaded. Default: `none` (plain read) if part of the model stays in RAM next to a GPU and "
-        "RAM has room, because copies to the GPU are then several times faster; otherwise `auto`.",
+        "How weights are loaded. Default: `none` (plain read) if some stay in RAM next to a GPU and RAM has room, as "
+        "copies are then faster; otherwise `auto`.",
         "context",
         where="profile python rare",
         variable="LOAD_MODE",
@@ -338,17 +338,16 @@ class Settings:
     )
     no_host: bool | None = option(
         "--no-host",
-        "Repack weights kept in RAM for faster CPU verification even when a GPU is used. The GPU can then no "
-        "longer compute with them. Types that are repacked on x86: Q4_K, Q4_0, Q8_0 and MXFP4.  [on with --no-op-"
-        "offload]",
+        "Repack weights that stay in RAM, so that the CPU verifies faster; a GPU then cannot compute with them. On "
+        "x86: Q4_K, Q4_0, Q8_0, MXFP4.  [on with --no-op-offload]",
         "context",
         where="profile python rare",
         label="no host buffer",
     )
     mmproj: str | None = option(
         "-mm --mmproj",
-        "Leave room for this image projector. llama-server loads it next to the target; ggufspec itself reads no "
-        "images. Give a file, a URL, or USER/REPO, whose mmproj-….gguf it is.",
+        "Leave room for this image projector, which llama-server loads next to the target: a file, a URL, or "
+        "USER/REPO, whose mmproj-….gguf it is.",
         "vision",
         where="profile rare",
         metavar="FILE|REPO",
@@ -448,8 +447,8 @@ class Settings:
     no_draft: bool | None = option("--no-draft", "Target-only: no draft model, no lookup.", "target-only")
     drafter: str | None = option(
         "--drafter",
-        "What drafts: draft, lookup, both, none… `draft` is the -md model, `lookup` takes n-grams of the text, `both` "
-        "is draft and lookup, `mtp` and `eagle3` are prediction heads; mtp may be in the target's own file.",
+        "What drafts: `draft` (the -md model), `lookup` (n-grams of the text), `both`, `none`, or a head, `mtp` (often "
+        "in the target's own file) or `eagle3`.",
         "drafting",
         where="profile sweep tune chat python",
         metavar="NAME",
