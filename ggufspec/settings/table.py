@@ -338,7 +338,7 @@ class Settings:
     )
     no_host: bool | None = option(
         "--no-host",
-        "Repack weights that stay in RAM, so that the CPU verifies faster; a GPU then cannot compute with them. On "
+        "Repack weights that stay in RAM, so that the CPU verifies faster. A GPU then cannot compute with them. On "
         "x86: Q4_K, Q4_0, Q8_0, MXFP4.  [on with --no-op-offload]",
         "context",
         where="profile python rare",
@@ -346,7 +346,7 @@ class Settings:
     )
     mmproj: str | None = option(
         "-mm --mmproj",
-        "Leave room for this image projector, which llama-server loads next to the target: a file, a URL, or "
+        "Leave room for this image projector. llama-server loads it next to the target. Give a file, a URL, or "
         "USER/REPO, whose mmproj-….gguf it is.",
         "vision",
         where="profile rare",
@@ -447,8 +447,8 @@ class Settings:
     no_draft: bool | None = option("--no-draft", "Target-only: no draft model, no lookup.", "target-only")
     drafter: str | None = option(
         "--drafter",
-        "What drafts: `draft` (the -md model), `lookup` (n-grams of the text), `both`, `none`, or a head, `mtp` (often "
-        "in the target's own file) or `eagle3`.",
+        "What drafts: draft, lookup, both, none… `draft` is the -md model, `lookup` n-grams of the text; heads: `mtp` "
+        "(perhaps in the target's file), `eagle3`.",
         "drafting",
         where="profile sweep tune chat python",
         metavar="NAME",
