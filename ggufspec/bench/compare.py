@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -243,13 +244,13 @@ class Comparison:
     def document(self, *, interrupted: bool = False) -> CompareDocument:
         """Return everything measured so far."""
         leaders = self.leaders()
-        missing = sum(not self.trials.results[run] and run not in self.trials.failures for run in self._runs)
+        missing = [run for run in self._runs if not self.trials.results[run] and run not in self.trials.failures]
         cells = tuple(self.cell(one, leads=one.spec in leaders) for one in self.experiment.contenders)
         notes = (*self.experiment.notes, *self._log.notes, *_once(self.trials.notes()))
         if missing and not interrupted:
             notes = (
                 *notes,
-                f"{counted(missing, 'cell')} had no time within the budget: a longer --budget measures all",
+                f"{counted(len(missing), 'cell')} had no time within the budget: {self._longer(missing)} measures all",
             )
         return CompareDocument(
             machine=machine(),
@@ -261,6 +262,13 @@ class Comparison:
             notes=notes,
             interrupted=interrupted,
         )
+
+    def _longer(self, missing: Sequence[trial.Spec]) -> str:
+        """Return the budget that holds a trial of each missing cell, too, with a quarter to spare."""
+        rest_s = sum(map(self.trials.trial_s, missing))
+        if not rest_s:
+            return "a longer --budget"
+        return f"--budget {math.ceil(1.25 * (self.trials.spent_s + rest_s) / 60)}m"
 
     def _target(self, model: ComparedModel) -> ComparedModel:
         found = self._qualities.get(model.name)
@@ -306,7 +314,7 @@ class Comparison:
         elif 0 < count < _FEWEST:
             warnings.append(
                 f"the ranking is uncertain: {counted(count, 'trial')} of each cell "
-                f"{'gives' if count == 1 else 'give'} no interval; -r 5 is usual"
+                f"{'gives' if count == 1 else 'give'} no interval; more of them do: -r, or a longer --budget"
             )
         warnings += self.trials.watch.notes()
         for run, failure in self.trials.failures.items():

@@ -11,7 +11,7 @@ from ggufspec.llamacpp.options import HOST
 from ggufspec.reports import bench, table
 from ggufspec.reports.table import Column, Table
 from ggufspec.reports.words import acceptance, accepted, layers, median, over, ratio, shorter, speed, with_spread
-from ggufspec.schema.base import Failure
+from ggufspec.schema.base import Failure, SpeculativeRun, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
 from ggufspec.schema.text import of_file, of_memory
 
@@ -74,6 +74,15 @@ def ordered(document: CompareDocument, sort: Sort) -> list[Cell]:
     return sorted(cells, key=key)
 
 
+def _drafted_nothing(cell: Cell) -> bool:
+    """Return whether a cell with a draft did what target-only does: then its speedup is noise."""
+    return isinstance(cell.run, SpeculativeRun) and not cell.run.drafted
+
+
+def _speedup(cell: Cell) -> Spread | None:
+    return None if cell.draft is None or _drafted_nothing(cell) else cell.speedup
+
+
 def _speed(cell: Cell) -> float | None:
     return cell.run.tokens_per_s.median if cell.run else None
 
@@ -125,7 +134,7 @@ def results(
             rows.append(named)
             continue
         memory = _memory(cell, on_cards) or None
-        measured = (run, cell.speedup if cell.draft else None, run, run if on_cards else None, memory)
+        measured = (run, _speedup(cell), run, run if on_cards else None, memory)
         rows.append((*named, *measured, run.load_s, cell.energy_j_per_token, kl.get(cell.target)))
     leading = [number for number, cell in enumerate(cells) if cell.leads]
     return Table("Results", columns, rows, failed, leading, groups).filled(least=3)
@@ -135,8 +144,9 @@ def in_a_line(cell: Cell) -> str:
     """Return a measured cell's speed, speedup and acceptance in one line."""
     assert cell.run is not None
     parts = [f"{speed(cell.run)} tokens/s"]
-    parts += [f"speedup {ratio(cell.speedup)}"] if cell.speedup else []
-    parts += [f"{share} accepted"] if (share := accepted(cell.run)) else []
+    parts += [f"speedup {ratio(speedup)}"] if (speedup := _speedup(cell)) else []
+    parts += ["nothing drafted"] if _drafted_nothing(cell) else []
+    parts += [f"{share} accepted"] if not _drafted_nothing(cell) and (share := accepted(cell.run)) else []
     return f"{cell_name(cell.target, cell.draft)}: {', '.join(parts)}"
 
 
@@ -195,16 +205,23 @@ def verdict(document: CompareDocument) -> str:
     measured = [cell for cell in document.cells if cell.run is not None]
     if not measured:
         return "Nothing could be measured."
-    best = max(measured, key=lambda cell: _speed(cell) or 0.0)
+    idle = [cell for cell in measured if _drafted_nothing(cell)]
+    distinct = [cell for cell in measured if cell not in idle] or measured
+    best = max(distinct, key=lambda cell: _speed(cell) or 0.0)
     assert best.run is not None
-    leaders = [cell for cell in measured if cell.leads and cell is not best]
-    text = f"Fastest: {cell_name(best.target, best.draft)}, {with_spread(best.run.tokens_per_s)} tokens/s"
-    if best.speedup is not None:
-        text += f", speedup {over(best.speedup, 'over target-only')}"
-    if leaders:
-        names = [cell_name(cell.target, cell.draft) for cell in leaders]
-        text += f"; within the noise of {names[0] if len(names) == 1 else f'{len(names)} others'}"
+    reached = f"{cell_name(best.target, best.draft)}, {with_spread(best.run.tokens_per_s)} tokens/s"
+    if len(distinct) == 1 < len(document.cells):
+        text = f"Nothing to compare: only {reached}"
+    else:
+        text = f"Fastest: {reached}"
+        if (speedup := _speedup(best)) is not None:
+            text += f", speedup {over(speedup, 'over target-only')}"
+        if names := [cell_name(cell.target, cell.draft) for cell in distinct if cell.leads and cell is not best]:
+            text += f"; within the noise of {names[0] if len(names) == 1 else f'{len(names)} others'}"
     text += "."
+    if idle:
+        names = [cell_name(cell.target, cell.draft) for cell in idle]
+        text += f" Nothing was drafted, as in target-only, by {names[0] if len(names) == 1 else f'{len(names)} pairs'}."
     found = next((model.quality for model in document.targets if model.name == best.target), None)
     return f"{text} {_price(best.target, found)}" if found else text
 

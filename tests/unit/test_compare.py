@@ -222,7 +222,7 @@ def test_one_trial_each_tells_of_no_interval(machine, run_log):
     found = machine(APART)
     document = run(experiment(*FOUR, repetitions=1), run_log()).document()
     assert len(found.asked) == 4
-    assert document.warnings == ("the ranking is uncertain: 1 trial of each cell gives no interval; -r 5 is usual",)
+    assert document.warnings == ("the ranking is uncertain: 1 trial of each cell gives no interval; more of them do: -r, or a longer --budget",)
 
 
 def test_what_fails_is_a_row_and_is_not_tried_again(machine, run_log):
