@@ -58,7 +58,7 @@ def ordered(document: CompareDocument, sort: Sort) -> list[Cell]:
     kl = {model.name: model.quality.mean_kl for model in document.targets if model.quality}
     keys: dict[Sort, tuple[Callable[[Cell], float | None], int]] = {
         Sort.SPEED: (_speed, -1),
-        Sort.SPEEDUP: (lambda cell: cell.speedup.median if cell.speedup else None, -1),
+        Sort.SPEEDUP: (lambda cell: speedup.median if (speedup := _speedup(cell)) else None, -1),
         Sort.ACCEPTED: (lambda cell: acceptance(cell.run), -1),
         Sort.MEMORY: (lambda cell: _memory(cell, on_cards), 1),
         Sort.LOAD: (lambda cell: cell.run.load_s if cell.run else None, 1),
@@ -80,7 +80,7 @@ def _drafted_nothing(cell: Cell) -> bool:
 
 
 def _speedup(cell: Cell) -> Spread | None:
-    return None if cell.draft is None or _drafted_nothing(cell) else cell.speedup
+    return None if _drafted_nothing(cell) else cell.speedup
 
 
 def _speed(cell: Cell) -> float | None:
@@ -152,7 +152,8 @@ def in_a_line(cell: Cell) -> str:
 
 def portions(document: CompareDocument, names: tuple[dict[str, str], dict[str, str]] | None = None) -> Table | None:
     """Return acceptance and speedup by kind of prompt of the fastest cell with a draft; None if not measured."""
-    best = next((cell for cell in ordered(document, Sort.SPEED) if cell.run is not None and cell.draft), None)
+    drafted = (cell for cell in ordered(document, Sort.SPEED) if cell.run and cell.draft and not _drafted_nothing(cell))
+    best = next(drafted, None)
     found = bench.portions(best.by_kind, best.by_part) if best else None
     if best is None or best.draft is None or found is None:
         return None
@@ -205,13 +206,13 @@ def verdict(document: CompareDocument) -> str:
     measured = [cell for cell in document.cells if cell.run is not None]
     if not measured:
         return "Nothing could be measured."
-    idle = [cell for cell in measured if _drafted_nothing(cell)]
-    distinct = [cell for cell in measured if cell not in idle] or measured
+    idle = [cell_name(cell.target, cell.draft) for cell in measured if _drafted_nothing(cell)]
+    distinct = [cell for cell in measured if not _drafted_nothing(cell)] or measured
     best = max(distinct, key=lambda cell: _speed(cell) or 0.0)
     assert best.run is not None
     reached = f"{cell_name(best.target, best.draft)}, {with_spread(best.run.tokens_per_s)} tokens/s"
-    if len(distinct) == 1 < len(document.cells):
-        text = f"Nothing to compare: only {reached}"
+    if len(measured) == 1 < len(document.cells):
+        text = f"Nothing to compare: only {reached}, was measured"
     else:
         text = f"Fastest: {reached}"
         if (speedup := _speedup(best)) is not None:
@@ -220,8 +221,7 @@ def verdict(document: CompareDocument) -> str:
             text += f"; within the noise of {names[0] if len(names) == 1 else f'{len(names)} others'}"
     text += "."
     if idle:
-        names = [cell_name(cell.target, cell.draft) for cell in idle]
-        text += f" Nothing was drafted, as in target-only, by {names[0] if len(names) == 1 else f'{len(names)} pairs'}."
+        text += f" {idle[0] if len(idle) == 1 else f'{len(idle)} pairs'} drafted nothing and ran as target-only."
     found = next((model.quality for model in document.targets if model.name == best.target), None)
     return f"{text} {_price(best.target, found)}" if found else text
 
@@ -267,7 +267,7 @@ def _lines(document: CompareDocument, sort: Sort) -> Iterator[dict[str, Any]]:
         if cell.run is None:
             yield line | {"failure": cell.failure.error if cell.failure else "not measured"}
         line |= {
-            "speedup": cell.speedup.median if cell.speedup else None,
+            "speedup": speedup.median if (speedup := _speedup(cell)) else None,
             "vram_bytes": vram_bytes(cell),
             "energy_j_per_token": cell.energy_j_per_token,
         }

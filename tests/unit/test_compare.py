@@ -5,7 +5,7 @@ import errno
 import io
 import json
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +25,7 @@ from ggufspec.models.profile import Settings
 from ggufspec.reports import compare as report
 from ggufspec.reports import table
 from ggufspec.reports.compare import Sort
-from ggufspec.schema.base import Failure, Run, Spread
+from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality
 from ggufspec.schema.doctor import Gpu, GpuProcess
 from ggufspec.schema.plan import PlannedModel, PlannedOption
@@ -222,7 +222,9 @@ def test_one_trial_each_tells_of_no_interval(machine, run_log):
     found = machine(APART)
     document = run(experiment(*FOUR, repetitions=1), run_log()).document()
     assert len(found.asked) == 4
-    assert document.warnings == ("the ranking is uncertain: 1 trial of each cell gives no interval; more of them do: -r, or a longer --budget",)
+    assert document.warnings == (
+        "the ranking is uncertain: 1 trial of each cell gives no interval; more of them do: -r, or a longer --budget",
+    )
 
 
 def test_what_fails_is_a_row_and_is_not_tried_again(machine, run_log):
@@ -637,6 +639,34 @@ def test_the_verdict_names_the_price():
     text = report.verdict(reported())
     assert text.startswith("Fastest: model-Q4_0 (target-only), 30.0 ± 3.0 tokens/s.")
     assert "Its likeliest token is that of model-F16 in 91.0% of positions (mean KL 0.0200" in text
+
+
+def idle(tokens_per_s):
+    """Return a run whose draft was never asked."""
+    found = made(tokens_per_s)
+    facts = {one.name: getattr(found, one.name) for one in fields(found)}
+    return SpeculativeRun(**facts, **IDLE)
+
+
+IDLE = {"gpu_layers_draft": 0, "draft_layers": 4, "acceptance_rate": 0.0, "tokens_per_round": 1.0}
+IDLE |= {"accepted_by_position": (), "drafted": 0, "accepted": 0, "rounds": 9, "draft_s": 0.0, "verify_s": 0.1}
+
+
+def test_a_pair_that_drafted_nothing_has_no_speedup():
+    ratio = Spread(1.24, (1.2, 1.3), (1.2, 1.3))
+    cells = (Cell("a", None, made(10.0), None), Cell("a", "d", idle(12.4), ratio, leads=True))
+    document = reported(cells=cells, targets=())
+    text = report.verdict(document)
+    assert text == "Fastest: a (target-only), 10.0 ± 1.0 tokens/s. a + d drafted nothing and ran as target-only."
+    assert "1.24" not in report.markdown(document) + report.comma_separated(document)
+    assert report.in_a_line(cells[1]) == "a + d: 12.4 ± 1.2 tokens/s, nothing drafted"
+    assert report.portions(document) is None
+
+
+def test_one_cell_is_not_the_fastest():
+    cells = (Cell("a", None, made(10.0), None), Cell("a", "d", None, None))
+    text = report.verdict(reported(cells=cells, targets=()))
+    assert text == "Nothing to compare: only a (target-only), 10.0 ± 1.0 tokens/s, was measured."
 
 
 def test_failures_with_one_reason_are_told_once():
