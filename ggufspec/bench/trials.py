@@ -116,10 +116,9 @@ class Trials:
         for repetition, runs in rounds(tuple(names), repetitions, more, leaders):
             total += len(runs) if repetition >= repetitions else 0
             for place, run in enumerate(runs):
-                later_s = (
-                    self._rest_s(names) * rounds_left if (rounds_left := repetitions - 1 - repetition) > 0 else 0.0
-                )
-                rest_s = self._rest_s(runs[place + 1 :]) + later_s
+                rest_s = self._rest_s(runs[place + 1 :])
+                if (rounds_left := repetitions - 1 - repetition) > 0:
+                    rest_s += rounds_left * self._rest_s(names)
                 tell = partial(self._tell, partial(progress, done, total), names[run], run, rest_s)
                 tell(0)
                 if not self.measure(run, repetition, tell):
