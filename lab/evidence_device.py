@@ -117,7 +117,7 @@ def find_card(name: str, here: probe.Result, survey: gpus.Survey) -> Card:
         survey: NVML's GPUs.
 
     Raises:
-        GgufspecError: there is none, or it cannot be used; says why.
+        GgufspecError: no device has this name, or it cannot be used; says why.
     """
     wanted = "" if name == "auto" else name.lower()
     seen = [device for device in here.devices if wanted or not device.is_software]
@@ -166,7 +166,7 @@ def _missing(wanted: str, here: probe.Result, survey: gpus.Survey) -> GgufspecEr
 
 
 def others(survey: gpus.Survey, own: Sequence[int] = ()) -> str:
-    """Name other users of the GPUs; empty if there are none worth mentioning.
+    """Name other users of the GPUs; empty if none is worth mentioning.
 
     Args:
         survey: NVML's view before anything of ours runs.
@@ -340,7 +340,7 @@ def open_site(name: str, threads: int, *, share: bool) -> Iterator[tuple[Site, t
         share: allow a GPU that others use.
 
     Raises:
-        GgufspecError: there is none, or others use it.
+        GgufspecError: no device has this name, or others use it.
     """
     if name == RPC:
         loopback = Loopback(threads)

@@ -392,7 +392,7 @@ PARTS = {
 
 
 def read_part(folder: Path, letter: str) -> Part[Any] | None:
-    """Read a part's document; None if there is none.
+    """Read a part's document; None if it does not exist.
 
     Raises:
         GgufspecError: the file is damaged or of another version.

@@ -218,7 +218,8 @@ def open_pair(
     With ``finds_head``, the target's MTP blocks are used as the draft if there is neither a draft nor ``--drafter``.
 
     Raises:
-        UsageError: a head is requested and the draft is none; ``-c max`` and no training context in the header.
+        UsageError: a head is requested, but the draft is not a head; or ``-c max`` is given, but the header names no
+            training context.
         GgufspecError: a header cannot be read, the draft is incompatible, or an option is out of range.
     """
     options = options or decoder_options(given.over(spec.settings))
@@ -243,7 +244,7 @@ def judged(target: Known, draft: Known, options: DecoderOptions) -> tuple[Decode
     """Return (options with the head's drafter if the draft is a head, warnings on the pair).
 
     Raises:
-        UsageError: a head is requested, and the draft is none.
+        UsageError: a head is requested, but the draft is not a head.
         ModelError: the draft is incompatible with the target.
     """
     if options.head or heads.kind_of(draft.header):

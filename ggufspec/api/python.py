@@ -128,7 +128,7 @@ def load_pair(
         options: options by keyword, which override ``settings``: ``drafter``, ``ctx_size``, …
 
     Raises:
-        UsageError: a name or an option is invalid, or a drafter needs a draft and there is none.
+        UsageError: a name or an option is invalid, or a drafter needs a draft model and none is given.
         ModelError: a file is missing or damaged, or the draft's vocabulary differs.
         GgufspecError: nothing fits, or the hub cannot be reached.
     """

@@ -16,8 +16,9 @@ from ggufspec.hardware import host
 from ggufspec.schema.text import counted, duration
 
 _RESERVE = 0.15  # share of a budget for the checks after measuring
-# (prompts, tokens): minimum length of answers while there are more than so many prompts. Prompts differ more than parts
-# of an answer, so many short answers are better; but the first segment of an answer does not show its later rate.
+# (prompts, tokens): minimum length of answers while more than this many prompts are left. Prompts differ more from each
+# other than the parts of one answer do, so many short answers say more than a few long ones, but the beginning of an
+# answer is not as fast as the rest.
 _FEWEST_TOKENS = ((4, 64), (1, 32))
 _WARM_UP_TOKENS = 32  # the pair's warm-up, in which the policy times drafts and learns what they gain
 _LEAST_TOKENS = 8  # minimum length of an answer, even if only one prompt is left

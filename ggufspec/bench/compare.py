@@ -348,7 +348,7 @@ def overlap(one: Spread, other: Spread) -> bool:
 
 
 def energy_j_per_token(results: Sequence[trial.Result]) -> float | None:
-    """Return the joules of all GPUs per token, over the trials with a known energy; None if there are none."""
+    """Return the energy of all GPUs in joules per token, over the trials that measured it; None if no trial did."""
     known = [one for one in results if one.energy_j is not None]
     tokens = sum(answer.statistics.tokens for one in known for answer in one.answers)
     return sum(one.energy_j or 0.0 for one in known) / tokens if tokens else None

@@ -30,7 +30,7 @@ from ggufspec.settings.table import OPTIONS
 __all__ = ["Ready", "Reply", "Request", "Spec", "check", "opened"]
 
 _WARM_UP_TOKENS = 8  # the hook times the target in its first rounds
-TRUNCATIONS = ("top_k", "top_p", "min_p")  # those that Llama supports
+TRUNCATIONS = ("top_k", "top_p", "min_p")  # truncations of llama-cpp-python's Llama
 _OWN_LOOP = {  # options that need our own loop, with the reason
     "accept": "Llama accepts only what it samples itself",
     "strict": "Llama chooses its own batch sizes",

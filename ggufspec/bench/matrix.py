@@ -74,7 +74,7 @@ class Planned:
 
 
 def without_file(drafter: str | None) -> str | None:
-    """Return the first drafter that needs no file, one of :data:`WORDS`; None if there is none."""
+    """Return the first drafter that needs no file, one of :data:`WORDS`; None if all need one."""
     drafters = parse_drafters(drafter or NONE)
     return next((word for word in WORDS if word in drafters), None)
 

@@ -108,7 +108,7 @@ class RunLog:
         return True
 
     def get(self, key: str, kind: type[_Value]) -> _Value | None:
-        """Return the measurement under a key; None if there is none or it is not of this type."""
+        """Return the measurement under a key; None if it is missing or has another type."""
         try:
             return codec.load(kind, self._values[key]) if key in self._values else None
         except ValidationError:

@@ -166,7 +166,7 @@ def _compare(talk: Talk, argument: str) -> None:
 
 
 def _differs_at(tokens: tuple[int, ...], reference: tuple[int, ...]) -> int | None:
-    """Return the position (from 1) of the first token that differs from the reference; None if there is none."""
+    """Return the position (from 1) of the first token that differs from the reference; None if all are equal."""
     both = enumerate(zip_longest(tokens, reference), 1)
     return next((number for number, (one, other) in both if one != other), None)
 

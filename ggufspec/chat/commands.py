@@ -83,7 +83,7 @@ class Command(NamedTuple):
 class About:
     """Help and completion of a command."""
 
-    form: str  # syntax of the argument; empty if there is none
+    form: str  # syntax of the argument; empty if it takes no argument
     does: str  # short description
     more: str = ""  # further sentence in ``/help COMMAND``
     named: tuple[str, ...] = ()  # possible arguments, if ``form`` does not list them

@@ -423,7 +423,7 @@ def _path(parts: object) -> str:
 
 
 def _at(value: Any, *path: str) -> Any:
-    """Return the value at a path in untrusted JSON; None if there is none."""
+    """Return the value at a path in untrusted JSON; None if the path does not exist."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value

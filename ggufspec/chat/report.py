@@ -26,7 +26,7 @@ _STOPS = {"length": "cut at /predict", "context": "the context is full", "gramma
 
 
 def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None:
-    """Return an answer's statistics as documents have them; None without any."""
+    """Return an answer's statistics as documents have them; None if it has no statistics."""
     if statistics is None:
         return None
     names = {one.name for one in fields(ChatFigures)} - {"lossy", "prompt_tokens_per_s"}

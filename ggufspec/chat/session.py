@@ -53,7 +53,7 @@ class Ready:
     notes: tuple[str, ...]  # for the user, on how it runs
     ctx_size: int  # tokens of context per conversation
     parallel: int  # conversations whose caches are retained
-    chat_template: str  # Jinja; empty if there is none
+    chat_template: str  # Jinja; empty without a template
 
 
 @dataclass(frozen=True, slots=True)

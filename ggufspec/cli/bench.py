@@ -178,7 +178,7 @@ def _measure(
 
 
 def _next(document: BenchDocument, given: Settings) -> str:
-    """Return the next command to suggest; empty if there is none."""
+    """Return the next command to suggest, or an empty string."""
     text, is_chat = document.verdict.text, document.settings["prompt_format"] == "chat template"
     if given.pair == BENCH_PAIR:
         return "ggufspec bench -m TARGET.gguf -md DRAFT.gguf"

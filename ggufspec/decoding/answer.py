@@ -111,12 +111,12 @@ class Statistics:
 
     @property
     def tokens_per_s(self) -> float:
-        """Decoded tokens per second; 0 if there are none."""
+        """Decoded tokens per second; 0 if nothing was decoded."""
         return self.decoded / self.decode_s if self.decoded and self.decode_s else 0.0
 
     @property
     def tokens_per_round(self) -> float:
-        """Decoded tokens per round; 0 if there are none."""
+        """Decoded tokens per round; 0 if nothing was decoded."""
         return self.decoded / self.rounds if self.rounds else 0.0
 
 

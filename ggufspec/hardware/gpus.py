@@ -126,7 +126,7 @@ def survey() -> Survey:
 
 
 def _with_nvml(ask: Callable[[Any], Answer], without: Answer, broken: Callable[[Exception], Answer]) -> Answer:
-    """Return what ``ask`` gets from NVML; ``without`` if there is none, and ``broken`` if it does not start."""
+    """Return what ``ask`` gets from NVML; ``without`` if NVML is missing, ``broken`` if it does not start."""
     try:
         import pynvml as nvml
     except ImportError:

@@ -96,7 +96,7 @@ def devices() -> list[Device]:
 
 
 def handle_of(name: str) -> int:
-    """Return ggml's handle of a device; UsageError if there is none of this name."""
+    """Return ggml's handle of a device; UsageError if no device has this name."""
     handle: int | None = ggml().ggml_backend_dev_by_name(name.encode())
     if not handle:
         raise UsageError(f"there is no device {name}", f"the devices here: {', '.join(d.name for d in devices())}")

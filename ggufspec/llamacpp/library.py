@@ -36,7 +36,7 @@ _CONTINUED = 5
 # Logged after every failure to load: src/llama.cpp.
 _EMPTY_WORDS = ("llama_model_load_from_file_impl: failed to load model",)
 
-_PINNED = "pinned memory"  # in messages of CUDA (debug level) and Vulkan if there is none
+_PINNED = "pinned memory"  # in messages of CUDA (debug level) and Vulkan that it is unavailable
 
 _complaints: deque[str] = deque(maxlen=8)
 

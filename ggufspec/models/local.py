@@ -210,9 +210,9 @@ def drafts_for(target: Path, header: ModelHeader, found: Found) -> tuple[LocalMo
 
 
 def best(models: Sequence[LocalModel], room_bytes: int) -> LocalModel | None:
-    """Choose the model to begin with: one that fits into ``room_bytes`` with its draft and has a chat template.
+    """Choose the target to begin with, or return None: one that fits into ``room_bytes`` with its draft, and chats.
 
-    A chat template decides before a draft, and a draft before size. If none fits, the smallest. None without any.
+    A chat template decides before a draft, and a draft before size. If no target fits, it is the smallest.
     """
     targets = [one for one in models if not one.is_head]
 

@@ -59,7 +59,7 @@ def source(text: str) -> Source:
 
 
 def choose(repo: str, files: Sequence[str]) -> str:
-    """Choose the projector of a repository, preferably F16; ModelError if there is none. Pure."""
+    """Choose the projector of a repository, preferably F16; ModelError if it has none. Pure."""
     found = sorted(file for file in files if file.endswith(".gguf") and "mmproj" in file.lower())
     if not found:
         raise ModelError(f"{repo} has no mmproj-….gguf", f"see {client.page(repo)}/tree/main")

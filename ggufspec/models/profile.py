@@ -297,7 +297,7 @@ def load_profile(name: str | Path) -> Profile:
         name: name of a bundled profile or one of the user's, or the path of a TOML file.
 
     Raises:
-        UsageError: there is none; the hint names the nearest.
+        UsageError: no profile has this name; the hint names the nearest.
         GgufspecError: it is not TOML, or a key is unknown, missing or of the wrong type; names file, line and key.
     """
     path = name if isinstance(name, Path) else find(name)

@@ -33,7 +33,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The differences of their vocabularies; None without any."""
+    """Differences between two vocabularies; None if they are equal."""
 
     found: str | None
 

@@ -57,7 +57,7 @@ class FairQueue(Generic[_Item]):
         """Take the next client's oldest item and move that client to the end.
 
         Raises:
-            LookupError: there is none.
+            LookupError: no client has an item.
         """
         client = next(iter(self._clients), "")
         items = self._clients.pop(client)

@@ -117,7 +117,7 @@ def candidates(plan: Plan, options: DecoderOptions, free: Free, dry_run: DryRun)
 
 
 def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: bool) -> int | None:
-    """Return the index of the setting most like ``options`` with (or without) drafts; None if there is none."""
+    """Return the index of the setting most like ``options``, with or without drafts; None without such a setting."""
     cores = options.threads
 
     def far(index: int) -> tuple[float, ...]:

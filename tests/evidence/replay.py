@@ -8,8 +8,8 @@ that the draft would draft at each place of it with its confidences, what the dr
 and where it would still agree if it had read the end of the prompt only. A replay runs the real loop, lookup and policy
 on them: batches take the seconds of measured or assumed latencies with some noise, and the policy is given latencies
 that are some per cent wrong, as it is in life. Longer answers are those of several prompts one behind the other; more
-tokens of a prompt cost both models their time. The draft's cost is set, as a share of the target's. A hopeless draft
-says what the draft says and is always wrong.
+tokens of a prompt cost both models their time. The draft's cost is set, as a share of the target's. A draft that never
+pays says what the draft says and is always wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Never slower, counted whole: prompt and answer, and the time to the first token, with drafters good and hopeless.
+"""Never slower, counted whole: prompt, answer and time to the first token, with drafters that pay or never pay.
 
     .venv/bin/python tests/evidence/whole.py            # everything; half an hour on two cores
     .venv/bin/python tests/evidence/whole.py --resume --targets F16      # a slice, added to it

@@ -68,12 +68,12 @@ def hopeless(_: int, rng: random.Random) -> float:
 
 
 def late(index: int, rng: random.Random) -> float:
-    """Hopeless for three hundred tokens, and good from then on."""
+    """Always wrong for three hundred tokens, then good."""
     return hopeless(index, rng) if index < 300 else rng.uniform(0.75, 0.95)
 
 
 def early(index: int, rng: random.Random) -> float:
-    """Good for three hundred tokens, and hopeless from then on."""
+    """Good for three hundred tokens, then always wrong."""
     return rng.uniform(0.75, 0.95) if index < 300 else hopeless(index, rng)
 
 

@@ -49,7 +49,7 @@ class SpeculativeRule(Rule):
         return candidates(logits, self.sampling) if left is None else left
 
     def _left(self, row: Logits, position: int) -> Candidates | None:
-        """Return the candidates that grammar and sampling leave of a row; None if there are none."""
+        """Return the candidates of a row that grammar and sampling permit; None if they permit none."""
         masked = self._masked(row, position)
         return None if masked is None else candidates(masked, self.sampling)
 

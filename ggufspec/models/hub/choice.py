@@ -121,7 +121,7 @@ def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) 
     either only if the repository has nothing else.
 
     Raises:
-        ModelError: there is none, or more than one.
+        ModelError: no file matches, or more than one does.
     """
     every = models(files)
     if not every:
