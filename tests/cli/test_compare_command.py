@@ -208,6 +208,7 @@ def test_a_budget_makes_trials_shorter(cli: Cli, models: Path, tmp_path: Path) -
 
 def test_rows_are_shown_as_they_finish(cli: Cli, models: Path, tmp_path: Path) -> None:
     command = ("compare", "-m", str(models / "t-F16.gguf"), "-md", str(models / "d.gguf"), "-n", "16", "-r", "2")
+    command += ("--draft-policy", "fixed")  # drafts however busy the machine is
     text = plain(rest(cli.terminal(*command, "--results", str(tmp_path), columns=100)))
     assert re.search(r"t-F16 \(target-only\): [\d.]+ tokens/s", text)
     assert re.search(r"t-F16 \+ d: [\d.]+ tokens/s, speedup [\d.]+×(, \d+% accepted)?", text)
