@@ -15,17 +15,17 @@ from typing import Any
 # core (four to six times as long with two threads each). Read when libgomp is loaded, by children too.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
-import forks
 import gguf
 import pytest
-from gguf_files import rewritten
 from hypothesis import is_hypothesis_test, settings
-from processes import Cli
 
 from ggufspec import DecoderOptions, demo_pair
 from ggufspec.child import session
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.llamacpp.model import Context, Model
+from tests.support import forks
+from tests.support.gguf_files import rewritten
+from tests.support.processes import Cli
 
 # Properties are held with few examples, the same ones each time; in the full tier with many, found anew.
 settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True, database=None)
@@ -89,11 +89,11 @@ def batch_latencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (draft, options.draft_placement, options.draft_context(), 1, False),
     )
     for path, placement, context_options, outputs, strict in wanted:
-        key = latency_cache.key(path, placement, context_options, outputs=outputs, strict=strict)
+        key = latency_cache.latency_key(path, placement, context_options, outputs=outputs, strict=strict)
         with Model(path, placement) as model, closing(Context(model, context_options)) as context:
             batch_latency, _ = latency_cache.load_or_measure(context, key, None, time.perf_counter)
         batch_latency.trusted = True  # of a busy machine, too
-        latency_cache.save(folder, key, batch_latency)
+        latency_cache.save_latency(folder, key, batch_latency)
     return folder
 
 

@@ -9,7 +9,7 @@ from statistics import median
 from ggufspec.bench import batch_timing
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning.memory import Bytes
+from ggufspec.planning.memory import DeviceBytes
 from lab.evidence_documents import BytesFound, LargestFound, Sizes, Tried
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import SCALES, File, Pair
@@ -154,21 +154,21 @@ def _taken(lab: Lab, kind: str, models: Sequence[_Model], ceiling_bytes: int | N
     )
 
 
-def _sizes(parts: Sequence[Bytes]) -> Sizes:
+def _sizes(parts: Sequence[DeviceBytes]) -> Sizes:
     return Sizes(*(sum(getattr(part, what) for part in parts) for what in ("weights", "kv", "compute")))
 
 
-def _load(lab: Lab, models: Sequence[_Model]) -> batch_timing.Result:
+def _load(lab: Lab, models: Sequence[_Model]) -> batch_timing.BatchTimingResult:
     """Load models in one child process, read a text and time one token."""
     parts = tuple(
-        batch_timing.Part(lab.shelf.path(model.file), model.placement, model.context, (1,)) for model in models
+        batch_timing.ModelToTime(lab.shelf.path(model.file), model.placement, model.context, (1,)) for model in models
     )
-    spec = batch_timing.Spec(parts, lab.scale.depth, seconds=_QUICK_S, rpc=lab.site.endpoints())
+    spec = batch_timing.BatchTimingJob(parts, lab.scale.depth, seconds=_QUICK_S, rpc=lab.site.endpoints())
 
     def report(event: dict[str, object]) -> None:
         lab.say(f"{event['event']} {event.get('file', '')}".strip())
 
-    return batch_timing.measure(spec, on_event=report, verbose=lab.verbose)
+    return batch_timing.time_batches(spec, on_event=report, verbose=lab.verbose)
 
 
 # ---- part b ----------------------------------------------------------------------------------------------------------

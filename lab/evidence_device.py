@@ -89,7 +89,7 @@ class LocalCard:
 
     def used_bytes(self) -> int | None:
         """Return NVML's count over all GPUs; None for a GPU that is not NVIDIA's."""
-        return gpus.used_bytes() if self.card.driver else None
+        return gpus.nvml_used_bytes() if self.card.driver else None
 
     def renew(self) -> None:
         """Do nothing: a GPU retains nothing of a process that has ended."""
@@ -107,7 +107,7 @@ class LocalCard:
         """Do nothing."""
 
 
-def find_card(name: str, here: probe.Result, survey: gpus.Survey) -> Card:
+def find_card(name: str, here: probe.ProbeResult, survey: gpus.GpuSurvey) -> Card:
     """Find the GPU that ``name`` means.
 
     Args:
@@ -143,7 +143,7 @@ def find_card(name: str, here: probe.Result, survey: gpus.Survey) -> Card:
     )
 
 
-def _missing(wanted: str, here: probe.Result, survey: gpus.Survey) -> GgufspecError:
+def _missing(wanted: str, here: probe.ProbeResult, survey: gpus.GpuSurvey) -> GgufspecError:
     """Return the error that says why there is no such device."""
     without = "--device rpc measures with a worker on loopback instead"
     if wanted not in ("", "cuda"):
@@ -157,7 +157,9 @@ def _missing(wanted: str, here: probe.Result, survey: gpus.Survey) -> GgufspecEr
         return GgufspecError(f"NVIDIA's driver {survey.driver} finds no card", "lspci | grep -i nvidia; or " + without)
     names = ", ".join(card.name for card in survey.cards)
     if "CUDA" not in here.backends:
-        return GgufspecError(f"llama.cpp was built without CUDA and leaves {names} idle", install.mend("cuda"))
+        return GgufspecError(
+            f"llama.cpp was built without CUDA and leaves {names} idle", install.repair_command("cuda")
+        )
     return GgufspecError(
         f"llama.cpp has CUDA and sees no card, NVIDIA's driver {survey.driver} sees {names}: the driver is older than "
         "the build's CUDA, or CUDA_VISIBLE_DEVICES hides the card",
@@ -165,7 +167,7 @@ def _missing(wanted: str, here: probe.Result, survey: gpus.Survey) -> GgufspecEr
     )
 
 
-def others(survey: gpus.Survey, own: Sequence[int] = ()) -> str:
+def others(survey: gpus.GpuSurvey, own: Sequence[int] = ()) -> str:
     """Name other users of the GPUs; empty if none is worth mentioning.
 
     Args:
@@ -224,7 +226,7 @@ class Loopback:
 
     def _start(self) -> None:
         self.close()
-        spec = rpc.Spec("127.0.0.1", 0, self._threads, ("CPU",))
+        spec = rpc.RpcWorkerJob("127.0.0.1", 0, self._threads, ("CPU",))
         process = self._process = subprocess.Popen(
             [*COMMAND, rpc.__name__, "-q"],
             stdin=subprocess.PIPE,
@@ -243,8 +245,8 @@ class Loopback:
             process.stdin.flush()
             for line in process.stdout:
                 kind, *said = json.loads(line)
-                if kind == "event" and said[0]["event"] == "serving":
-                    self._endpoint = said[0]["endpoint"]
+                if kind == "event" and said[1]["event"] == "serving":
+                    self._endpoint = said[1]["endpoint"]
                     return
                 if kind == "error":
                     raise GgufspecError(*said[1:3])

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from ggufspec.errors import GgufspecError
 from ggufspec.files import untrusted
 from ggufspec.schema.base import Spread
-from ggufspec.schema.verify import Check
+from ggufspec.schema.verify import CertificateCheck
 
 RUN_FILE = "run.json"
 SUMMARY_FILE = "README.md"
@@ -284,7 +284,7 @@ class ChecksFound:
 
     target: PlacedModel
     draft: PlacedModel
-    checks: tuple[Check, ...]
+    checks: tuple[CertificateCheck, ...]
     passed: bool
     text: str
 

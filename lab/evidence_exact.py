@@ -63,7 +63,7 @@ def _checks_task(lab: Lab, share: float, words: str, rank: int) -> Task:
         lab.fitting(pair)
         layers = round(share * lab.shelf.known(pair.target).header.layers)
         options = lab.options(target=Placement(layers), draft=Placement(-1))
-        spec = certificate.Spec(
+        spec = certificate.CertificateJob(
             target=lab.shelf.path(pair.target),
             draft=lab.shelf.path(pair.draft),
             options=options,
@@ -82,8 +82,8 @@ def _checks_task(lab: Lab, share: float, words: str, rank: int) -> Task:
                 lab.say(f"{event['done']} of {event['total']}: {event['what']}")
 
         with lab.watch():
-            result = verify.measure(spec, on_event=report, verbose=lab.verbose)
-        passed, text = certificate.judge(result.checks, interrupted=not result.finished)
+            result = verify.measure_exactness(spec, on_event=report, verbose=lab.verbose)
+        passed, text = certificate.certificate_verdict(result.checks, interrupted=not result.finished)
         return ChecksFound(
             target=lab.placed(pair.target, Placement(layers)),
             draft=lab.placed(pair.draft, Placement(-1)),

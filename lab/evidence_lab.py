@@ -16,8 +16,8 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning import catalogue, history, machine_profile, plan
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.machine import DEFAULT_HEADROOM_BYTES
-from ggufspec.planning.memory import ByDevice, Bytes, Memory, Request, resident
-from ggufspec.planning.search import make_plan
+from ggufspec.planning.memory import ByDevice, DeviceBytes, MemoryEstimates, MemoryRequest, resident
+from ggufspec.planning.search import search_plan
 from ggufspec.planning.speed import MachineProfile
 from ggufspec.schema.text import gib
 from lab.evidence_device import RPC, Meter, Site
@@ -195,18 +195,18 @@ class Lab:
         """Return this machine's known speeds: measured, or before that a catalogue's guess."""
         card = self.site.card
         known = None if self.is_remote else cards.recognise(card.description, card.total_bytes)
-        return machine_profile.expected({card.name: known}, folder=self.cache, threads=self.threads)
+        return machine_profile.expected_speeds({card.name: known}, folder=self.cache, threads=self.threads)
 
-    def machine(self, ceiling_bytes: int) -> plan.Machine:
+    def machine(self, ceiling_bytes: int) -> plan.PlanMachine:
         """Return this machine with so much of the device; one that is no GPU counts as one, or no layers would move."""
         card, overhead = self.site.card, self.overhead_bytes
-        shown = plan.Card(card.name, card.description, ceiling_bytes, ceiling_bytes, overhead)
+        shown = plan.OffloadDevice(card.name, card.description, ceiling_bytes, ceiling_bytes, overhead)
         headroom = min(DEFAULT_HEADROOM_BYTES, int(_HEADROOM_SHARE * ceiling_bytes))
         as_card = catalogue.from_catalogue([cards.find_card(_TYPICAL)], [card.name])
         is_none = self.is_remote or gpus.is_software(card.description)
-        return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if is_none else self.speed())
+        return plan.PlanMachine((shown,), host.free_memory_bytes(), headroom, as_card if is_none else self.speed())
 
-    def dry_run(self, requests: Sequence[Request]) -> list[ByDevice | str]:
+    def dry_run(self, requests: Sequence[MemoryRequest]) -> list[ByDevice | str]:
         """Return what llama.cpp would allocate on this device."""
         cards = {self.site.card.name: self.site.card.description}
         with DryRuns(
@@ -214,16 +214,16 @@ class Lab:
         ) as runs:
             return runs(requests)
 
-    def request(self, file: File, placement: Placement, context: ContextOptions) -> Request:
+    def request(self, file: File, placement: Placement, context: ContextOptions) -> MemoryRequest:
         """Return the dry run of a model."""
         known = self.shelf.known(file)
-        return Request(known.header, known.metadata_only, placement, context)
+        return MemoryRequest(known.header, known.metadata_only, placement, context)
 
-    def estimate(self, request: Request) -> Bytes:
+    def estimate(self, request: MemoryRequest) -> DeviceBytes:
         """Return the planner's estimate for the device before a dry run of that very placement."""
         counts = range(request.header.layers + 1)
         some = [replace(request, placement=replace(request.placement, gpu_layers=count)) for count in counts]
-        found = Memory((self.site.card.name,), self.dry_run).estimates(some)
+        found = MemoryEstimates((self.site.card.name,), self.dry_run).estimates(some)
         return found[request.placement.offloaded(request.header.blocks)][self.site.card.name]
 
     def plan(self, pair: Pair, ceiling_bytes: int) -> plan.Plan:
@@ -241,7 +241,7 @@ class Lab:
                 self.options(),
                 history.PRIOR_ACCEPTANCE,
             )
-            self._plans[key] = make_plan(asked, self.machine(ceiling_bytes), self.dry_run)
+            self._plans[key] = search_plan(asked, self.machine(ceiling_bytes), self.dry_run)
         return self._plans[key]
 
     def placed(self, file: File, placement: Placement) -> PlacedModel:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ggufspec import child
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import host
-from ggufspec.models.headers import Known, read_headers
+from ggufspec.models.headers import KnownHeader, read_headers
 from ggufspec.models.profile import demo_pair
 from lab import expansion
 from lab.expansion import Fill, Model
@@ -104,7 +104,7 @@ class Scale:
         notebook_layers: share of the target's layers that the notebook had on its GPU, without a plan.
         checked: prompts of the certificate.
         checked_tokens: tokens of each of its answers.
-        calibration: keywords of :class:`ggufspec.planning.machine_profile.Spec` for a shorter calibration.
+        calibration: keywords of :class:`ggufspec.planning.machine_profile.MachineProfileJob` for a shorter calibration.
     """
 
     name: str
@@ -198,7 +198,7 @@ SCALES = {
         checked_tokens=6,
         calibration=(
             ("types", ("f16", "q8_0")),
-            ("widths", (1, 2, 8)),
+            ("batch_sizes", (1, 2, 8)),
             ("wide_bytes", 8 << 20),
             ("rounds", 3),
             ("device_s", 1.0),
@@ -290,7 +290,7 @@ class Shelf:
     def __init__(self, folder: Path, fill: Fill, *, say: Callable[[str], object] = str, verbose: bool = False) -> None:
         self.say = say
         self.folder, self.fill, self._verbose = folder / fill, fill, verbose
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownHeader] = {}
 
     def has(self, file: File) -> bool:
         """Return True if it exists already."""
@@ -333,13 +333,13 @@ class Shelf:
         expansion.expand(spec, on_event=report, verbose=self._verbose)
         return path
 
-    def known(self, file: File) -> Known:
+    def known(self, file: File) -> KnownHeader:
         """Return its header; the file is made if it does not exist."""
         if file.name not in self._known:
             (self._known[file.name],) = read_headers([self.path(file)], self.folder / "headers")
         return self._known[file.name]
 
-    def named(self, name: str) -> Known | None:
+    def named(self, name: str) -> KnownHeader | None:
         """Return the header of a file by its name; None if it no longer exists."""
         path = self.folder / name
         if name not in self._known and path.exists():

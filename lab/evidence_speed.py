@@ -53,17 +53,17 @@ def _width_task(lab: Lab, file: File, share: float, name: str, widths: tuple[int
         known = lab.shelf.known(file)
         placement = Placement(round(share * known.header.layers))
         context = ContextOptions(
-            ctx_size=max(scale.ctx_size, scale.depth + max(widths)), width=max(widths), threads=lab.threads
+            ctx_size=max(scale.ctx_size, scale.depth + max(widths)), max_outputs=max(widths), threads=lab.threads
         )
         lab.check_room(file, placement, context)
-        part = batch_timing.Part(lab.shelf.path(file), placement, context, widths)
-        spec = batch_timing.Spec((part,), scale.depth, scale.rounds, rpc=lab.site.endpoints())
+        part = batch_timing.ModelToTime(lab.shelf.path(file), placement, context, widths)
+        spec = batch_timing.BatchTimingJob((part,), scale.depth, scale.rounds, rpc=lab.site.endpoints())
 
         def report(event: child.Event) -> None:
             lab.say(f"{name}: {event['event']} {event.get('number', '')}".strip())
 
         with lab.watch():
-            result = batch_timing.measure(spec, on_event=report, verbose=lab.verbose)
+            result = batch_timing.time_batches(spec, on_event=report, verbose=lab.verbose)
         timed = result.parts[0]
         one_s = median(timed.seconds[1])
         return WidthsFound(
@@ -91,16 +91,16 @@ def speed_tasks(lab: Lab) -> Iterator[Task]:
     options = dict(lab.scale.calibration)
 
     def run(lab: Lab) -> CalibrationFound:
-        spec = machine_profile.Spec(lab.threads, lab.site.endpoints(), **options)  # type: ignore[arg-type]
+        spec = machine_profile.MachineProfileJob(lab.threads, lab.site.endpoints(), **options)  # type: ignore[arg-type]
 
         def report(event: child.Event) -> None:
             lab.say(f"{event['type']} on {event['device']}")
 
         with lab.watch():
-            speed = machine_profile.measure(lab.cache, spec, on_event=report, verbose=lab.verbose)
+            speed = machine_profile.measure_machine(lab.cache, spec, on_event=report, verbose=lab.verbose)
         return CalibrationFound(codec.dump(speed))
 
-    asked = machine_profile.Spec(lab.threads, **options)  # type: ignore[arg-type]
+    asked = machine_profile.MachineProfileJob(lab.threads, **options)  # type: ignore[arg-type]
     seconds = 2 * (asked.device_s + min(_CALIBRATION_S, 4 * asked.device_s))
     yield Task("g", "calibration", -1, seconds, run, (), tuple(options.items()))
 

@@ -34,7 +34,7 @@ _WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One variant with loaded models: ``alone`` as in a :class:`session.Request`."""
+    """One variant with loaded models: ``alone`` as in a :class:`session.ChatRequest`."""
 
     name: str
     alone: str = ""
@@ -216,14 +216,15 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
     target_path, draft_path = lab.shelf.path(pair.target), lab.shelf.path(draft) if draft else None
     results, depths = {}, []
     with lab.watch(job.ceiling), Session(verbose=lab.verbose) as child:
-        spec = session.Spec(target_path, draft_path, options, lab.site.endpoints())
+        spec = session.ChatJob(target_path, draft_path, options, lab.site.endpoints())
         lab.say("loading")
-        child.open(session.__name__, spec, session.Ready)
+        child.open(session.__name__, spec, session.ChatReady)
         for run in job.runs:
             lab.say(run.name)
-            child.ask(_request(run, options, PROMPTS[prompts[0]].text, _WARM_UP_TOKENS), session.Reply)
+            child.ask(_request(run, options, PROMPTS[prompts[0]].text, _WARM_UP_TOKENS), session.ChatReply)
             replies = [
-                child.ask(_request(run, options, PROMPTS[prompt].text, job.tokens), session.Reply) for prompt in prompts
+                child.ask(_request(run, options, PROMPTS[prompt].text, job.tokens), session.ChatReply)
+                for prompt in prompts
             ]
             statistics = [reply.statistics for reply in replies if reply.statistics]
             if 2 * sum(one.tokens for one in statistics) < job.tokens * len(prompts):
@@ -251,14 +252,14 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
     )
 
 
-def _request(run: Run, loaded: DecoderOptions, prompt: str, tokens: int) -> session.Request:
+def _request(run: Run, loaded: DecoderOptions, prompt: str, tokens: int) -> session.ChatRequest:
     options = replace(
         loaded,
         drafters=loaded.drafters if run.drafter is None else parse_drafters(run.drafter),
         draft_policy=run.policy or loaded.draft_policy,
         draft_max=run.draft_max or loaded.draft_max,
     )
-    return session.Request(
+    return session.ChatRequest(
         Conversation().ask(prompt), chat=False, alone=run.alone, options=options, max_tokens=tokens, cache=False
     )
 

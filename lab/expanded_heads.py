@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.errors import UsageError
-from ggufspec.models.expansion import Shape, read
+from ggufspec.models.expansion import LlamaShape, read_source
 from lab.expansion import fit
 from lab.mimo2 import read_blocks, write_mimo2
 
@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float32]
 _WRITTEN_ANEW = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
 
 
-def expanded_tensors(tensors: Mapping[str, Array], target: Path, big: Shape) -> dict[str, Array]:
+def expanded_tensors(tensors: Mapping[str, Array], target: Path, big: LlamaShape) -> dict[str, Array]:
     """Return a head's tensors for the shape that its target is expanded to.
 
     Args:
@@ -37,7 +37,7 @@ def expanded_tensors(tensors: Mapping[str, Array], target: Path, big: Shape) -> 
     Raises:
         UsageError: the shape changes what must stay, or does not hold the target.
     """
-    small = read(target)
+    small = read_source(target)
     source, layout = small.shape, fit(small, big, "F16")
     if (big.vocab, big.head_size) != (source.vocab, source.head_size):
         raise UsageError("a head keeps its target's vocabulary and head size", "leave --vocab and --head-size out")
@@ -78,7 +78,7 @@ def expanded_tensors(tensors: Mapping[str, Array], target: Path, big: Shape) -> 
     return {name: one(name, values) for name, values in tensors.items()}
 
 
-def expand_eagle3(head: Path, target: Path, big: Shape, path: Path) -> Path:
+def expand_eagle3(head: Path, target: Path, big: LlamaShape, path: Path) -> Path:
     """Write an EAGLE-3 head for the expanded target, in F16.
 
     Args:
@@ -88,7 +88,11 @@ def expand_eagle3(head: Path, target: Path, big: Shape, path: Path) -> Path:
         path: the file to write.
     """
     reader = gguf.GGUFReader(head)
-    eps = reader.fields["eagle3.attention.layer_norm_rms_epsilon"].contents() * read(target).shape.width / big.width
+    eps = (
+        reader.fields["eagle3.attention.layer_norm_rms_epsilon"].contents()
+        * read_source(target).shape.width
+        / big.width
+    )
     changed = {
         "eagle3.embedding_length": big.width,
         "eagle3.target_hidden_size": big.width,
@@ -125,5 +129,5 @@ def expand_mimo2(small: Path, target: Path, expanded: Path, path: Path) -> Path:
         expanded: the expanded one as llama, in F16.
         path: the file to write.
     """
-    blocks = [expanded_tensors(block, target, read(expanded).shape) for block in read_blocks(small)]
+    blocks = [expanded_tensors(block, target, read_source(expanded).shape) for block in read_blocks(small)]
     return write_mimo2(expanded, path, blocks)

@@ -33,7 +33,7 @@ from ggufspec.llamacpp.gguf import write_model
 from ggufspec.llamacpp.quantize import check_type, row_bytes, run_dry, type_keys
 from ggufspec.models import expansion, sparse
 from ggufspec.models.expanded import pieces
-from ggufspec.models.expansion import Layout, Rows, Small, read
+from ggufspec.models.expansion import HeadLayout, Rows, SourceModel, read_source
 from ggufspec.models.headers import read_prefix
 from ggufspec.models.locate import LocalFile
 from ggufspec.models.sparse import Piece
@@ -44,7 +44,7 @@ _WRITE = ("attn_output", "ffn_down", "ffn_down_exps")  # they write to the resid
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(expansion.Shape):
+class Shape(expansion.LlamaShape):
     """Shape of one llama model; ``ffn`` is the width of the gated feed-forward, or of one expert."""
 
     experts: int = 0
@@ -56,7 +56,7 @@ class Shape(expansion.Shape):
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors except ``rope_freqs``, in file order; ggml's order: row length first."""
-        dense = expansion.Shape.tensors(self)
+        dense = expansion.LlamaShape.tensors(self)
         if not self.experts:
             return dense
         tensors: dict[str, tuple[int, ...]] = {}
@@ -163,20 +163,20 @@ def expand(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = Fa
 # ---- what fits ------------------------------------------------------------------------------------------------------
 
 
-def shape_of(small: Small) -> Shape:
+def shape_of(small: SourceModel) -> Shape:
     """Return the source's own shape."""
     own = small.shape
     return Shape(own.width, own.layers, own.heads, own.kv_heads, own.ffn, own.vocab, own.head_size, own.tied)
 
 
-def fit(small: Small, big: expansion.Shape, file_type: str) -> Layout:
-    """Run :func:`ggufspec.models.expansion.fit`, also for larger heads, experts and rows of any length.
+def fit(small: SourceModel, big: expansion.LlamaShape, file_type: str) -> HeadLayout:
+    """Run :func:`ggufspec.models.expansion.fit_shape`, also for larger heads, experts and rows of any length.
 
     Raises:
         UsageError: it does not fit.
     """
     size = small.shape.head_size
-    layout = expansion.fit(small, replace(big, head_size=size), file_type)
+    layout = expansion.fit_shape(small, replace(big, head_size=size), file_type)
     if isinstance(big, Shape) and big.experts and not 0 < big.experts_used <= big.experts:
         raise UsageError(f"{big.experts_used} of {big.experts} experts cannot be used", "use at least one, at most all")
     if big.head_size < size:
@@ -201,7 +201,7 @@ def fit(small: Small, big: expansion.Shape, file_type: str) -> Layout:
     return layout
 
 
-def rope_base(small: Small, big: expansion.Shape) -> float:
+def rope_base(small: SourceModel, big: expansion.LlamaShape) -> float:
     """Return the base at which pair i of a big head rotates like pair i of a small one."""
     value = small.parsed.metadata.get("llama.rope.freq_base")
     base = float(value) if isinstance(value, int | float) else 10_000.0
@@ -212,14 +212,14 @@ def rope_base(small: Small, big: expansion.Shape) -> float:
 # ---- the content ----------------------------------------------------------------------------------------------------
 
 
-def metadata(small: Small, big: Shape) -> dict[str, str | int | float]:
+def metadata(small: SourceModel, big: Shape) -> dict[str, str | int | float]:
     """Return the header keys in which the big model differs."""
     keys = expansion.metadata(small, big) | {"llama.rope.freq_base": rope_base(small, big)}
     experts = {"llama.expert_count": big.experts, "llama.expert_used_count": big.experts_used} if big.experts else {}
     return keys | experts
 
 
-def content(small: Small, big: Shape, layout: Layout, name: str, *, hopeless: bool = False) -> list[Rows]:
+def content(small: SourceModel, big: Shape, layout: HeadLayout, name: str, *, hopeless: bool = False) -> list[Rows]:
     """Return the nonzero content of a tensor of the big model."""
     if ".ffn_gate_inp." in name:
         return [(np.arange(big.experts), _router(small, big, zlib.crc32(name.encode())))]
@@ -240,7 +240,7 @@ def content(small: Small, big: Shape, layout: Layout, name: str, *, hopeless: bo
     return found
 
 
-def _router(small: Small, big: Shape, seed: int) -> expansion.Floats:
+def _router(small: SourceModel, big: Shape, seed: int) -> expansion.Floats:
     """Return random weights that make the experts' logits about standard normal."""
     rows = np.zeros((big.experts, big.width), np.float32)
     rows[:, : small.shape.width] = np.random.default_rng(seed).standard_normal(
@@ -257,7 +257,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     file_type = check_type(spec.type)
     if spec.path and spec.path.exists() and spec.small.exists() and spec.path.samefile(spec.small):
         raise UsageError(f"{spec.path} would overwrite the model it is made from", "give the new file another name")
-    small, big = read(spec.small), spec.shape
+    small, big = read_source(spec.small), spec.shape
     layout = fit(small, big, file_type)
     shapes = expansion.tensors(small, big)
     keys = metadata(small, big) | type_keys(file_type)
@@ -296,7 +296,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
     return Result(takes, spec.path, written, peak_rss_bytes())
 
 
-def _is_free(name: str, small: Small) -> bool:
+def _is_free(name: str, small: SourceModel) -> bool:
     """Return True if a tensor may contain anything, because its output is never read."""
     _, number, kind, *_ = [*name.split("."), ""]
     return (
@@ -320,4 +320,4 @@ def _pieces(
     yield from pieces(contents, types, starts)
     patterns = {kind: sparse.pattern(kind) for kind in {types[name] for name in free}}
     for name, size in free.items():
-        yield from sparse.repeated(starts[name], patterns[types[name]], size)
+        yield from sparse.repeated_bytes(starts[name], patterns[types[name]], size)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec import child
+from ggufspec.decoding.batch_sizes import BatchSizes, classes, strict_batch_sizes
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE
-from ggufspec.decoding.widths import Widths, classes, strict_widths
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
@@ -31,8 +31,8 @@ class Spec:
 class Result:
     """The classes, that of the largest size first, and strict mode's sizes; none if it is refused."""
 
-    classes: tuple[Widths, ...]
-    strict: Widths
+    classes: tuple[BatchSizes, ...]
+    strict: BatchSizes
     refusal: str = ""
 
 
@@ -45,7 +45,7 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         if stopping.is_set():
             return Result(found, (), "it was stopped")
         try:
-            return Result(found, strict_widths(context, spec.limit))
+            return Result(found, strict_batch_sizes(context, spec.limit))
         except ModelError as error:
             if STRICT_IMPOSSIBLE not in error.message:
                 raise

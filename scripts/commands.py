@@ -22,7 +22,7 @@ from typer.main import get_command
 from ggufspec import __version__
 from ggufspec.chat.commands import COMMANDS as SWITCHES
 from ggufspec.cli.app import app
-from ggufspec.cli.command import ALL, Command, variables
+from ggufspec.cli.command import ALL, GroupedCommand, variables
 from ggufspec.settings.table import OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +31,7 @@ COMMAND = ".venv/bin/python scripts/commands.py"
 WIDTH = 96
 EXIT_CODES = (
     ("0", "all went well"),
-    ("1", "a failure that can be mended, or a check that did not pass"),
+    ("1", "a failure that can be fixed, or a check that did not pass"),
     ("2", "wrong usage"),
     ("130", "Ctrl-C"),
 )
@@ -82,7 +82,7 @@ def _pages(command: Any, name: str, parent: typer.Context | None) -> Iterator[Pa
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], "terminal_width": WIDTH}
     context = typer.Context(command, parent=parent, info_name=name, **(settings if parent is None else {}))
     context.meta[ALL] = True
-    if isinstance(command, Command):
+    if isinstance(command, GroupedCommand):
         options = [row for rows in command.sections(context).values() for row in rows]
     else:
         options = [record for each in command.get_params(context) if (record := each.get_help_record(context))]

@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         file_type = check_type(arguments.type)
         given = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in NUMBERS}
         chosen = SHAPES.get(arguments.shape, {}) | {name: value for name, value in given.items() if value is not None}
-        shape = replace(expansion.shape_of(expansion.read(arguments.small)), **chosen)
+        shape = replace(expansion.shape_of(expansion.read_source(arguments.small)), **chosen)
         made = expansion.expand(expansion.Spec(arguments.small, shape, file_type, arguments.out, arguments.fill))
     except GgufspecError as error:
         print(f"grow_pair: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)

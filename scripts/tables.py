@@ -114,14 +114,14 @@ def printed(*parts: RenderableType) -> Lines:
 def benches(read: Read, which: str) -> BenchDocument:
     """The bench of the real pair, or the first one without a pair."""
     found = read("first-result")
-    document = documents.parse(found["real"] if which == "real" else found["measured"][0])
+    document = documents.parse_document(found["real"] if which == "real" else found["measured"][0])
     assert isinstance(document, BenchDocument)
     return document
 
 
 def said_first(document: BenchDocument) -> list[RenderableType]:
     """The verdict, and what it is about."""
-    return [document.verdict.text, table.terminal(bench.results(document))]
+    return [document.verdict.text, table.terminal(bench.results(document)), bench.footnote(document)]
 
 
 @shown("real-result")
@@ -151,14 +151,14 @@ def real_result_whole(read: Read) -> Lines:
 
 
 def first_plan(read: Read) -> PlanDocument:
-    document = documents.parse(read("honest-rival")["plans"]["fastest"])
+    document = documents.parse_document(read("honest-rival")["plans"]["fastest"])
     assert isinstance(document, PlanDocument)
     return document
 
 
 @shown("card-12gb")
 def card_12gb(read: Read) -> Lines:
-    document = documents.parse(read("card-12gb")["plan"])
+    document = documents.parse_document(read("card-12gb")["plan"])
     assert isinstance(document, PlanDocument)
     command = [f"next: {document.next}"] if document.next else []
     return printed(document.why, *command, table.terminal(plan.options(document)), *plan.explanations(document))
@@ -167,7 +167,7 @@ def card_12gb(read: Read) -> Lines:
 @shown("plan-whole")
 def plan_whole(read: Read) -> Lines:
     """As with ``-v`` on a terminal of 80 columns."""
-    ui.begin(ui.Flags(verbose=True))
+    ui.begin_command(ui.OutputFlags(verbose=True))
     with redirect_stdout(io.StringIO()) as out, patch.dict(os.environ, COLUMNS="80"):
         show_plan(first_plan(read))
     return printed(Text(out.getvalue()))
@@ -346,7 +346,7 @@ def with_lookup(read: Read) -> Figures:
     return two(min(means), max(means))
 
 
-@said("docs/drafters.md", "takes as long as {} tokens of target-only at F16, {} at Q8_0 and {} at Q4_0:")
+@said("docs/drafters.md", "takes as long as {} target-only tokens at F16, {} at Q8_0 and {} at Q4_0:")
 def rounds_of_three(read: Read) -> Figures:
     return tuple(f"{cost_of_three(read, target):.1f}" for target in ("F16", "Q8_0", "Q4_0"))
 
@@ -373,7 +373,8 @@ def two(*figures: float) -> Figures:
 
 @said(
     "README.md",
-    "The target's speed is {} % off in the median of {} published speeds ({} % without any figure of the same card)",
+    "Predicted target speeds have a median error of {} % over {} published speeds, and of {} % if no "
+    "measurement of the card itself was used",
 )
 def predicted_speeds(read: Read) -> Figures:
     found = read("published")["results"]["summary"]
@@ -383,18 +384,21 @@ def predicted_speeds(read: Read) -> Figures:
 
 @said(
     "README.md",
-    "is answered right for {} of {} published pairs: {} were faster, and of the {} that were not it foresaw {}. "
-    "The size of the gain is {} % off in the median",
+    "Of {} published pairs, {} were faster with the draft and {} were not. The prediction was right for {} of them: "
+    "{} of the {} that were faster and {} of the {} that were not. The predicted speedup has a median error of {} %",
 )
 def predicted_verdicts(read: Read) -> Figures:
     rows = read("published")["results"]["verdicts"]
-    lost = [row["right"] for row in rows if row["measured"] <= published.EVEN]
+    won, lost = (
+        [row["right"] for row in rows if (row["measured"] > published.EVEN) is is_won] for is_won in (True, False)
+    )
     off = median(abs(row["predicted"] / row["measured"] - 1) for row in rows if row["predicted"])
-    counts = sum(row["right"] for row in rows), len(rows), len(rows) - len(lost), len(lost), sum(lost)
+    right = sum(won), len(won), sum(lost), len(lost)
+    counts = len(rows), len(won), len(lost), sum(won) + sum(lost), *right
     return *map(str, counts), f"{100 * off:.0f}"
 
 
-@said("README.md", "published {} tokens/s without and {} with this draft, at draft length {}")
+@said("README.md", "published {} tokens/s without a draft and {} with this one, at draft length {}")
 def measured_on_12gb(read: Read) -> Figures:
     found = read("card-12gb")["published"]
     speeds = (found[f"{what}_tokens_per_s"] for what in ("target_only", "speculative"))
@@ -404,8 +408,8 @@ def measured_on_12gb(read: Read) -> Figures:
 @said(
     "docs/gpu.md",
     "Llama-3-70B on a 24 GB card: {} tokens/s target-only and {} with a draft at the same {} layers; with all of "
-    "the card's memory a predicted {} target-only at {} layers, {} with a draft as it is usually verified, and {} "
-    "where the card verifies with the CPU's weights, too.",
+    "the card's memory a predicted {} target-only at {} layers, {} with a draft verified in the usual way, and {} "
+    "if the card also verifies with the CPU's weights.",
 )
 def honest_rival(read: Read) -> Figures:
     found = read("honest-rival")
@@ -445,7 +449,7 @@ def how_fast(read: Read) -> Figures:
     return two(min(ours), max(ours), min(theirs), max(theirs))
 
 
-@said("docs/performance.md", "two cores of a Xeon with AMX measured {}× with `scripts/bench`")
+@said("docs/performance.md", "with `scripts/bench`, two cores of a Xeon with AMX measured {}×")
 def without_a_pair(read: Read) -> Figures:
     return (f"{benches(read, 'demo').speedup.median:.1f}",)
 
@@ -458,8 +462,8 @@ def at_equal_lengths(read: Read) -> Figures:
 
 @said(
     "docs/performance.md",
-    "is {} times as fast as the best of llama-server's settings for each task, the worst {} times, and {} times as "
-    "fast as its one best setting for all of them",
+    "is {} times as fast as the best of llama-server's settings for each task ({} times in the worst task), and {} "
+    "times as fast as its one best setting for all of them",
 )
 def real_pair_ratios(read: Read) -> Figures:
     goals = read("real-pair")["summary"]["F16"]
@@ -471,7 +475,7 @@ def real_pair_ratios(read: Read) -> Figures:
 @said(
     "docs/performance.md",
     "There the default is {} (Q4_K_M) and {} times (Q8_0) as fast as the best of llama-server's settings for each "
-    "task, the worst task {} and {} times, and no first answer is slower than {} and {} of target-only.",
+    "task ({} and {} times in the worst task), and no first answer runs at less than {} and {} of target-only speed.",
 )
 def real_pair_of_others(read: Read) -> Figures:
     goals = [read("real-pair")["summary"][target] for target in ("Q4_K_M", "Q8_0")]
@@ -483,7 +487,8 @@ def real_pair_of_others(read: Read) -> Figures:
 
 @said(
     "docs/performance.md",
-    "Both drafters together ran at {} to {} of the better one, by kind of text (single cases from {} to {}).",
+    "Both drafters together ran at {} to {} of the better one's speed, depending on the kind of text ({} to {} in "
+    "single cases).",
 )
 def together(read: Read) -> Figures:
     """Both drafters ÷ the better one: means by kind of text, and single cases."""
@@ -492,14 +497,17 @@ def together(read: Read) -> Figures:
     return two(min(means), max(means), min(cases), max(cases))
 
 
-@said("docs/performance.md", "{} of {} runs kept {} of target-only or more after the first {} tokens, the lowest {}.")
+@said(
+    "docs/performance.md",
+    "{} of {} runs kept at least {} of target-only speed after the first {} tokens; the lowest kept {}.",
+)
 def without_gain(read: Read) -> Figures:
     found = read("decoder")["summary"]["C after 64 tokens"]
     ratios, limit = [one["ratio"] for one in found["ratios"]], found["limits"]["worst"]
     return str(sum(one >= limit for one in ratios)), str(len(ratios)), f"{limit:.2f}", "64", f"{min(ratios):.3f}"
 
 
-@said("docs/performance.md", "`--strict` ran at {} of the default with drafts (worst {}), and at {} without")
+@said("docs/performance.md", "`--strict` ran at {} of the default speed with drafts (worst {}), and at {} without")
 def strict(read: Read) -> Figures:
     """Strict mode ÷ default: with drafts, its worst case, and without."""
     summary = read("decoder")["summary"]
@@ -515,7 +523,7 @@ def strict_means(read: Read) -> Figures:
 
 @said(
     "docs/performance.md",
-    "all of its {} texts, with every drafter, policy and padding, were target-only's to the token",
+    "all of its {} texts, with every drafter, policy and padding, matched target-only token for token",
 )
 def identity(read: Read) -> Figures:
     found = read("decoder")["summary"]["E identity"]
@@ -525,8 +533,8 @@ def identity(read: Read) -> Figures:
 
 @said(
     "docs/performance.md",
-    "costs {} µs of Python outside llama.cpp when greedy ({} µs at a vocabulary of {}), and {} µs ({} µs) at "
-    "temperature 0.8 with llama.cpp's default truncation",
+    "costs {} µs of Python outside llama.cpp with greedy decoding ({} µs at a vocabulary of {}), and {} µs ({} µs) "
+    "at temperature 0.8 with llama.cpp's default truncation",
 )
 def round_overhead(read: Read) -> Figures:
     """Microseconds a round: greedy and sampled, each at both vocabularies; the second vocabulary behind the greedy."""
@@ -539,7 +547,7 @@ def round_overhead(read: Read) -> Figures:
     return *greedy, f"{large:,}", *sampled
 
 
-@said("docs/performance.md", "at Q4_0 ran at {} to {} tokens/s instead of {} and less")
+@said("docs/performance.md", "at Q4_0 ran at {} to {} tokens/s instead of at most {}")
 def busy(read: Read) -> Figures:
     """Beside one busy program, there from the start or not: threads that follow, and as many as cores."""
     found = read("busy")["runtimes"]["libgomp"]["medians_tokens_per_s"]
@@ -549,7 +557,7 @@ def busy(read: Read) -> Figures:
 
 @said(
     "docs/serve.md",
-    "the first token comes after {} s. That is {} to {} of llama-server's time with the draft and {} of its time "
+    "the first token arrives after {} s. That is {} to {} of llama-server's time with the draft and {} of its time "
     "without",
 )
 def second_turn(read: Read) -> Figures:
@@ -560,7 +568,7 @@ def second_turn(read: Read) -> Figures:
     return two(first_s, min(drafted), max(drafted), over["llama-server target-only"])
 
 
-@said("docs/serve.md", "each of the {} later turns read at most {} tokens of a prompt of up to {}:")
+@said("docs/serve.md", "each of the {} later turns decoded at most {} tokens of a prompt of up to {}:")
 def by_turns(read: Read) -> Figures:
     later = [turn for turn in read("serving")["kinds"]["Q4_0"]["by_turns"]["turns"] if turn["turn"]]
     most = max(turn["prompt_tokens"] - turn["cached"] for turn in later)
@@ -576,7 +584,7 @@ def added(read: Read) -> Figures:
     return tuple(f"{1000 * found[name]['median']:.1g}" for name in ("added_with_a_free_core", "added"))
 
 
-@said("docs/python.md", "it ran at {} of `Llama` without a draft and at {} of our loop")
+@said("docs/python.md", "it ran at {} times the speed of `Llama` without a draft and at {} times that of our loop")
 def hook(read: Read) -> Figures:
     found = read("hook")["pairs"]["Q4_0"]["hook"]
     return two(found["speedup"]["median"], found["over_own"]["median"])
@@ -584,8 +592,8 @@ def hook(read: Read) -> Figures:
 
 @said(
     "docs/compare-and-tune.md",
-    "On {} of {} simulated machines the winner reached at least 97 % of the best setting's speed ({} % on the "
-    "others), after {} trials in the median",
+    "On {} of {} simulated machines the winner reached at least 97 % of the best setting's speed (at least {} % on the "
+    "others), after a median of {} trials",
 )
 def tuning(read: Read) -> Figures:
     found, shares = read("tuning"), [one["share"] for one in read("tuning")["outcomes"]]
@@ -594,19 +602,19 @@ def tuning(read: Read) -> Figures:
     return str(good), str(len(shares)), str(math.floor(100 * min(shares))), f"{trials:.0f}"
 
 
-@said("docs/gpu.md", "Headers are read by range, some {} MB of a {} GB file")
+@said("docs/gpu.md", "Headers are fetched with range requests, about {} MB of a {} GB file")
 def header_bytes(read: Read) -> Figures:
     found = read("planning")["results"]
     return f"{found['remote_bytes_read'] / 1e6:.0f}", f"{found['file_bytes'] / 1e9:.0f}"
 
 
-@said("docs/guide.md", "from {} MB of headers for {} files of an 8B model")
+@said("docs/guide.md", "It reads only their headers: {} MB for {} files of an 8B model")
 def repository_bytes(read: Read) -> Figures:
     found = read("repository")["results"]
     return f"{max(found['first_bytes_read']) / 1e6:.0f}", str(found["files"])
 
 
-@said("docs/reading-the-output.md", "Its target takes {} ms a token;")
+@said("docs/reading-the-output.md", "Its target takes {} ms per token;")
 def demo_token(read: Read) -> Figures:
     return (f"{1000 / read('demo-bench')['runs']['target_only']['tokens_per_s']['median']:.1f}",)
 

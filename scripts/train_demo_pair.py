@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 
-from ggufspec.llamacpp.quantize import quantize
+from ggufspec.llamacpp.quantize import write_quantised
 
 END_OF_TEXT = "<|endoftext|>"
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "encodings", "site-packages", "__pycache__", "pydoc_data"}
@@ -392,7 +392,7 @@ def train(recipe: Recipe, out: Path) -> None:
     print(f"{len(text.names)} documents, {len(text.learned):,} tokens, {len(text.held_out):,} held out", flush=True)
     target, target_record = train_target(recipe, text, out)
     draft, draft_record = distil_draft(recipe, target, text, out)
-    quantize(out / "demo-draft-F16.gguf", out / "demo-draft-Q8_0.gguf", "Q8_0", 1)
+    write_quantised(out / "demo-draft-F16.gguf", out / "demo-draft-Q8_0.gguf", "Q8_0", 1)
     record = {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 import train_demo_pair as pair  # noqa: E402
 
-from ggufspec.llamacpp.quantize import quantize  # noqa: E402
+from ggufspec.llamacpp.quantize import write_quantised  # noqa: E402
 from lab.mimo2 import write_mimo2  # noqa: E402
 
 TARGET = ROOT / "profiles" / "demo" / "demo-target-F16.gguf"
@@ -290,10 +290,10 @@ def write(kind: str, head: Head, known: Tensor, recipe: Recipe, out: Path) -> No
         block = {names[ours]: value for ours, value in state.items()}
         write_mimo2(TARGET, out / "mtp-demo-F16.gguf", [block], "head")
         write_mimo2(TARGET, out / "demo-mimo2-F16.gguf", [block])
-        quantize(out / "mtp-demo-F16.gguf", out / "mtp-demo-Q8_0.gguf", "Q8_0", 1)
+        write_quantised(out / "mtp-demo-F16.gguf", out / "mtp-demo-Q8_0.gguf", "Q8_0", 1)
         return
     write_eagle3(state, known, recipe, out / "demo-eagle3-F16.gguf")
-    quantize(out / "demo-eagle3-F16.gguf", out / "demo-eagle3-Q8_0.gguf", "Q8_0", 1)
+    write_quantised(out / "demo-eagle3-F16.gguf", out / "demo-eagle3-Q8_0.gguf", "Q8_0", 1)
 
 
 def write_eagle3(state: dict[str, np.ndarray], known: Tensor, recipe: Recipe, path: Path) -> None:

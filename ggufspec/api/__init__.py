@@ -1,1 +1,1 @@
-"""From settings to a planned or loaded pair, for the commands and for Python."""
+"""Planning and loading of pairs from settings, for the commands and for Python."""

@@ -16,7 +16,7 @@ from ggufspec.llamacpp.options import HOST, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning import catalogue
 from ggufspec.planning import machine as machines
-from ggufspec.planning.plan import FREE, Machine
+from ggufspec.planning.plan import FREE, PlanMachine
 from ggufspec.settings.registry import parse_drafters
 from ggufspec.settings.table import FIXED_DRAFT_MAX, OPTIONS, Settings, names
 
@@ -24,10 +24,10 @@ _LOOK_BYTES = 2**16
 
 
 def decoder_options(wanted: Settings) -> DecoderOptions:
-    """Return the decoder's options, checked before a model is loaded, with all layers on the CPU until a plan is made.
+    """Return checked decoder options before models are loaded; until a plan is made, they place all layers on the CPU.
 
     Raises:
-        UsageError: options contradict each other, or the corpus cannot be read.
+        UsageError: options contradict each other, or the lookup corpus cannot be read.
     """
     if wanted.lookup_corpus is not None:
         _check_text(wanted.lookup_corpus)  # reports a typo before the models are loaded
@@ -42,10 +42,18 @@ def decoder_options(wanted: Settings) -> DecoderOptions:
 
 
 def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions:
-    """Replace ``-c max`` by the target's training context; raise UsageError if its header has none."""
+    """Replace ``-c max`` with the target's training context; raise UsageError if its header does not state it."""
     if options.ctx_size or target.context_length:
         return replace(options, ctx_size=options.ctx_size or target.context_length)
-    raise UsageError(f"{target.name} does not say for which context it was trained", "give a number: -c 8192")
+    raise UsageError(f"{target.name} does not state its training context", "give a number: -c 8192")
+
+
+def check_caches(options: DecoderOptions) -> None:
+    """Raise UsageError if a cache type needs flash attention, which is off (llama_init_from_model in llama.cpp)."""
+    caches = [("-ctv", options.cache_type_v)] + [("-ctvd", options.cache_type_v_draft)] * options.needs_draft
+    for flag, kind in caches if options.flash_attn == "off" else ():
+        if kind not in ("f16", "bf16", "f32"):
+            raise UsageError(f"{flag} {kind} needs flash attention, but -fa is off", f"-fa on, or {flag} f16")
 
 
 def sampling(given: Settings) -> Sampling:
@@ -55,12 +63,12 @@ def sampling(given: Settings) -> Sampling:
 
 
 def layers_of(value: int | str | None) -> int | None:
-    """Convert a number of layers for the plan: -1 for all, None for ``auto``."""
+    """Convert a layer count to the plan's form: -1 for all layers, None for ``auto``."""
     return max(value, -1) if isinstance(value, int) else None
 
 
 def placement_of(wanted: Settings) -> tuple[Placement, frozenset[str]]:
-    """Return the target's given placement, and the fields of :data:`ggufspec.planning.plan.FREE` left to the plan."""
+    """Return the target's given placement, and the fields in :data:`ggufspec.planning.plan.FREE` left to the plan."""
     given = {name: getattr(wanted, name) for name in Placement.__dataclass_fields__ if name in OPTIONS}
     given |= {"gpu_layers": layers_of(wanted.gpu_layers), "split": wanted.tensor_split}
     given = {name: value for name, value in given.items() if value is not None}
@@ -77,8 +85,8 @@ def unplaced(wanted: Settings) -> Settings:
     return replace(wanted, **dict.fromkeys(names(group="placement")))
 
 
-def machine(wanted: Settings, threads: int) -> Machine:
-    """Return the machine to plan for: the named GPUs, or those of this machine.
+def machine_to_plan_for(wanted: Settings, threads: int) -> PlanMachine:
+    """Return the machine to plan for, with the GPUs named in the settings or else this machine's.
 
     Raises:
         UsageError: a size is invalid, a GPU is unknown, or RPC workers are combined with GPUs that are not installed.
@@ -87,20 +95,20 @@ def machine(wanted: Settings, threads: int) -> Machine:
     if wanted.headroom is not None:
         headroom = machines.parse_size(wanted.headroom, "--headroom")
     folder = cache_folder()
-    if wanted.cpu:  # speeds of local GPUs were measured with this machine's cores
+    if wanted.cpu:  # local GPUs were measured with this machine's number of threads
         threads = wanted.threads or physical_cores()
     if wanted.gpu or wanted.vram:
         if wanted.rpc:
-            raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")
+            raise UsageError("--rpc cannot be combined with --gpu or --vram", "give one or the other")
         sizes = [machines.parse_size(size, "--vram") for size in wanted.vram or ()]
         found = machines.simulated_cards(
             wanted.gpu or (), sizes, headroom_bytes=headroom, folder=folder, threads=threads
         )
     else:
-        found = machines.here(wanted.rpc or (), headroom_bytes=headroom, folder=folder, threads=threads)
+        found = machines.this_machine(wanted.rpc or (), headroom_bytes=headroom, folder=folder, threads=threads)
     if wanted.ram:
         found = machines.with_memory(found, machines.parse_size(wanted.ram, "--ram"))
-    speed, cores = found.speed, catalogue.Cores() if found.simulated else catalogue.cores_here(threads)
+    speed, cores = found.speed, catalogue.CpuCores() if found.simulated else catalogue.cores_here(threads)
     if wanted.cpu:
         cores = _cores(wanted.cpu)
     if found.cards:
@@ -119,14 +127,14 @@ def machine(wanted: Settings, threads: int) -> Machine:
     return replace(found, speed=speed)
 
 
-def _cores(named: str) -> catalogue.Cores:
-    """Parse ``--cpu``, e.g. 8xavx2."""
+def _cores(named: str) -> catalogue.CpuCores:
+    """Parse a ``--cpu`` value, e.g. 8xavx2."""
     count, _, vectors = named.partition("x")
-    return catalogue.Cores(int(count), vectors)
+    return catalogue.CpuCores(int(count), vectors)
 
 
 def _check_text(file: Path) -> None:
-    """Raise UsageError if a text file cannot be read, or does not begin as UTF-8."""
+    """Raise UsageError if a text file cannot be read or does not begin with valid UTF-8."""
     beginning = untrusted.read_bytes(file, _LOOK_BYTES, failure=UsageError, cut=True)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(beginning)

@@ -1,7 +1,7 @@
-"""Ranking of the models of a hub repository, or of a hub search, on one machine: ``ggufspec plan -hf REPO``.
+"""Ranking of the models in a hub repository or found by a hub search, for one machine (``ggufspec plan -hf REPO``).
 
-Only the beginnings of headers are read (:mod:`ggufspec.models.hub.repository`), and plans are estimates
-(:mod:`ggufspec.planning.quantisations`). The row of a model that cannot be read has the error.
+Most headers are read only in part (:mod:`ggufspec.models.hub.repository`), and plans are estimates
+(:mod:`ggufspec.planning.quantisations`). If a model cannot be read, its row holds the error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ggufspec.api.options import decoder_options, machine, with_context
+from ggufspec.api.options import decoder_options, machine_to_plan_for, with_context
 from ggufspec.api.pairs import OnEvent, judged, spec_of_files
 from ggufspec.api.plan import Calibrate, plan_request
 from ggufspec.decoding.options import DecoderOptions
@@ -20,15 +20,15 @@ from ggufspec.files.cache import cache_folder
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models import heads
 from ggufspec.models.header import ModelHeader
-from ggufspec.models.headers import Known, read_headers
+from ggufspec.models.headers import KnownHeader, read_headers
 from ggufspec.models.hub import choice, client, repository
 from ggufspec.models.hub.choice import hub_file, quant_of
 from ggufspec.models.hub.client import HubFile
-from ggufspec.models.hub.repository import ReadModel, Repository
+from ggufspec.models.hub.repository import HubRepository, ReadModel
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import expected_acceptance
 from ggufspec.planning.memory import DryRun
-from ggufspec.planning.plan import Machine, Plan
+from ggufspec.planning.plan import Plan, PlanMachine
 from ggufspec.planning.quantisations import (
     DIVERGENCE,
     DIVERGENCE_SOURCE,
@@ -39,32 +39,32 @@ from ggufspec.planning.quantisations import (
     sharing,
     twin_acceptance,
 )
-from ggufspec.planning.search import estimate, largest_context
+from ggufspec.planning.search import estimate_plan, largest_context
 from ggufspec.planning.verdict import unknown_cards
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankedRepository, RankingDocument
 from ggufspec.settings.table import Settings
 
-MOST_REPOSITORIES = 5  # maximum of a search
-_MOST_OF_EACH = 4  # maximum models per repository of a search
-_MOST_BITS = 8.5  # bits per weight of Q8_0, beyond which no published measurement shows a gain
+MOST_REPOSITORIES = 5  # maximum number of repositories in a search
+_MOST_OF_EACH = 4  # maximum number of models per repository in a search
+_MOST_BITS = 8.5  # bits per weight of Q8_0, above which no published measurement shows a gain in quality
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """Model with its header and a file of the same shape for dry runs, or the error in reading it."""
+    """Model with its header and a file of the same shape for dry runs, or with the error from reading it."""
 
     repo: str
     file: str
     name: str
     size_bytes: int
     header: ModelHeader | None = None
-    like: Known | None = None
+    like: KnownHeader | None = None
     error: str = ""
     hint: str = ""
 
     @property
     def read(self) -> tuple[ModelHeader, Path]:
-        """Header and metadata-only file for a plan; raises ModelError if they could not be read."""
+        """Header and metadata-only file for a plan; raises ModelError if the model could not be read."""
         if self.header is None or self.like is None:
             raise ModelError(self.error, self.hint)
         return self.header, self.like.metadata_only
@@ -72,7 +72,7 @@ class _Subject:
 
 @dataclass
 class _Found:
-    """Models to rank, and their repositories."""
+    """Models to rank, with the repositories they are in."""
 
     subjects: list[_Subject] = field(default_factory=list)
     repositories: list[RankedRepository] = field(default_factory=list)
@@ -80,53 +80,54 @@ class _Found:
 
     @property
     def readable(self) -> list[_Subject]:
-        """Models with a header."""
+        """Models whose headers could be read."""
         return [one for one in self.subjects if one.header is not None]
 
 
-def several(repo: str | None) -> Repository | None:
-    """Return the repository that ``-hf`` names if it has several models and no model is named; otherwise None.
+def several(repo: str | None) -> HubRepository | None:
+    """Return the repository if ``-hf`` names one with several models without choosing a model; otherwise None.
 
     Raises:
         GgufspecError: there is no such repository, or it has no GGUF file.
     """
-    if repo is None or (name := choice.parse(repo)).model:
+    if repo is None or (name := choice.parse_name(repo)).model:
         return None
     try:
-        found = repository.look(name.repo, name.revision)
-    except client.UnreachableError:  # downloaded models can still be planned
+        is_here = bool(client.cached_names(name.repo, name.revision))
+        found = repository.list_models(name.repo, name.revision, soon=is_here)
+    except client.UnreachableError:  # a downloaded model can still be planned
         return None
     return found if len(found.models) > 1 else None
 
 
 def rank(
     given: Settings,
-    among: Repository | None = None,
+    among: HubRepository | None = None,
     *,
     words: str | None = None,
     draft_repo: str | None = None,
     calibrate: Calibrate | None = None,
     on_event: OnEvent | None = None,
 ) -> RankingDocument:
-    """Rank the models of a repository, of a hub search, or a single model.
+    """Rank the models in a repository or found by a hub search, or a single model.
 
     Args:
-        given: settings of the command line.
-        among: repository, from :func:`several`.
+        given: settings from the command line.
+        among: repository whose models to rank, from :func:`several`.
         words: words to search the hub for.
-        draft_repo: repository whose drafts are ranked for the named or the best target.
-        calibrate: measures this machine if due, once there is something to rank.
-        on_event: called while headers are read.
+        draft_repo: repository whose drafts to rank for the named or the best target.
+        calibrate: function that measures this machine if due; called once there is something to rank.
+        on_event: called with progress while headers are read.
 
     Raises:
         GgufspecError: nothing is found, nothing can be read, or the draft is incompatible with the targets.
     """
     options = decoder_options(given)
-    where = machine(given, options.threads or physical_cores())
+    where = machine_to_plan_for(given, options.threads or physical_cores())
     targets = _targets(given, among, words, where, on_event)
     drafts = _of_repository(draft_repo, on_event) if draft_repo else _named_draft(given, on_event)
     if calibrate is not None and calibrate(None, (), options, on_event):
-        where = replace(where, speed=machine(given, options.threads or physical_cores()).speed)
+        where = replace(where, speed=machine_to_plan_for(given, options.threads or physical_cores()).speed)
     likes = {one.like.metadata_only: one.like for one in targets.readable + drafts.readable if one.like}
     dry_runs = DryRuns(where.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder())
     with dry_runs:
@@ -139,16 +140,16 @@ def rank(
 
 
 def _targets(
-    given: Settings, among: Repository | None, words: str | None, where: Machine, on_event: OnEvent | None
+    given: Settings, among: HubRepository | None, words: str | None, where: PlanMachine, on_event: OnEvent | None
 ) -> _Found:
     if words is not None:
         names = client.search(words, MOST_REPOSITORIES)
         if not names:
-            raise ModelError(f"the hub has no GGUF repository for {words!r}", "fewer or other words")
+            raise ModelError(f"the hub has no GGUF repository for {words!r}", "try fewer or other words")
         found = _Found()
         for name in names:
             try:
-                some = _few(repository.look(name), sum(where.budget_bytes(card) for card in where.cards))
+                some = _few(repository.list_models(name), sum(where.budget_bytes(card) for card in where.cards))
                 _add(found, some, on_event)
             except client.OfflineError:
                 raise
@@ -164,31 +165,31 @@ def _targets(
 
 
 def _of_repository(repo: str, on_event: OnEvent | None) -> _Found:
-    if (name := choice.parse(repo)).model:
+    if (name := choice.parse_name(repo)).model:
         raise UsageError(f"{repo!r} is not a repository of the hub", "--draft-repo USER/REPO; -hfd names one draft")
-    return _add(_Found(), repository.look(name.repo, name.revision), on_event)
+    return _add(_Found(), repository.list_models(name.repo, name.revision), on_event)
 
 
-def _add(found: _Found, some: Repository, on_event: OnEvent | None) -> _Found:
-    """Add a repository's models to ``found`` and return it; raise GgufspecError if there is no readable target."""
+def _add(found: _Found, some: HubRepository, on_event: OnEvent | None) -> _Found:
+    """Add a repository's models to ``found`` and return it; raise GgufspecError if no target can be read."""
     if not some.models:
         raise ModelError(
             f"{some.repo} has heads and no target: {', '.join(some.heads)}", f"-hf TARGET -hfd {some.repo}"
         )
-    models = repository.read(some, on_event)
+    models = repository.read_models(some, on_event)
     found.repositories.append(RankedRepository(some.repo, some.commit, some.heads, some.left_out, some.revision))
     found.subjects += [_subject(some, one) for one in models]
     found.bytes_read += sum(one.bytes_read for one in models)
     return found
 
 
-def _subject(of: Repository, one: ReadModel) -> _Subject:
+def _subject(of: HubRepository, one: ReadModel) -> _Subject:
     model = one.model
     return _Subject(of.repo, model.file, of.named(model), model.size_bytes, one.header, one.like, one.error, one.hint)
 
 
-def _few(of: Repository, budget_bytes: int) -> Repository:
-    """Return a repository's models that are worth reading: the largest below the GPUs' memory, and one above."""
+def _few(of: HubRepository, budget_bytes: int) -> HubRepository:
+    """Keep the models worth reading: the largest that are within the GPUs' memory, and the next larger one."""
     below = [model for model in of.models if model.size_bytes <= budget_bytes]
     start = max(0, min(len(below) - _MOST_OF_EACH + 1, len(of.models) - _MOST_OF_EACH))
     return replace(of, models=of.models[start : start + _MOST_OF_EACH])
@@ -201,7 +202,7 @@ def _named_draft(given: Settings, on_event: OnEvent | None) -> _Found:
 
 
 def _of_source(source: str | Path | HubFile, name: str, on_event: OnEvent | None) -> _Found:
-    """Read the whole header of a single model."""
+    """Return a single model to rank, after reading its complete header."""
     known = read_headers([source], None, on_event)[0]
     file = str(getattr(source, "file", source))
     repo = str(getattr(source, "repo", ""))
@@ -214,18 +215,18 @@ def _of_source(source: str | Path | HubFile, name: str, on_event: OnEvent | None
 
 @dataclass
 class _Ranking:
-    """Ranking in progress; ``notes`` and ``acceptances`` are collected on the way."""
+    """Ranking in progress, which collects ``notes`` and ``acceptances``."""
 
     given: Settings
     options: DecoderOptions
-    machine: Machine
+    machine: PlanMachine
     dry_run: DryRun
     notes: list[str] = field(default_factory=list)
     acceptances: dict[float, str] = field(default_factory=dict)
     _options: dict[tuple[str, str], DecoderOptions] = field(default_factory=dict)
 
     def document(self, targets: _Found, drafts: _Found, *, is_list: bool) -> RankingDocument:
-        """Rank the targets. With ``is_list``, rank the drafts for the best target too, and use the fastest."""
+        """Rank the targets; with ``is_list``, also rank the drafts for the best target, and use the fastest draft."""
         draft = None if is_list or not drafts.subjects else drafts.subjects[0]
         models = self._models(targets, draft)
         target = _best(targets.subjects, models)
@@ -256,7 +257,7 @@ class _Ranking:
         )
 
     def _models(self, targets: _Found, draft: _Subject | None) -> tuple[RankedModel, ...]:
-        """Return a row for each target; if every target failed, raise the first failure."""
+        """Return a row for each target; if all targets failed, raise the first failure."""
         rows, first = [], None
         for number, subject in enumerate(targets.subjects, 1):
             row = RankedModel(
@@ -280,21 +281,21 @@ class _Ranking:
         return tuple(replace(row, pareto=row.number in best) for row in rows)
 
     def _model(self, row: RankedModel, subject: _Subject, draft: _Subject | None) -> RankedModel:
-        if subject.header and (kind := heads.kind_of(subject.header)):
+        if subject.header and (kind := heads.head_kind(subject.header)):
             raise ModelError(f"{subject.file} is {kind.what} and no target", f"-hf TARGET -hfd {subject.name}")
         plan = self._plan(subject, draft)
-        header, alone = plan.request.target.header, plan.target_only
+        header, target_only = plan.request.target.header, plan.target_only
         longest = largest_context(plan.request.target_only, self.machine, self.dry_run)
         return replace(
             row,
             bits_per_weight=bits_per_weight(header),
             divergence=DIVERGENCE.get(row.quant),
             fits=fits(plan, longest),
-            gpu_layers=alone.target.offloaded(header.blocks),
+            gpu_layers=target_only.target.offloaded(header.blocks),
             layers=header.blocks,
-            n_cpu_moe=alone.target.n_cpu_moe,
-            n_cpu_ffn=alone.target.n_cpu_ffn,
-            target_only_tokens_per_s=alone.tokens_per_s,
+            n_cpu_moe=target_only.target.n_cpu_moe,
+            n_cpu_ffn=target_only.target.n_cpu_ffn,
+            target_only_tokens_per_s=target_only.tokens_per_s,
             speculative_tokens_per_s=plan.pair.tokens_per_s if plan.pair else None,
             break_even_acceptance=plan.break_even_acceptance,
             break_even_accepted_share=plan.break_even_share,
@@ -302,7 +303,7 @@ class _Ranking:
         )
 
     def _drafts(self, target: _Subject, drafts: _Found) -> tuple[tuple[RankedDraft, ...], _Subject | None]:
-        """Return a row for each draft with the target, and the fastest draft, if any runs."""
+        """Return a row for each draft with the target, and the fastest draft (None if no draft can run)."""
         rows = []
         for number, subject in enumerate(drafts.subjects, 1):
             row = RankedDraft(
@@ -311,7 +312,7 @@ class _Ranking:
             try:
                 plan = self._plan(target, subject)
                 if plan.pair is None or plan.pair.draft is None or plan.request.draft is None:
-                    raise ModelError("it does not fit beside the target", "")
+                    raise ModelError("it does not fit next to the target", "")
                 header = plan.request.draft.header
                 row = replace(
                     row,
@@ -329,34 +330,34 @@ class _Ranking:
             rows.append(row)
         fastest = max(rows, key=lambda row: row.tokens_per_s or 0.0)
         if fastest.tokens_per_s is None:
-            self.notes.append(f"no draft of {fastest.repo} serves {target.name}: {fastest.error}")
+            self.notes.append(f"no draft in {fastest.repo} works with {target.name}: {fastest.error}")
             return tuple(rows), None
         return tuple(rows), drafts.subjects[fastest.number - 1]
 
     def _plan(self, subject: _Subject, draft: _Subject | None) -> Plan:
-        """Estimate the plan of a target with the draft or its own MTP blocks; raise GgufspecError if it cannot run."""
+        """Estimate a plan for a target with a draft or its own MTP blocks; raise GgufspecError if it cannot run."""
         target = subject.read
         options = with_context(self.options, target[0])
-        beside = draft.read if draft else None
+        draft_read = draft.read if draft else None
         if draft:
             options = replace(self._drafting(subject, draft), ctx_size=options.ctx_size)
         elif self.given.drafter is None and heads.in_target(target[0]):
-            options, beside = options.with_head("mtp"), target
+            options, draft_read = options.with_head("mtp"), target
         acceptance, origin = self.given.acceptance or 0.0, "given with --acceptance"
-        if beside and self.given.acceptance is None:
+        if draft_read and self.given.acceptance is None:
             is_twin = draft is not None and draft.repo == subject.repo
-            least = twin_acceptance(target[0], beside[0], quant_of(draft.file)) if draft and is_twin else None
-            known = cache_folder(), target[0].fingerprint, beside[0].fingerprint
+            least = twin_acceptance(target[0], draft_read[0], quant_of(draft.file)) if draft and is_twin else None
+            known = cache_folder(), target[0].fingerprint, draft_read[0].fingerprint
             acceptance, origin = expected_acceptance(*known, least, TWIN_ORIGIN)
-        if beside:
+        if draft_read:
             self.acceptances.setdefault(acceptance, origin)
-        request = plan_request(target, beside, options, acceptance, self.given)
-        plan = estimate(request, self.machine, self.dry_run)
-        self.notes += [note for note in plan.notes if beside and plan.pair is None]
+        request = plan_request(target, draft_read, options, acceptance, self.given)
+        plan = estimate_plan(request, self.machine, self.dry_run)
+        self.notes += [note for note in plan.notes if draft_read and plan.pair is None]
         return plan
 
     def _drafting(self, subject: _Subject, draft: _Subject) -> DecoderOptions:
-        """Return the options with this draft, a head or not; vocabularies are compared in the headers read whole."""
+        """Return the options for this draft, which may be a head; compare vocabularies in completely read headers."""
         assert subject.like is not None
         assert draft.like is not None
         key = subject.like.origin, draft.like.origin
@@ -378,18 +379,16 @@ class _Ranking:
 
 
 def _point(row: RankedModel) -> tuple[float, float]:
-    """Return the tokens/s of the faster option, and the bits per weight."""
+    """Return the tokens/s of the faster option (with or without a draft), and the bits per weight."""
     speeds = (row.target_only_tokens_per_s or 0.0, row.speculative_tokens_per_s or 0.0)
     return max(speeds), row.bits_per_weight or 0.0
 
 
 def _best(subjects: Sequence[_Subject], rows: Sequence[RankedModel]) -> _Subject:
-    """Return the model to suggest: of those that fit whole, the one with most bits per weight up to Q8_0; else the
-    fastest.
-    """
+    """Return the best model: the one with most bits per weight (up to Q8_0) that fits whole, or else the fastest."""
     whole = [row for row in rows if row.fits == "whole"]
     fair = whole or [row for row in rows if not row.error]
-    fair = [row for row in fair if row.repo == fair[0].repo]  # the most downloaded repository
+    fair = [row for row in fair if row.repo == fair[0].repo]  # only those in the most downloaded repository
     if whole:
         found = max(fair, key=lambda row: (min(_point(row)[1], _MOST_BITS), _point(row)[0]))
     else:

@@ -1,10 +1,10 @@
-"""Placement of an opened pair, given or planned."""
+"""Placement of an opened pair as given or as planned."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ggufspec.api.options import machine, placement_of, placement_of_draft, unplaced
+from ggufspec.api.options import machine_to_plan_for, placement_of, placement_of_draft, unplaced
 from ggufspec.api.pairs import OnEvent, OpenedPair
 from ggufspec.api.plan import Calibrate, make_plan, request_of
 from ggufspec.decoding.options import DecoderOptions
@@ -13,21 +13,21 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import Placement
 from ggufspec.planning.memory import check_overrides
 from ggufspec.planning.plan import PlannedRun
-from ggufspec.planning.search import loaded
+from ggufspec.planning.search import with_load_options
 from ggufspec.planning.verdict import why
 from ggufspec.schema.plan import PlanDocument
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """Options with placements of a pair and of the best target-only run, with the plan.
+class ResolvedOptions:
+    """Options with placements for a pair and for the best target-only run, and the plan they come from.
 
-    ``plan`` is None without a GPU or with all layers given. ``target_s`` is the plan's expectation of the target's
-    speed (:meth:`ggufspec.planning.plan.Plan.target_s`).
+    ``plan`` is None without a GPU, or if all layers are given and the best target-only run is not requested.
+    ``target_s`` is the target speed that the plan predicts (:meth:`ggufspec.planning.plan.Plan.target_s`).
     """
 
     pair: DecoderOptions
-    alone: DecoderOptions
+    target_only: DecoderOptions
     cards: tuple[str, ...] = ()
     plan: PlanDocument | None = None
     target_s: tuple[float, float] | None = None
@@ -36,51 +36,51 @@ class Resolved:
 def resolve(
     opened: OpenedPair,
     *,
-    rival: bool = False,
+    best_target_only: bool = False,
     calibrate: Calibrate | None = None,
     on_event: OnEvent | None = None,
     verbose: bool = False,
-) -> Resolved:
-    """Place the layers of a pair, and with ``rival`` also those of the best target-only run.
+) -> ResolvedOptions:
+    """Place the layers of a pair, and with ``best_target_only`` also those of the best target-only run.
 
-    Numbers of layers are used as given, ``auto`` is planned. An unused draft model (``--drafter lookup`` or ``none``)
-    is not placed. The other arguments are those of :func:`ggufspec.api.plan.make_plan`.
+    Given numbers of layers are used, and ``auto`` is planned. An unused draft model (``--drafter lookup`` or ``none``)
+    is not placed. For the other arguments, see :func:`ggufspec.api.plan.make_plan`.
 
     Raises:
-        GgufspecError: as :func:`ggufspec.api.plan.make_plan`.
+        GgufspecError: as for :func:`ggufspec.api.plan.make_plan`.
     """
     wanted, options = opened.wanted, opened.options
     (target, free), (draft, draft_free) = placement_of(wanted), placement_of_draft(wanted)
     fixed = replace(options, target=target, draft=draft)
     all_given = "gpu_layers" not in (free | draft_free if opened.draft else free)
     loads = "load_mode" in free and bool(target.gpu_layers) and not wanted.rpc
-    if all_given and not (rival or wanted.override_tensor or loads):
-        return Resolved(fixed, fixed)
-    where = machine(wanted, options.threads or physical_cores())
+    if all_given and not (best_target_only or wanted.override_tensor or loads):
+        return ResolvedOptions(fixed, fixed)
+    where = machine_to_plan_for(wanted, options.threads or physical_cores())
     if wanted.override_tensor:
         check_overrides(opened.target.header, wanted.override_tensor, where.card_names)
     if all_given and loads:
         asked = request_of(opened, acceptance=0.0)
         both = ((asked.target, target), *([(asked.draft, draft)] if asked.draft else []))
-        target, *beside = loaded(where, *both)
-        fixed = replace(fixed, target=target, draft=beside[0] if beside else draft)
-    if not where.cards or (all_given and not rival):
-        return Resolved(fixed, fixed)
-    to_plan = _of_rival(opened) if all_given else opened
+        target, *rest = with_load_options(where, *both)
+        fixed = replace(fixed, target=target, draft=rest[0] if rest else draft)
+    if not where.cards or (all_given and not best_target_only):
+        return ResolvedOptions(fixed, fixed)
+    to_plan = _for_best_target_only(opened) if all_given else opened
     made = make_plan(to_plan, where=where, calibrate=calibrate, on_event=on_event, verbose=verbose)
     document, cards = made.document(), where.card_names
-    alone = with_placement(options, made.plan.target_only, draft_max=options.draft_max)
+    target_only = with_placement(options, made.plan.target_only, draft_max=options.draft_max)
     if all_given:
-        return Resolved(fixed, alone, cards, document)
+        return ResolvedOptions(fixed, target_only, cards, document)
     if opened.draft is not None and made.plan.pair is None:
         raise UsageError(why(made.plan), "--no-draft runs target-only; plan shows what fits")
     option = made.plan.pair or made.plan.target_only
     pair = with_placement(options, option, draft_max=wanted.draft_max)
-    return Resolved(pair, alone, cards, document, made.plan.target_s(option))
+    return ResolvedOptions(pair, target_only, cards, document, made.plan.target_s(option))
 
 
-def _of_rival(opened: OpenedPair) -> OpenedPair:
-    """Return the pair without its draft, and with the placement left to the plan."""
+def _for_best_target_only(opened: OpenedPair) -> OpenedPair:
+    """Return the pair without its draft, with the placement left to the plan."""
     return replace(
         opened,
         spec=replace(opened.spec, draft=None, settings=unplaced(opened.spec.settings)),
@@ -92,7 +92,7 @@ def _of_rival(opened: OpenedPair) -> OpenedPair:
 
 
 def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: int | None = None) -> DecoderOptions:
-    """Return the options with a plan's placement and, under a fixed policy, its draft length unless one is given."""
+    """Return the options with a plan's placement and, for a fixed policy, its draft length unless one is given."""
     planned = option.draft_length if options.draft_policy == "fixed" else None
     return replace(
         options,

@@ -1,4 +1,4 @@
-"""Answers to the same prompts by several variants (e.g. with a draft, target-only), interleaved, within a budget."""
+"""Interleaved answers to the same prompts from several variants (e.g. with a draft, target-only), within a budget."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from ggufspec.bench.trials import Progress, in_turn
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.errors import ChildError, UsageError
 from ggufspec.hardware import host
-from ggufspec.schema.text import counted, duration
+from ggufspec.schema.text import as_budget, counted, duration
 
-_RESERVE = 0.15  # share of a budget for the checks after measuring
-# (prompts, tokens): minimum length of answers while more than this many prompts are left. Prompts differ more from each
-# other than the parts of one answer do, so many short answers say more than a few long ones, but the beginning of an
-# answer is not as fast as the rest.
+FEWEST = 3  # minimum number of prompts for a verdict; with fewer prompts, minimum number of passes over them
+_RESERVE = 0.15  # share of the budget reserved for the checks after measuring
+# (prompts, tokens): minimum answer length while more than this many prompts are left. Prompts differ more from each
+# other than the parts of one answer do, so many short answers are more informative than a few long ones, but an
+# answer's beginning is slower than the rest.
 _FEWEST_TOKENS = ((4, 64), (1, 32))
-_WARM_UP_TOKENS = 32  # the pair's warm-up, in which the policy times drafts and learns what they gain
-_LEAST_TOKENS = 8  # minimum length of an answer, even if only one prompt is left
-_ASIDE_PROMPTS, _ASIDE_TOKENS = 3, 32  # maximum of an informational variant
+_WARM_UP_TOKENS = 32  # length of the pair's warm-up, in which the policy times drafts and learns how much they gain
+_WARM_UPS = 8  # warm-ups' worth of time that a verdict needs: three prompts with and without the draft, plus a check
+_LEAST_TOKENS = 8  # minimum answer length, even if only one prompt is left
+_ASIDE_PROMPTS, _INFORMATIONAL_TOKENS = 3, 32  # maximum prompts, and tokens per answer, for an informational variant
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Variant to measure, with the ``spec`` and the module ``engine`` of its own load.
+class Variant:
+    """Variant to measure; ``spec`` and the module ``engine`` define its own load.
 
-    ``shared`` is the ``alone`` of requests with which the pair's load answers for it; None if it cannot. ``aside``
-    marks an informational variant, which is measured with a few short answers, once.
+    ``shared`` is the value of ``alone`` in requests that the pair's load answers for this variant; None if it cannot.
+    ``informational`` variants are measured once, with a few short answers.
     """
 
-    spec: trial.Spec
+    spec: trial.TrialJob
     engine: str = trial.__name__
     shared: str | None = None
-    aside: bool = False
+    informational: bool = False
 
 
-_Place = tuple[str, trial.Spec]  # identifies a load: the job's module and its spec
+_Place = tuple[str, trial.TrialJob]  # identifies a load: the job's module and its spec
 
 
 class _SpentError(Exception):
@@ -47,11 +49,11 @@ class _SpentError(Exception):
 
 
 @dataclass
-class Budget:
-    """Time for answers, loads not counted, with estimates from earlier answers of how long the next takes.
+class AnswerBudget:
+    """Time budget for answers, excluding model loads; it estimates the next answer's time from earlier answers.
 
-    ``overhead`` is how many times longer than in their statistics the last alternating answers took: where their texts
-    differ, tokens are decoded again. A ``limit_s`` of None is no limit.
+    ``overhead`` is the wall time of the last alternating answers divided by the time in their statistics; it exceeds 1
+    because tokens are decoded again where the two texts differ. A ``limit_s`` of None means no limit.
     """
 
     limit_s: float | None
@@ -63,7 +65,7 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds left in total."""
+        """Seconds left in the budget."""
         return math.inf if self.limit_s is None else self.limit_s - self.spent_s
 
     @property
@@ -71,8 +73,8 @@ class Budget:
         """Seconds left for measuring, without the reserve for the checks that follow."""
         return math.inf if self.limit_s is None else (1 - _RESERVE) * self.limit_s - self.spent_s
 
-    def ask(self, load: trial.Load, request: trial.Request) -> trial.Result:
-        """Send a request to a load and count the time; a request that exceeds the budget is stopped, unfinished."""
+    def ask(self, load: trial.ModelProcess, request: trial.TrialRequest) -> trial.TrialResult:
+        """Send a request to a load and charge its time to the budget; stop the request early if the budget runs out."""
         if self.limit_s is None:
             return load.ask(request)
         stop = threading.Timer(max(self.left_s, 0.0), load.stop)
@@ -84,8 +86,8 @@ class Budget:
             stop.cancel()
             self.spent_s += self.clock() - began
 
-    def learn(self, name: str, result: trial.Result, *, warm_up: bool = False) -> None:
-        """Record how fast a variant answered; its warm-up counts only until its first answer."""
+    def learn(self, name: str, result: trial.TrialResult, *, warm_up: bool = False) -> None:
+        """Record how fast a variant answered; its warm-up is used only until it has answered a prompt."""
         found = [answer.statistics for answer in result.answers]
         if warm_up:
             self._warm_ups[name] = found
@@ -93,11 +95,11 @@ class Budget:
             self._answers[name] += found
 
     def read_s(self, name: str) -> float:
-        """Return the seconds per prompt token of a variant; of the slowest known variant if it has no answer yet."""
+        """Return a variant's seconds per prompt token, or the slowest known variant's if it has not been measured."""
         return self._known(name, lambda s: (s.prompt_s, s.prompt_read))
 
     def write_s(self, name: str) -> float:
-        """Return the seconds per generated token, likewise."""
+        """Return a variant's seconds per generated token, with the same fallback as :meth:`read_s`."""
         return self._known(name, lambda s: (s.decode_s, s.decoded))
 
     def _known(self, name: str, part: Callable[[Statistics], tuple[float, int]]) -> float:
@@ -108,48 +110,50 @@ class Budget:
         return (of(name) if name in self._warm_ups else 0.0) or max(map(of, self._warm_ups), default=0.0)
 
 
-class Answers:
-    """Measurement of the answers of several variants to the same prompts, interleaved prompt by prompt.
+class InterleavedAnswers:
+    """Measurement of several variants' answers to the same prompts, interleaved prompt by prompt.
 
-    Variants with the same placement share one child, which loads the pair once. If the target's cache can be rewound to
-    any length, speculative and target-only answers alternate there, segment by segment. Another placement needs another
-    load: at the same time if both run on the CPU and fit in RAM, else one after the other, with a pass over the prompts
-    in between. A variant whose child dies is not retried; those that shared its load get loads of their own.
+    Variants with the same placement share one child process, which loads the pair once. If the target's cache can be
+    rewound to any length, speculative and target-only answers alternate there, segment by segment. Any other placement
+    needs its own load. Loads stay open together if all run on the CPU and fit in RAM; otherwise they take turns, one
+    pass over the prompts each. A variant whose child dies is not retried; others that shared its load get their own.
 
-    A budget limits the first pass: each answer gets a share of the time left, by the speed of earlier answers. If that
-    would be too few tokens, the last prompts are left out. In a shortened answer the policy drafts as in a full one.
+    A budget limits the first pass: each answer gets a share of the time left, at the speed of earlier answers. If that
+    share allows too few tokens, the last prompts are dropped. A shortened answer is drafted like a full one.
 
-    ``ways`` are variants by name, ``first`` that whose load the others may share. ``repetitions`` are passes over the
-    prompts; None for as many as needed. ``cut`` allows answers shorter than the spec's.
+    ``variants`` holds the variants by name, which may share the load of ``first``. ``repetitions`` is the number of
+    passes over the prompts; None for as many as needed. ``cut`` allows answers shorter than the spec's.
 
     Attributes:
-        results: by variant, one result per pass with the answers to the spec's first prompts.
-        crashes: why variants were given up.
+        results: for each variant, one result per pass, with the answers to the spec's first prompts.
+        crashes: errors of the variants that crashed.
         prompts: number of prompts in use.
         lengths: maximum answer length for each prompt, in tokens.
+        enough_s: smallest budget that allows a verdict, estimated from the warm-ups' speeds; 0 if unknown.
     """
 
     def __init__(
         self,
-        ways: Mapping[str, Way],
+        variants: Mapping[str, Variant],
         first: str,
-        budget: Budget,
+        budget: AnswerBudget,
         *,
         repetitions: int | None,
         cut: bool = True,
         verbose: bool = False,
-        opened: Callable[..., trial.Load] = trial.Load,
+        opened: Callable[..., trial.ModelProcess] = trial.ModelProcess,
     ) -> None:
-        self.results: dict[str, list[trial.Result]] = {name: [] for name in ways}
+        self.results: dict[str, list[trial.TrialResult]] = {name: [] for name in variants}
         self.crashes: dict[str, ChildError] = {}
         self.lengths: list[int] = []
+        self.enough_s = 0.0
         self.budget, self.repetitions = budget, repetitions
-        self._ways, self._first, self._spec = ways, first, ways[first].spec
+        self._variants, self._first, self._spec = variants, first, variants[first].spec
         self.prompts = len(self._spec.prompts)
         self._cut = cut and budget.limit_s is not None
         self._verbose, self._opened = verbose, opened
-        self._apart: set[str] = {name for name, way in ways.items() if way.shared is None}
-        self._open: dict[_Place, trial.Load] = {}
+        self._with_own_load: set[str] = {name for name, variant in variants.items() if variant.shared is None}
+        self._open: dict[_Place, trial.ModelProcess] = {}
         self._may_alternate = True
         self._side_by_side = True
         self._prompt_tokens: tuple[int, ...] = ()
@@ -157,12 +161,12 @@ class Answers:
     @property
     def _working(self) -> list[str]:
         """Variants that did not crash, informational ones last."""
-        names = [name for name in self._ways if name not in self.crashes]
-        return sorted(names, key=lambda name: self._ways[name].aside)
+        names = [name for name in self._variants if name not in self.crashes]
+        return sorted(names, key=lambda name: self._variants[name].informational)
 
     @property
     def _compared(self) -> list[str]:
-        return [name for name in self._working if not self._ways[name].aside]
+        return [name for name in self._working if not self._variants[name].informational]
 
     # ---- time
 
@@ -171,19 +175,19 @@ class Answers:
         read = self._prompt_tokens[prompt] - self._spec.depth
         return self.budget.overhead * (read * self.budget.read_s(name) + tokens * self.budget.write_s(name))
 
-    def _aside_s(self, prompts: int) -> float:
-        """Return the expected seconds of the informational answers that are still to be measured."""
+    def _informational_s(self, prompts: int) -> float:
+        """Return the expected seconds for the informational answers still to be measured."""
         return sum(
-            self.cost_s(name, i, _ASIDE_TOKENS)
+            self.cost_s(name, i, _INFORMATIONAL_TOKENS)
             for name in self._working
-            if self._ways[name].aside
+            if self._variants[name].informational
             for i in range(asked(self.results[name]), min(prompts, _ASIDE_PROMPTS))
         )
 
     def _share(self, prompts: int) -> int:
-        """Return the tokens of the next answer if those to all remaining prompts get equal shares of the time left."""
+        """Return the next answer's length in tokens if all remaining prompts share the time left equally."""
         done = len(self.lengths)
-        left = self.budget.measuring_s - self._aside_s(prompts)
+        left = self.budget.measuring_s - self._informational_s(prompts)
         for name in self._compared:
             left -= sum(self.cost_s(name, i, self.lengths[i]) for i in range(asked(self.results[name]), done))
             left -= sum(self.cost_s(name, i, 0) for i in range(done, prompts))
@@ -191,20 +195,43 @@ class Answers:
         return int(left / max(each * (prompts - done), 1e-9))
 
     def _fit(self) -> None:
-        """Leave out prompts that the budget has no time for; raise UsageError if it is too short for one."""
+        """Drop prompts that do not fit in the budget; raise UsageError if not even one fits."""
         most = self._spec.max_tokens
         least = min(_LEAST_TOKENS, most) if self._cut else most
         for fewest, wanted in _FEWEST_TOKENS if self._cut else ((1, most),):
             while self.prompts > fewest and self._share(self.prompts) < min(wanted, most):
                 self.prompts -= 1
         if self._share(self.prompts) < least:
-            needed = sum(self.cost_s(name, 0, least) for name in self._compared) + self._aside_s(1)
-            needed = math.ceil((self.budget.spent_s + needed) / (1 - _RESERVE) + 1)
             raise UsageError(
                 f"a budget of {duration(self.budget.left_s + self.budget.spent_s)} is too short for one answer of "
-                f"{counted(least, 'token')} in each way",
-                f"--budget {needed}s" + ("" if self._cut else ", or fewer tokens with -n"),
+                f"{counted(least, 'token')} with and without the draft",
+                self._enough(),
             )
+
+    @property
+    def _is_few(self) -> bool:
+        """True if there are too few prompts for a sample; each prompt is then answered several times instead."""
+        return len(self._spec.prompts) < FEWEST
+
+    def _needed_s(self) -> float:
+        most, prompts = self._spec.max_tokens, min(len(self._spec.prompts), FEWEST)
+        tokens = min(_FEWEST_TOKENS[-1][1], most) if self._cut and not self._is_few else most
+        answers_s = sum(self.cost_s(name, i, tokens) for name in self._compared for i in range(prompts))
+        passes_s = (FEWEST if self._is_few else 1) * answers_s
+        return (self.budget.spent_s + passes_s + self._informational_s(prompts)) / (1 - _RESERVE) + 1
+
+    def _enough(self) -> str:
+        shorter = ", or fewer tokens with -n" if self._is_few or not self._cut else ""
+        return f"--budget {as_budget(self.enough_s)}{shorter}"
+
+    def _shortage(self) -> str:
+        """Return a sentence with the budget that a verdict needs; empty if the present budget is enough."""
+        limit_s = self.budget.limit_s
+        if limit_s is None or limit_s >= self.enough_s or (self._is_few and self.repetitions in range(1, FEWEST)):
+            return ""
+        answers = f"{FEWEST} answers to each prompt" if self._is_few else f"answers to {FEWEST} prompts"
+        short = f"{duration(limit_s)} is too short for a verdict"
+        return f"{short}, which needs {answers} with and without the draft: {self._enough()}"
 
     def _length(self) -> int:
         """Return the length of the answers to the next new prompt."""
@@ -215,7 +242,7 @@ class Answers:
         most, tokens, limit_s = self._spec.max_tokens, self._length(), self.budget.limit_s
         about = f"{counted(self.prompts, 'prompt')} × {'about ' * (tokens < most)}{counted(tokens, 'token')}"
         once = sum(self.cost_s(name, i, tokens) for name in self._compared for i in range(self.prompts))
-        all_s = (self.repetitions or 1) * (once + self._aside_s(self.prompts))
+        all_s = (self.repetitions or 1) * (once + self._informational_s(self.prompts))
         if limit_s is None:
             return f"{about}, {counted(self.repetitions or 1, 'time')}: about {duration(all_s)}"
         if tokens < most or all_s > self.budget.measuring_s:
@@ -225,19 +252,19 @@ class Answers:
     # ---- loads
 
     def _place(self, name: str) -> _Place:
-        way = self._ways[name]
-        return (way.engine, way.spec if name in self._apart else self._spec)
+        variant = self._variants[name]
+        return (variant.engine, variant.spec if name in self._with_own_load else self._spec)
 
-    def _request(self, name: str, prompt: int = 0, length: int = 0, *, warm_up: bool = False) -> trial.Request:
-        alone = "" if name in self._apart else self._ways[name].shared or ""
+    def _request(self, name: str, prompt: int = 0, length: int = 0, *, warm_up: bool = False) -> trial.TrialRequest:
+        alone = "" if name in self._with_own_load else self._variants[name].shared or ""
         if warm_up and name == self._first:
             prompt, length = self._prompt_tokens.index(min(self._prompt_tokens)), _WARM_UP_TOKENS
         if name != self._first or length >= self._spec.max_tokens:
-            return trial.Request((prompt,), length, alone, warm_up)
-        return trial.Request((prompt,), self._spec.max_tokens, alone, warm_up, most=length)
+            return trial.TrialRequest((prompt,), length, alone, warm_up)
+        return trial.TrialRequest((prompt,), self._spec.max_tokens, alone, warm_up, most=length)
 
-    def _load(self, name: str) -> trial.Load | None:
-        """Return the load of a variant, warmed up; None if the variant crashed."""
+    def _load(self, name: str) -> trial.ModelProcess | None:
+        """Return the load for a variant, warmed up; None if the variant crashed."""
         place = self._place(name)
         if place not in self._open:
             if not self._side_by_side:
@@ -249,7 +276,7 @@ class Answers:
                 return None if name in self.crashes else self._load(name)
             self._prompt_tokens = self._prompt_tokens or load.ready.prompt_tokens
             if not load.ready.alone:
-                self._apart |= {one for one, way in self._ways.items() if way.shared == "target"}
+                self._with_own_load |= {one for one, variant in self._variants.items() if variant.shared == "target"}
             for one in [one for one in self._working if self._place(one) == place]:
                 try:
                     self._warm_up(one, load)
@@ -258,22 +285,22 @@ class Answers:
                     break
         return None if name in self.crashes else self._open.get(self._place(name)) or self._load(name)
 
-    def _warm_up(self, name: str, load: trial.Load) -> None:
+    def _warm_up(self, name: str, load: trial.ModelProcess) -> None:
         request = self._request(name, warm_up=True)
-        # The text before the prompts is read now, and that does not count towards the budget
+        # The text before the prompts is processed now, which does not count towards the budget
         reply = load.ask(request) if self._spec.depth else self.budget.ask(load, request)
         if not reply.finished:
             raise _SpentError
         self.budget.learn(name, reply, warm_up=True)
 
     def _crashed(self, name: str, error: ChildError) -> None:
-        """Give up a variant and close its load; variants that shared it get their own from now on."""
+        """Give up on a variant and close its load; variants that shared the load get their own from now on."""
         self.crashes[name] = error
         place = self._place(name)
         if load := self._open.pop(place, None):
             load.close()
         if place[1] is self._spec:
-            self._apart |= set(self._ways)
+            self._with_own_load |= set(self._variants)
 
     def _close(self) -> None:
         for load in self._open.values():
@@ -281,7 +308,7 @@ class Answers:
         self._open.clear()
 
     def _groups(self) -> list[list[str]]:
-        """Return the variants of each load, those of open loads first; one group if loads fit side by side."""
+        """Return the variants grouped by load, open loads first; a single group if all loads can be open at once."""
         by_place: dict[_Place, list[str]] = {}
         for name in self._working:
             by_place.setdefault(self._place(name), []).append(name)
@@ -293,13 +320,13 @@ class Answers:
     # ---- measuring
 
     def measure(self, progress: Progress, note: Callable[[str], None], enough: Callable[[], bool]) -> None:
-        """Tell ``note`` how long measuring will take, then measure, calling ``progress`` before each answer.
+        """Pass a time estimate to ``note``, then measure, calling ``progress`` before each answer.
 
-        ``enough`` is called after each pass unless there is a number of repetitions; True ends the measurement.
+        Unless the number of repetitions is fixed, ``enough`` is called after each pass, and True ends the measurement.
 
         Raises:
             UsageError: the budget is too short for one answer.
-            GgufspecError: a load failed, and the user can fix the cause.
+            GgufspecError: a load failed for a reason that the user can fix.
             KeyboardInterrupt: Ctrl-C.
         """
         progress(0, 0, "loading and warming up")
@@ -313,8 +340,11 @@ class Answers:
             if not self._prompt_tokens:
                 return
             if self.budget.limit_s is not None:
+                self.enough_s = self._needed_s()
                 self._fit()
             note(self._forecast())
+            if shortage := self._shortage():
+                note(shortage)
             passes = 0
             while self._pass(passes, progress):
                 passes += 1
@@ -322,10 +352,10 @@ class Answers:
                     break
         except _SpentError:
             if not any(self.results.values()):
-                raise UsageError(
-                    f"a budget of {duration(self.budget.spent_s + self.budget.left_s)} is too short for one answer",
-                    "--budget 3m is the default",
-                ) from None
+                limit_s = self.budget.spent_s + self.budget.left_s
+                longer = as_budget(max(self.enough_s, _WARM_UPS * limit_s))
+                message = f"a budget of {duration(limit_s)} is too short for one answer"
+                raise UsageError(message, f"--budget {longer}") from None
         finally:
             self._close()
 
@@ -334,26 +364,26 @@ class Answers:
         count = self._affordable() if repetition else self.prompts
         total = self.prompts * len(self._compared) * (self.repetitions or repetition + 1)
         for group in self._groups():
-            main = [name for name in group if not self._ways[name].aside]
-            aside = [name for name in group if self._ways[name].aside]
+            main = [name for name in group if not self._variants[name].informational]
+            informational = [name for name in group if self._variants[name].informational]
             for prompt in range(count):
                 few = prompt < _ASIDE_PROMPTS and (repetition == 0 or self.repetitions is not None)
-                turns = [*in_turn(self._turns(main), prompt + repetition), *([name] for name in aside if few)]
+                turns = [*in_turn(self._turns(main), prompt + repetition), *([name] for name in informational if few)]
                 for names in turns:
-                    done = sum(len(one.answers) for way in self._compared for one in self.results[way])
+                    done = sum(len(one.answers) for variant in self._compared for one in self.results[variant])
                     progress(done, max(total, done), " and ".join(names).replace("_", "-"))
                     self._answer(names, prompt, repetition)
         return count == self.prompts
 
     def _turns(self, names: Sequence[str]) -> list[list[str]]:
-        """Return the turns: one variant each, except that two which alternate share a turn, speculative first."""
-        shared = {self._ways[name].shared: name for name in names if self._place(name) == self._place(self._first)}
+        """Return turns of one variant each, except that two alternating variants share one, speculative first."""
+        shared = {self._variants[name].shared: name for name in names if self._place(name) == self._place(self._first)}
         load = self._load(self._first) if self._may_alternate and {"", "target"} <= shared.keys() else None
         both = [shared[""], shared["target"]] if load and load.ready.alternates else []
         return [*filter(None, [both]), *([name] for name in names if name not in both)]
 
     def _affordable(self) -> int:
-        """Return how many prompts fit in another pass."""
+        """Return how many prompts of another pass fit in the budget."""
         left = self.budget.measuring_s
         for prompt in range(self.prompts):
             left -= sum(self.cost_s(name, prompt, self.lengths[prompt]) for name in self._compared)
@@ -362,13 +392,17 @@ class Answers:
         return self.prompts
 
     def _answer(self, names: Sequence[str], prompt: int, repetition: int) -> None:
-        """Measure an answer of one variant, or of two that alternate, unless they have crashed."""
+        """Measure one variant's answer, or two variants' alternating answers; skip a crashed variant."""
         name = names[0]
         if name in self.crashes or (load := self._load(name)) is None:
             return
         if prompt == len(self.lengths):
             self.lengths.append(self._length())
-        length = min(self.lengths[prompt], _ASIDE_TOKENS) if self._ways[name].aside else self.lengths[prompt]
+        length = (
+            min(self.lengths[prompt], _INFORMATIONAL_TOKENS)
+            if self._variants[name].informational
+            else self.lengths[prompt]
+        )
         request = self._request(name, prompt, length)
         if len(names) == 2:
             request = replace(request, alternate=("pair", "target")[(prompt + repetition) % 2])
@@ -376,7 +410,7 @@ class Answers:
         try:
             reply = self.budget.ask(load, request)
         except ChildError as error:
-            if len(names) == 2:  # one variant at a time shows which of them crashes
+            if len(names) == 2:  # running one at a time shows which variant crashes
                 self._may_alternate = False
                 self._open.pop(self._place(name)).close()
                 for one in names:
@@ -395,7 +429,7 @@ class Answers:
             target_only = replace(reply, answers=reply.target_only, target_only=(), draft=None, drafters=())
             self._keep(other, target_only, repetition)
 
-    def _keep(self, name: str, reply: trial.Result, repetition: int) -> None:
+    def _keep(self, name: str, reply: trial.TrialResult, repetition: int) -> None:
         self.budget.learn(name, reply)
         kept = self.results[name]
         if len(kept) == repetition:
@@ -404,12 +438,12 @@ class Answers:
             kept[repetition] = joined(kept[repetition], reply)
 
 
-def asked(results: Sequence[trial.Result]) -> int:
+def asked(results: Sequence[trial.TrialResult]) -> int:
     """Return how many prompts have an answer."""
     return len(results[0].answers) if results else 0
 
 
-def _fit_side_by_side(specs: Sequence[trial.Spec]) -> bool:
+def _fit_side_by_side(specs: Sequence[trial.TrialJob]) -> bool:
     """Return whether loads may be open at the same time: none uses a GPU or an RPC worker, and all fit in RAM."""
     if any(spec.options.target.gpu_layers or spec.options.draft.gpu_layers or spec.rpc for spec in specs):
         return False
@@ -420,8 +454,8 @@ def _fit_side_by_side(specs: Sequence[trial.Spec]) -> bool:
         return False
 
 
-def joined(one: trial.Result, more: trial.Result) -> trial.Result:
-    """Return the concatenation of two results of one variant."""
+def joined(one: trial.TrialResult, more: trial.TrialResult) -> trial.TrialResult:
+    """Concatenate two results of one variant."""
     answers = (*one.answers, *more.answers)
     energies = (one.energy_j, more.energy_j)
     return replace(

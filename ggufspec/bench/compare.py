@@ -1,47 +1,46 @@
-"""Comparison of targets and drafts: interleaved trials of every cell at its best placement, and targets' quality."""
+"""Comparison of targets and drafts: interleaved trials of every cell at its best placement, plus target quality."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ggufspec.bench import quality, trial
-from ggufspec.bench.extent import Costs, Extent, fit
+from ggufspec.bench.extent import AnswerExtent, CellCosts, fit_extent
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import spread
-from ggufspec.bench.summary import by_kind, by_part, machine, speed
-from ggufspec.bench.trials import START_S, Progress, Trials, identity, size_bytes
+from ggufspec.bench.summary import by_kind, by_part, machine_and_versions, trial_speed
+from ggufspec.bench.trials import START_S, Progress, RepeatedTrials, file_identity, size_bytes
 from ggufspec.errors import GgufspecError
 from ggufspec.files.write import scratch
 from ggufspec.schema import codec
 from ggufspec.schema.base import Failure, Portion, Spread
-from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
-from ggufspec.schema.text import counted, duration
+from ggufspec.schema.compare import CompareCell, ComparedModel, CompareDocument, Quality, cell_name
+from ggufspec.schema.text import as_budget, counted, duration
 
 LOG = "ggufspec/compare-log@2"
-MORE = 2  # maximum further repetitions of leaders that overlap, as a multiple of the requested ones
+MORE = 2  # maximum extra repetitions for leaders with overlapping intervals, as a multiple of the requested number
 _FEWEST = 3  # minimum trials for an interval
-_NAMED = 3  # cells that a warning names
-_MEASURED_SHARE = 0.85  # share of a budget for trials; the rest covers estimation errors
-_QUALITY_SHARE = 0.25  # maximum share of a budget for the targets' quality
-_QUALITY_TOKENS = 3500  # prompt tokens that take as long as the quality text, 2,276 tokens with all their logits
+_NAMED = 3  # maximum number of cells that a warning names
+_MEASURED_SHARE = 0.85  # share of the budget spent on trials; the rest covers estimation errors
+_QUALITY_SHARE = 0.25  # maximum share of the budget for measuring the targets' quality
+_QUALITY_TOKENS = 3500  # prompt tokens that take as long as the quality text (2,276 tokens, all with logits)
 
 ByDevice = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """Cell: a target with a draft, or target-only. ``failure`` says why there is no ``spec``."""
+    """Cell of the comparison: a target with a draft, or target-only. ``failure`` says why there is no ``spec``."""
 
     target: str
     draft: str | None
-    spec: trial.Spec | None
+    spec: trial.TrialJob | None
     bytes: ByDevice = field(default_factory=dict)
     failure: Failure | None = None
-    predicted_tokens_per_s: float = 0.0  # 0 if nothing was predicted
+    predicted_tokens_per_s: float = 0.0  # predicted speed; 0 if there is no prediction
 
     @property
     def name(self) -> str:
@@ -49,11 +48,11 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class CompareExperiment:
     """Cells to compare, including target-only for each target, and whether to measure the targets' quality.
 
-    Each cell gets ``repetitions`` trials, leaders up to :data:`MORE` times as many again. A ``budget_s`` may reduce
-    repetitions and prompts and, if ``cut``, the length of answers. ``settings`` and ``notes`` are for the document.
+    Each cell gets ``repetitions`` trials, and leaders get up to :data:`MORE` times as many extra ones. A ``budget_s``
+    may reduce repetitions, prompts and, if ``cut``, answer lengths. ``settings`` and ``notes`` go into the document.
     """
 
     targets: tuple[ComparedModel, ...]
@@ -69,21 +68,21 @@ class Experiment:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Extent of the trials that fit in a budget, and ``off``, measured ÷ predicted speed."""
+class BudgetShare:
+    """Extent of trials that fits in a budget; ``off`` is the ratio of measured to predicted speed."""
 
-    extent: Extent
+    extent: AnswerExtent
     off: float = 1.0
 
 
 class Comparison:
-    """Experiment with its measurements. :meth:`run` may be interrupted and resumes from the log, even after a kill."""
+    """Experiment and its measurements. :meth:`run` may be interrupted or killed, and resumes from the log."""
 
     def __init__(
-        self, experiment: Experiment, log: RunLog, attempt: Callable[..., trial.Attempt] | None = None
+        self, experiment: CompareExperiment, log: RunLog, attempt: Callable[..., trial.TrialAttempt] | None = None
     ) -> None:
         self.experiment = experiment
-        self.trials = Trials(log, verbose=experiment.verbose, attempt=attempt)
+        self.trials = RepeatedTrials(log, verbose=experiment.verbose, attempt=attempt)
         self._log = log
         self._use(experiment)
         self._judged = sorted(experiment.targets, key=lambda one: -one.size_bytes)
@@ -92,7 +91,7 @@ class Comparison:
         self._unjudged = self._judged
         self._qualities: dict[str, Quality | Failure] = {}
 
-    def _use(self, experiment: Experiment) -> None:
+    def _use(self, experiment: CompareExperiment) -> None:
         self.experiment = experiment
         self._runs = {one.spec: one for one in experiment.contenders if one.spec is not None}
         self.trials.predicted = {run: one.predicted_tokens_per_s for run, one in self._runs.items()}
@@ -105,7 +104,7 @@ class Comparison:
             KeyboardInterrupt: Ctrl-C.
         """
         if self.experiment.budget_s is not None and self._runs:
-            progress(0, len(self._runs), "a short trial, to share the budget")
+            progress(0, len(self._runs), "a short trial, to divide up the budget")
             self._share(self.experiment.budget_s)
         names = {run: contender.name for run, contender in self._runs.items()}
         done = self.trials.run(
@@ -127,11 +126,11 @@ class Comparison:
         return START_S + results[0].load_s + _QUALITY_TOKENS / read if read else 0.0
 
     def _share(self, budget_s: float) -> None:
-        """Shorten the trials to fit the budget, by the speed of one short trial and the plan's speeds."""
+        """Shorten the trials to fit in the budget, based on one short trial and the plan's speeds."""
         experiment, first = self.experiment, next(iter(self._runs))
-        most = Extent(len(first.prompts), first.max_tokens, experiment.repetitions, bool(self._judged))
+        most = AnswerExtent(len(first.prompts), first.max_tokens, experiment.repetitions, bool(self._judged))
         key = key_of("extent", budget_s, codec.dump(most))
-        share = self._log.get(key, Share)  # the share of the earlier run, so that its logged trials still match
+        share = self._log.get(key, BudgetShare)  # reuse an earlier run's share, so that its logged trials still match
         if share is None:
             share = self._shared(budget_s, most)
             self._log.put(key, share)
@@ -140,7 +139,7 @@ class Comparison:
         if most.quality and not extent.quality:
             self._judged = self._unjudged = []
             notes.append(
-                f"--budget {duration(budget_s)} has no time for the targets' quality: a longer one measures it"
+                f"--budget {duration(budget_s)} leaves no time to measure the targets' quality: use a longer one"
             )
         contenders = (
             replace(
@@ -161,49 +160,49 @@ class Comparison:
             )
         )
 
-    def _shared(self, budget_s: float, most: Extent) -> Share:
+    def _shared(self, budget_s: float, most: AnswerExtent) -> BudgetShare:
         probed = None
         for run in self._runs:
             short = replace(run, prompts=run.prompts[:1], kinds=run.kinds[:1], max_tokens=min(16, run.max_tokens))
             if (probed := self.trials.probe(short)) is not None:
                 break
-        if probed is None:  # nothing can run, and the trials will say why
-            return Share(most)
+        if probed is None:  # nothing can run; the trials will report why
+            return BudgetShare(most)
         read = [answer.statistics for answer in probed.answers]
-        prompt_s, tokens_per_s = sum(one.prompt_s for one in read), speed(probed)
+        prompt_s, tokens_per_s = sum(one.prompt_s for one in read), trial_speed(probed)
         slower = self.trials.predicted[run] or tokens_per_s
         costs = []
         for one in self._runs:
             ratio = slower / (self.trials.predicted[one] or slower)
             load_s = START_S + probed.load_s * size_bytes(one) / max(size_bytes(run), 1)
-            costs.append(Costs(load_s, prompt_s * ratio, ratio / tokens_per_s))
+            costs.append(CellCosts(load_s, prompt_s * ratio, ratio / tokens_per_s))
         prompt_tokens = sum(one.prompt_read for one in read)
         quality_s = sum(
             START_S + probed.load_s + _QUALITY_TOKENS * prompt_s / max(prompt_tokens, 1) for _ in self._judged
         )
         quality = most.quality and quality_s <= _QUALITY_SHARE * budget_s
         left_s = _MEASURED_SHARE * budget_s - self.trials.spent_s - (quality_s if quality else 0.0)
-        extent = fit(left_s, costs, replace(most, quality=quality), cut=self.experiment.cut)
-        return Share(extent, tokens_per_s / slower)
+        extent = fit_extent(left_s, costs, replace(most, quality=quality), cut=self.experiment.cut)
+        return BudgetShare(extent, tokens_per_s / slower)
 
-    def _again(self) -> list[trial.Spec]:
+    def _again(self) -> list[trial.TrialJob]:
         """Return the leaders if they have enough trials for an interval, else none."""
         leaders = self.leaders()
         return leaders if leaders and len(self.trials.speeds(leaders[0])) > 1 else []
 
     def _judge(self, progress: Callable[[int, str], None]) -> None:
-        """Measure the targets' quality; the reference is the largest that can be measured."""
-        alone = {one.target: one for one in self.experiment.contenders if one.draft is None}
-        reference: quality.Spec | None = None
+        """Measure the targets' quality; the reference is the largest target that can be measured."""
+        target_only = {one.target: one for one in self.experiment.contenders if one.draft is None}
+        reference: quality.QualityJob | None = None
         with scratch(self._log.path.parent) as folder:
             for number, model in enumerate(self._judged):
                 self._unjudged = self._judged[number:]
                 progress(number, model.name)
-                cell = alone[model.name]
+                cell = target_only[model.name]
                 if cell.spec is None:  # the quality run needs the target-only placement
                     self._qualities[model.name] = cell.failure or Failure("it has no placement")
                     continue
-                spec = quality.Spec(
+                spec = quality.QualityJob(
                     cell.spec.target,
                     cell.spec.options,
                     folder / "rows.npy",
@@ -217,24 +216,24 @@ class Comparison:
                 except GgufspecError as error:
                     self._qualities[model.name] = Failure.of(error)
 
-    def _quality(self, spec: quality.Spec, reference: quality.Spec) -> Quality:
+    def _quality(self, spec: quality.QualityJob, reference: quality.QualityJob) -> Quality:
         facts = codec.dump(replace(spec, rows=Path()))
-        key = key_of("quality", identity(spec.model), identity(reference.model), facts)
+        key = key_of("quality", file_identity(spec.model), file_identity(reference.model), facts)
         found = self._log.get(key, Quality)
         if found is None:
-            if spec is not reference and not spec.rows.exists():  # the reference came from the log, without its file
-                quality.measure(reference, verbose=self.experiment.verbose)
-            found = quality.measure(spec, verbose=self.experiment.verbose)
+            if spec is not reference and not spec.rows.exists():  # the reference was in the log, but its rows are gone
+                quality.measure_quality(reference, verbose=self.experiment.verbose)
+            found = quality.measure_quality(spec, verbose=self.experiment.verbose)
             self._log.put(key, found)
         return found
 
     # ---- the document
 
-    def _spread(self, run: trial.Spec) -> Spread:
+    def _spread(self, run: trial.TrialJob) -> Spread:
         return spread(list(self.trials.speeds(run).values()))
 
-    def leaders(self) -> list[trial.Spec]:
-        """Return the fastest cell and those whose intervals overlap its own, in the order of the matrix."""
+    def leaders(self) -> list[trial.TrialJob]:
+        """Return the fastest cell and all cells whose intervals overlap its interval, in matrix order."""
         spreads = {run: self._spread(run) for run in self._runs if self.trials.results[run]}
         if not spreads:
             return []
@@ -250,10 +249,10 @@ class Comparison:
         if missing and not interrupted:
             notes = (
                 *notes,
-                f"{counted(len(missing), 'cell')} had no time within the budget: {self._longer(missing)} measures all",
+                f"{counted(len(missing), 'cell')} did not fit in the budget: {self._longer(missing)} measures all",
             )
         return CompareDocument(
-            machine=machine(),
+            machine=machine_and_versions(),
             settings=self.experiment.settings,
             targets=tuple(map(self._target, self.experiment.targets)),
             drafts=self.experiment.drafts,
@@ -263,18 +262,18 @@ class Comparison:
             interrupted=interrupted,
         )
 
-    def _longer(self, missing: Sequence[trial.Spec]) -> str:
-        """Return the budget that holds a trial of each missing cell, too, with a quarter to spare."""
+    def _longer(self, missing: Sequence[trial.TrialJob]) -> str:
+        """Return the ``--budget`` option that leaves enough time to try every missing cell, plus 25 %."""
         rest_s = sum(map(self.trials.trial_s, missing))
         if not rest_s:
             return "a longer --budget"
-        return f"--budget {math.ceil(1.25 * (self.trials.spent_s + rest_s) / 60)}m"
+        return f"--budget {as_budget(1.25 * (self.trials.spent_s + rest_s))}"
 
     def _target(self, model: ComparedModel) -> ComparedModel:
         found = self._qualities.get(model.name)
         return replace(model, failure=found) if isinstance(found, Failure) else replace(model, quality=found)
 
-    def cell(self, contender: Contender, *, leads: bool = False) -> Cell:
+    def cell(self, contender: Contender, *, leads: bool = False) -> CompareCell:
         """Return a cell with its measurements so far."""
         spec, run, speedup, failure = contender.spec, None, None, contender.failure
         kinds: tuple[Portion, ...] = ()
@@ -282,12 +281,14 @@ class Comparison:
         if spec is not None:
             run = self.trials.summary(spec)
             failure = self.trials.failures.get(spec) if run is None else None
-            rivals = [one for one, cell in self._runs.items() if (cell.target, cell.draft) == (contender.target, None)]
-            if contender.draft is not None and rivals:
-                speedup = self.trials.speedup(spec, rivals[0])
-                paired = self.trials.paired(rivals[0], spec)
+            baselines = [
+                one for one, cell in self._runs.items() if (cell.target, cell.draft) == (contender.target, None)
+            ]
+            if contender.draft is not None and baselines:
+                speedup = self.trials.speedup(spec, baselines[0])
+                paired = self.trials.paired(baselines[0], spec)
                 kinds, thinking = by_kind(spec.kinds, *paired), by_part(*paired)
-        return Cell(
+        return CompareCell(
             target=contender.target,
             draft=contender.draft,
             run=run,
@@ -300,7 +301,7 @@ class Comparison:
             by_part=thinking,
         )
 
-    def _warnings(self, leaders: Sequence[trial.Spec]) -> list[str]:
+    def _warnings(self, leaders: Sequence[trial.TrialJob]) -> list[str]:
         warnings: list[str] = []
         count = max((len(self.trials.speeds(run)) for run in leaders), default=0)
         if len(leaders) > 1:
@@ -313,8 +314,8 @@ class Comparison:
             )
         elif 0 < count < _FEWEST:
             warnings.append(
-                f"the ranking is uncertain: {counted(count, 'trial')} of each cell "
-                f"{'gives' if count == 1 else 'give'} no interval; more of them do: -r, or a longer --budget"
+                f"the ranking is uncertain: {counted(count, 'trial')} per cell {'is' if count == 1 else 'are'} too few "
+                "for an interval; use a larger -r or a longer --budget"
             )
         warnings += self.trials.watch.notes()
         for run, failure in self.trials.failures.items():
@@ -323,7 +324,7 @@ class Comparison:
         return warnings
 
 
-def _shortened(spec: trial.Spec, extent: Extent) -> trial.Spec:
+def _shortened(spec: trial.TrialJob, extent: AnswerExtent) -> trial.TrialJob:
     """Return a trial with shorter answers and fewer prompts, evenly spaced so that all kinds stay represented."""
     chosen = [number * len(spec.prompts) // extent.prompts for number in range(extent.prompts)]
     prompts, kinds = (
@@ -332,34 +333,33 @@ def _shortened(spec: trial.Spec, extent: Extent) -> trial.Spec:
     return replace(spec, prompts=prompts, kinds=kinds, max_tokens=extent.max_tokens)
 
 
-def _left_out(budget_s: float, most: Extent, extent: Extent) -> str:
+def _left_out(budget_s: float, most: AnswerExtent, extent: AnswerExtent) -> str:
     counts = (
         (extent.max_tokens, most.max_tokens, "token"),
         (extent.repetitions, most.repetitions, "trial"),
         (extent.prompts, most.prompts, "prompt"),
     )
     cut = [f"{found} of {counted(wanted, thing)}" for found, wanted, thing in counts if found < wanted]
-    return f"to end within {duration(budget_s)} each cell has {', '.join(cut)}"
+    return f"to finish within {duration(budget_s)}, each cell has {', '.join(cut)}"
 
 
 def overlap(one: Spread, other: Spread) -> bool:
-    """Return whether two intervals have a point in common."""
+    """Return whether two confidence intervals overlap."""
     return one.ci95[0] <= other.ci95[1] and other.ci95[0] <= one.ci95[1]
 
 
-def energy_j_per_token(results: Sequence[trial.Result]) -> float | None:
-    """Return the energy of all GPUs in joules per token, over the trials that measured it; None if no trial did."""
+def energy_j_per_token(results: Sequence[trial.TrialResult]) -> float | None:
+    """Return joules per token over all GPUs, from the trials that measured energy; None if no trial did."""
     known = [one for one in results if one.energy_j is not None]
     tokens = sum(answer.statistics.tokens for one in known for answer in one.answers)
     return sum(one.energy_j or 0.0 for one in known) / tokens if tokens else None
 
 
 def _once(notes: Sequence[str]) -> tuple[str, ...]:
-    """Return the notes, with those that differ only in numbers and files merged into the first, and a count."""
+    """Merge notes that differ only in numbers and files into the first of them, with a count of the others."""
     alike: dict[str, list[str]] = {}
     for note in notes:
         alike.setdefault(re.sub(r"\S*\d\S*", "", note), []).append(note)
     return tuple(
-        found[0] + (f" (and {counted(len(found) - 1, 'time')} more like it)" if len(found) > 1 else "")
-        for found in alike.values()
+        found[0] + (f" (and {len(found) - 1} more like it)" if len(found) > 1 else "") for found in alike.values()
     )

@@ -1,4 +1,4 @@
-"""Selection of the parts of a measurement that count when other programs use the machine too. Pure."""
+"""Selection of the parts of a measurement that count when other programs are also using the machine. Pure."""
 
 from __future__ import annotations
 
@@ -7,55 +7,55 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ggufspec.bench.trial import Answer, Result
-from ggufspec.decoding.alternate import SEGMENT_S, Segment
+from ggufspec.bench.trial import TrialAnswer, TrialResult
+from ggufspec.decoding.alternate import SEGMENT_S, AnswerSegment
 from ggufspec.hardware.host import BUSY_CPUS, TOLERATED_CPUS
 from ggufspec.schema.text import counted
 
-MOST_TRIES = 3  # including repetitions, of a trial that other programs disturb
-_FEWEST = 1 / 3  # smallest share of pairs that a verdict may rest on; below it, pairs of similar load count too
+MOST_TRIES = 3  # maximum number of tries for a trial disturbed by other programs
+_FEWEST = 1 / 3  # minimum share of pairs that a verdict must rest on; below it, pairs under a similar load also count
 _Key = TypeVar("_Key")
 
 
 def to_repeat(tries: Mapping[_Key, Sequence[float]], least: float) -> _Key | None:
-    """Return the first trial whose tries were all disturbed and that may be tried again, if any.
+    """Return the first trial that was disturbed in every try and may be tried again, or None.
 
-    ``tries`` are the CPUs that other programs used in each try of each trial, ``least`` those in the quietest trial.
+    ``tries`` has the CPUs that other programs used in each try of each trial; ``least`` is their minimum over trials.
     """
     disturbed = (key for key, others in tries.items() if min(others) >= least + BUSY_CPUS)
     return next((key for key in disturbed if len(tries[key]) < MOST_TRIES), None)
 
 
 def are_alike(loads: Sequence[float]) -> bool:
-    """Return whether trials met about the same load, so that they may be compared."""
+    """Return whether trials ran under about the same load, so that they may be compared."""
     return max(loads, default=0.0) - min(loads, default=0.0) < BUSY_CPUS
 
 
-def repeated(tries: Iterable[Sequence[float]]) -> tuple[str, ...]:
-    """Return a note if trials were repeated; ``tries`` are the CPUs that others used in each try of each trial."""
+def repeated_note(tries: Iterable[Sequence[float]]) -> tuple[str, ...]:
+    """Return a note if trials were repeated; ``tries`` has the CPUs that other programs used in each try."""
     again = [others for others in tries if len(others) > 1]
     if not again:
         return ()
     most = max(one for others in again for one in others if one < math.inf)
-    met = f"{counted(len(again), 'trial')} met other programs, which used up to {most:.1f} CPUs, and "
-    return (f"{met}{'was' if len(again) == 1 else 'were'} repeated: the least disturbed counts",)
+    repeated = f"{counted(len(again), 'trial')} {'was' if len(again) == 1 else 'were'} repeated"
+    return (f"{repeated} because other programs used up to {most:.1f} CPUs; the least disturbed try counts",)
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedRuns:
     """Two runs' results with the segments that count, and how they were chosen.
 
     Attributes:
-        ours, theirs: results by pass, with statistics of only the segments that count; no tokens if none does.
-        pairs, counting: number of pairs of segments, and of those that count.
+        ours, theirs: results by pass, with statistics of only the segments that count; no tokens if none counts.
+        pairs, counting: number of segment pairs, and how many of them count.
         part: which pairs count: ``quiet``, ``similar load``, or ``all``.
         busy_share: share of the time in which other programs used ``TOLERATED_CPUS`` or more.
         others_cpus: most CPUs that other programs used during a segment.
-        least_cpus: fewest CPUs that they used.
+        least_cpus: fewest CPUs that other programs used during a segment.
     """
 
-    ours: list[Result]
-    theirs: list[Result]
+    ours: list[TrialResult]
+    theirs: list[TrialResult]
     pairs: int = 0
     counting: int = 0
     part: str = "all"
@@ -65,30 +65,30 @@ class Counted:
 
     @property
     def is_quiet(self) -> bool:
-        """True if the counting segments met a quiet machine, so that their speeds may be saved for later plans."""
+        """True if the machine was quiet during the segments that count, so that later plans may use their speeds."""
         return self.part == "quiet" and self.least_cpus < BUSY_CPUS
 
     @property
     def is_enough(self) -> bool:
-        """True if a verdict may rest on this; on a machine that is idle at times, only quiet pairs are enough."""
+        """True if these segments suffice for a verdict; if the machine was idle at times, only quiet pairs do."""
         return self.part == "quiet" or not self.pairs or self.least_cpus >= BUSY_CPUS
 
     @property
     def note(self) -> str:
-        """Note if other programs were busy or pairs do not count, else empty."""
+        """Note for the user if other programs were busy or some pairs do not count; otherwise empty."""
         if self.is_quiet and self.counting == self.pairs and self.busy_share < _FEWEST:
             return ""
         used = f"other programs used up to {self.others_cpus:.1f} CPUs, and {TOLERATED_CPUS} or more during "
         used += f"{self.busy_share:.0%} of the run; "
         if self.counting == self.pairs:
-            return used + "an idle machine reaches more tokens/s, and ratios compare what met the same load"
-        part = "the quiet part" if self.part == "quiet" else "the parts in which both ways met a similar load"
-        return f"{used}the verdict is from {part}, {self.counting} of {counted(self.pairs, 'pair')} of segments"
+            return used + "an idle machine would reach more tokens/s; speedups compare runs under the same load"
+        part = "in which the machine was quiet" if self.part == "quiet" else "in which both runs saw a similar load"
+        return f"{used}the verdict rests on the segments {part} ({self.counting} of {counted(self.pairs, 'pair')})"
 
 
-def count(ours: list[Result], theirs: list[Result]) -> Counted:
-    """Choose the pairs of segments that count: the quiet ones; if these are less than a third, those with a similar
-    load on both sides; if these are less than a third too, all.
+def count(ours: list[TrialResult], theirs: list[TrialResult]) -> CountedRuns:
+    """Choose the pairs of segments that count: quiet pairs; if fewer than a third are quiet, pairs with a similar load
+    on both sides; if these are also fewer than a third, all pairs.
     """
     pairs = [
         (key, pair)
@@ -103,7 +103,7 @@ def count(ours: list[Result], theirs: list[Result]) -> Counted:
         middle = others[len(others) // 2]
         part = "quiet" if middle < BUSY_CPUS else "all"
         busy_share = sum(one >= TOLERATED_CPUS for one in others) / len(others)
-        return Counted(ours, theirs, 0, 0, part, busy_share, others[-1], middle)
+        return CountedRuns(ours, theirs, 0, 0, part, busy_share, others[-1], middle)
     loads = _loads([pair for _, pair in pairs])
     least = min(map(min, loads))
     quiet = [max(load) < least + BUSY_CPUS for load in loads]
@@ -123,14 +123,14 @@ def count(ours: list[Result], theirs: list[Result]) -> Counted:
             [*(_only(result, turn, keys) for turn, result in enumerate(one[:paired])), *one[paired:]]
             for one in (ours, theirs)
         )
-    return Counted(
+    return CountedRuns(
         ours, theirs, len(pairs), len(keys), part, busy_s / max(all_s, 1e-9), max(others for _, others in times), least
     )
 
 
-def _loads(pairs: Sequence[tuple[Segment, ...]]) -> list[tuple[float, ...]]:
-    """Return the CPUs that others used in both halves of each pair; pairs too short to tell get a joint average."""
-    loads, group = list[tuple[float, ...]](), list[tuple[Segment, ...]]()
+def _loads(pairs: Sequence[tuple[AnswerSegment, ...]]) -> list[tuple[float, ...]]:
+    """Return the CPUs that other programs used during each half of each pair; adjacent short pairs share an average."""
+    loads, group = list[tuple[float, ...]](), list[tuple[AnswerSegment, ...]]()
     for number, pair in enumerate(pairs, 1):
         group.append(pair)
         seconds = [sum(one.statistics.decode_s for one in half) for half in zip(*group, strict=True)]
@@ -144,10 +144,10 @@ def _loads(pairs: Sequence[tuple[Segment, ...]]) -> list[tuple[float, ...]]:
     return loads
 
 
-def _only(result: Result, turn: int, keys: set[tuple[int, int, int]]) -> Result:
-    """Return a result with only the segments of these keys."""
+def _only(result: TrialResult, turn: int, keys: set[tuple[int, int, int]]) -> TrialResult:
+    """Return a result with only the segments in ``keys``."""
 
-    def cut(prompt: int, answer: Answer) -> Answer:
+    def cut(prompt: int, answer: TrialAnswer) -> TrialAnswer:
         chosen = [one.statistics for i, one in enumerate(answer.segments) if (turn, prompt, i) in keys]
         start = answer.start if (turn, prompt, 0) in keys else None
         return replace(answer, statistics=answer.statistics.only(chosen), start=start)

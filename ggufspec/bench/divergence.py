@@ -1,9 +1,9 @@
-"""Explanation of where the text with a draft diverges from the text without, and whether rounding is the cause.
+"""Test of whether rounding explains why the text with a draft diverges from the text without one.
 
-Both texts are equal up to some token. This part is decoded one token at a time, as in target-only, and in batches of
-several sizes with every offset, because rounding depends on the batch size and the position in the batch. The noise is
-the largest change that this makes to the difference between any two of a row's leading tokens, anywhere in the texts
-that diverge. A divergence is explained if its margin is at most the noise.
+The common prefix of both texts is decoded one token at a time, as in target-only runs, and in batches of several sizes
+at every offset, because rounding depends on the batch size and the position in the batch. The noise is the largest
+resulting change in the logit difference between any two leading tokens at a position, over all texts that diverge. A
+divergence is explained if its margin is at most the noise.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Logits, Model
 from ggufspec.schema.bench import Divergence
 
-LEADING = 8  # likeliest tokens of a row, which are compared
-_WIDTHS = (2, 4, 8)  # batch sizes that kernels distinguish, besides the largest
-_FARTHEST, _HALVINGS = 64.0, 30  # logits; the search for a margin
+LEADING = 8  # number of most likely tokens that are compared at each position
+_BATCH_SIZES = (2, 4, 8)  # batch sizes that kernels treat differently, in addition to the largest
+_FARTHEST, _HALVINGS = 64.0, 30  # bisection for the margin: upper bound in logits, and number of halvings
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the index of the first token that differs; the shorter one's length if it is a prefix of the other."""
+    """Return the index of the first token that differs; the shorter text's length if it is a prefix of the other."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class DivergenceCase:
     """Prompt with both answers, whose tokens were sampled under the exact rule."""
 
     index: int
@@ -51,22 +51,22 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec(WithOptions):
+class DivergenceJob(WithOptions):
     target: Path
     options: DecoderOptions
-    cases: tuple[Case, ...]
+    cases: tuple[DivergenceCase, ...]
     rpc: tuple[str, ...] = ()
-    depth: int = 0  # tokens before each prompt
+    depth: int = 0  # tokens of text before each prompt
 
 
-Result = tuple[Divergence, ...]
+DivergenceResult = tuple[Divergence, ...]
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
+def run(spec: DivergenceJob, emit: child.Emit, stopping: threading.Event) -> DivergenceResult:
     """Measure all cases in this process."""
     devices.add_rpc_workers(spec.rpc)
     with Model(spec.target, spec.options.target) as model:
-        options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # rewinds over many batches
+        options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # to rewind over many batches
         context = Context(model, options)
         try:
             measured = []
@@ -82,13 +82,13 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
             context.close()
 
 
-def _divergence(case: Case, margin: float, noise: float) -> Divergence:
+def _divergence(case: DivergenceCase, margin: float, noise: float) -> Divergence:
     at = case.position
     return Divergence(case.index, at, case.target_only[at], case.speculative[at], margin, noise, margin <= noise)
 
 
-def _measure(context: Context, case: Case, prompt: Sequence[int]) -> tuple[float, float]:
-    """Return (margin between the two tokens when decoded as target-only does, noise along the text)."""
+def _measure(context: Context, case: DivergenceCase, prompt: Sequence[int]) -> tuple[float, float]:
+    """Return (margin between the two tokens if the text is decoded one token at a time, noise along the text)."""
     at = case.position
     text = [*prompt, *case.target_only[:at]]
     context.rewind(0)
@@ -99,22 +99,27 @@ def _measure(context: Context, case: Case, prompt: Sequence[int]) -> tuple[float
     leading = np.argpartition(narrow, -LEADING, axis=1)[:, -LEADING:]
     leading = np.concatenate([leading, np.broadcast_to(both, (len(narrow), 2))], axis=1)
     noise = 0.0
-    for width in (*(width for width in _WIDTHS if width < context.width), context.width):
-        for first in range(1, width + 1):
-            change = np.take_along_axis(_read(context, text, len(prompt) - 1, first, width) - narrow, leading, axis=1)
+    for batch_size in (
+        *(batch_size for batch_size in _BATCH_SIZES if batch_size < context.max_outputs),
+        context.max_outputs,
+    ):
+        for first in range(1, batch_size + 1):
+            change = np.take_along_axis(
+                _read(context, text, len(prompt) - 1, first, batch_size) - narrow, leading, axis=1
+            )
             noise = max(noise, float(np.ptp(change, axis=1).max()))
     return margin(narrow[-1], both, case.sampling, text), noise
 
 
 def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Sequence[int]) -> float:
-    """Return the smallest shift of logits with which the exact rule chooses the other one of two tokens.
+    """Return the smallest shift in logits that makes the exact rule choose the other of two tokens.
 
-    At temperature 0 without penalties this is their difference. Otherwise a token loses because its score plus noise is
-    lower, or because truncation drops it. Hence three shifts are tried, each by one amount: the wanted token up; tokens
-    likelier than the wanted one down; tokens likelier than the other one up. Penalties are applied after the shift,
-    just as they are after rounding.
+    At temperature 0 without penalties this is the difference between their logits. Otherwise the wanted token loses
+    because its score plus noise is lower, or because truncation drops it. So three shifts are tried, each by a single
+    amount: raise the wanted token; lower all tokens more likely than it; raise all tokens more likely than the current
+    choice. Penalties are applied after the shift, just as they are after rounding.
 
-    ``row`` is (vocab,) the target's logits, ``text`` the ids of the tokens before.
+    ``row`` holds the target's logits, (vocab,); ``text`` holds the ids of the preceding tokens.
     """
     first, second = tokens
     if sampling.temperature == 0 and not sampling.penalises:
@@ -142,10 +147,10 @@ def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Seque
 
 
 def _read(context: Context, text: Sequence[int], start: int, first: int, step: int) -> Logits:
-    """Return (n, vocab) logits after each token from ``start`` on, decoded first ``first``, then ``step`` at a time."""
+    """Decode from ``start``: ``first`` tokens, then batches of ``step``; return (n, vocab) logits, a row per token."""
     if start >= min(context.floor, context.length):
         context.rewind(start)
-    else:  # a sliding window
+    else:  # a sliding window cannot be rewound that far
         context.rewind(0)
         context.decode(text[:start], 0)
     context.mark()
@@ -156,5 +161,5 @@ def _read(context: Context, text: Sequence[int], start: int, first: int, step: i
     return np.concatenate(rows)
 
 
-def explain(spec: Spec, *, verbose: bool = False) -> Result:
-    return child.call(__name__, spec, Result, verbose=verbose) if spec.cases else ()
+def explain(spec: DivergenceJob, *, verbose: bool = False) -> DivergenceResult:
+    return child.call(__name__, spec, DivergenceResult, verbose=verbose) if spec.cases else ()

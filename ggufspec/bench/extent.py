@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-_FEWEST_TOKENS, _LEAST_TOKENS = 32, 8  # minimum answer length while trials or prompts can be left out, and afterwards
+_FEWEST_TOKENS, _LEAST_TOKENS = 32, 8  # minimum answer length while trials or prompts can be dropped, and if none can
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class AnswerExtent:
     """Number and length of a cell's answers, and whether the targets' quality is measured."""
 
     prompts: int
@@ -19,26 +19,26 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds of one cell to load, to read a prompt, and per generated token."""
+class CellCosts:
+    """Seconds that a cell takes per load, per prompt and per generated token."""
 
     load_s: float
     prompt_s: float
     token_s: float
 
-    def trial_s(self, extent: Extent) -> float:
-        """Return the seconds of a trial; the warm-up reads the first prompt once more."""
+    def trial_s(self, extent: AnswerExtent) -> float:
+        """Return the seconds for a trial; its warm-up processes the first prompt once more."""
         answers_s = extent.prompts * extent.max_tokens * self.token_s
         return self.load_s + (extent.prompts + 1) * self.prompt_s + answers_s
 
 
-def fit(budget_s: float, cells: Sequence[Costs], most: Extent, *, cut: bool) -> Extent:
+def fit_extent(budget_s: float, cells: Sequence[CellCosts], most: AnswerExtent, *, cut: bool) -> AnswerExtent:
     """Return the largest extent that fits: with shorter answers if ``cut``, then fewer trials, then fewer prompts.
 
     The minimum is one trial with one prompt, even if that does not fit.
     """
 
-    def tokens(extent: Extent) -> int:
+    def tokens(extent: AnswerExtent) -> int:
         without_s = extent.repetitions * sum(one.trial_s(replace(extent, max_tokens=0)) for one in cells)
         token_s = extent.repetitions * extent.prompts * sum(one.token_s for one in cells)
         return int((budget_s - without_s) / max(token_s, 1e-9))

@@ -1,6 +1,6 @@
 """Trials through llama-cpp-python's ``Llama``, with or without our draft; see :mod:`ggufspec.bench.trial`.
 
-``Llama`` takes the first token from the prompt's batch, as our own loop does, so that speeds are comparable.
+Speeds are comparable, because ``Llama`` samples the first token from the prompt's batch, as our own loop does.
 """
 
 from __future__ import annotations
@@ -15,39 +15,37 @@ from typing import Any
 
 from ggufspec import child
 from ggufspec.bench import trial
-from ggufspec.bench.trial import Answer, Ready, Reply, Request, Spec
+from ggufspec.bench.trial import TrialAnswer, TrialJob, TrialRequest
 from ggufspec.decoding.alternate import SEGMENT_TOKENS
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.files.cache import cache_folder
-from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.library import complaints, forget_complaints, load_library
 from ggufspec.llamacpp.options import context_hint
 from ggufspec.llamacpp.params import kv_type
 from ggufspec.settings.table import OPTIONS
 
-__all__ = ["Ready", "Reply", "Request", "Spec", "check", "opened"]
-
-_WARM_UP_TOKENS = 8  # the hook times the target in its first rounds
-TRUNCATIONS = ("top_k", "top_p", "min_p")  # truncations of llama-cpp-python's Llama
-_OWN_LOOP = {  # options that need our own loop, with the reason
+_WARM_UP_TOKENS = 8  # length of the warm-up, in whose first rounds the hook times the target
+TRUNCATIONS = ("top_k", "top_p", "min_p")  # truncations that llama-cpp-python's Llama supports
+_OWN_LOOP = {  # options that need our own loop, with reasons
     "accept": "Llama accepts only what it samples itself",
     "strict": "Llama chooses its own batch sizes",
-    "lookup_corpus": "the hook looks up in the text only",
-    "n_cpu_moe": "Llama cannot place single tensors",
-    "n_cpu_ffn": "Llama cannot place single tensors",
-    "override_tensor": "Llama cannot place single tensors",
-    "cache_type_k_draft": "the hook's draft has a cache of f16",
-    "cache_type_v_draft": "the hook's draft has a cache of f16",
+    "lookup_corpus": "the hook looks up n-grams in the text only",
+    "n_cpu_moe": "Llama cannot place individual tensors",
+    "n_cpu_ffn": "Llama cannot place individual tensors",
+    "override_tensor": "Llama cannot place individual tensors",
+    "cache_type_k_draft": "the hook's draft has an f16 cache",
+    "cache_type_v_draft": "the hook's draft has an f16 cache",
 }
 
 
-def check(options: DecoderOptions, sampling: Sampling) -> None:
+def check_hook(options: DecoderOptions, sampling: Sampling) -> None:
     """Raise UsageError if ``Llama`` with the hook does not support the options."""
-    own = "leave it out, or --engine own"
+    own = "leave it out, or use --engine own"
     if sampling.penalises:  # llama_cpp/llama.py, generate: its sampler is not given the prompt's tokens
-        raise UsageError("Llama's penalties do not count the prompt, as those of our own loop do", own)
+        raise UsageError("Llama's penalties ignore the prompt, unlike those of our own loop", own)
     if not options.needs_draft:
         raise UsageError(f"the hook needs a draft model, and --drafter {options.drafter} has none", own)
     for name, why in _OWN_LOOP.items():
@@ -56,18 +54,18 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
 
 
 @contextlib.contextmanager
-def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[trial.Serving]:
+def opened(spec: TrialJob, emit: child.Emit, stopping: threading.Event) -> Iterator[trial.LoadedRun]:
     """Load the models in this process; see :func:`ggufspec.bench.trial.opened`."""
     with trial.opened(spec, emit, stopping, _engine, _WARM_UP_TOKENS) as serving:
         yield serving
 
 
-def _llama(spec: Spec) -> Any:
-    """Return a ``Llama`` with our placement and context options as far as possible; ``flash_attn`` auto means on."""
+def _llama(spec: TrialJob) -> Any:
+    """Return a ``Llama`` with those of our options that it supports; ``flash_attn`` auto means on."""
     from ggufspec.decoding.hook import Llama  # imports llama_cpp, which the parent must not load
 
     options, placement = spec.options.context(with_draft=spec.draft is not None), spec.options.target
-    lib = load()
+    lib = load_library()
     forget_complaints()
     try:
         return Llama(
@@ -92,13 +90,13 @@ def _llama(spec: Spec) -> Any:
 
 
 @contextlib.contextmanager
-def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iterator[trial.Engine]:  # noqa: ARG001
-    from ggufspec.decoding.hook import Borrowed, DraftModel
+def _engine(spec: TrialJob, emit: child.Emit, stopping: Callable[[], bool]) -> Iterator[trial.Engine]:  # noqa: ARG001
+    from ggufspec.decoding.hook import BorrowedModel, DraftModel
 
     options, sampling = spec.options, spec.sampling
     same = ("draft_max", "draft_policy", "ctx_size", "threads", "flash_attn", "ubatch_size")
     with contextlib.closing(_llama(spec)) as llama:
-        target = Borrowed(llama)
+        target = BorrowedModel(llama)
         target.gpu_layers = options.target.offloaded(target.layers)
         draft = spec.draft and DraftModel(
             spec.draft,
@@ -110,7 +108,7 @@ def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Itera
             **{name: getattr(options, name) for name in same},
         )
 
-        def answer(_: str, prompt: list[int], request: Request) -> Answer:
+        def answer(_: str, prompt: list[int], request: TrialRequest) -> TrialAnswer:
             if draft:
                 draft.rounds = []
             llama.reset()
@@ -129,7 +127,8 @@ def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Itera
                 "context": len(tokens) == most,
             }
             rounds, first_s, decode_s = draft.rounds if draft else [], times[1] - times[0], times[-1] - times[1]
-            unreported = len(tokens) - 1 - sum(len(one.emitted) for one in rounds)  # last round's; all without a draft
+            # Tokens of the last round, or all tokens if there is no draft
+            unreported = len(tokens) - 1 - sum(len(one.emitted) for one in rounds)
             found = Statistics.of(
                 rounds,
                 options.draft_max if draft else 0,
@@ -148,11 +147,11 @@ def _engine(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Itera
             text = b"".join(map(target.piece, tokens)).decode("utf-8", "replace")
             first = min(len(tokens), SEGMENT_TOKENS)
             start = replace(found, prompt_tokens=0, prompt_s=0.0, tokens=first, decode_s=times[first] - times[1])
-            return Answer(text, tuple(tokens), found, start=start)
+            return TrialAnswer(text, tuple(tokens), found, start=start)
 
         yield trial.Engine(
-            trial.loaded(target),
-            trial.loaded(draft.model) if draft else None,
+            trial.loaded_model(target),
+            trial.loaded_model(draft.model) if draft else None,
             draft.drafters if draft else (),
             draft.notes if draft else [],
             lambda prompt: target.tokenize(prompt, special=True),

@@ -1,7 +1,7 @@
-"""Time of an answer of any length: a fixed cost for its prompt and start, and a cost per token. Pure.
+"""Model of an answer's time by its length: a fixed cost for its prompt and start, plus a cost per token. Pure.
 
-The first rounds of an answer are slower than later ones: a draft reads the prompt, and the policy learns what the draft
-gains in this text. Like the target's prompt time, this loss is paid once, so it weighs more in a short answer.
+The first rounds of an answer are slower, because the draft processes the prompt and the policy learns how much drafts
+gain in this text. Like the target's prompt time, this loss is incurred once, so it weighs more in a short answer.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from ggufspec.bench.trial import Answer, Result
+from ggufspec.bench.trial import TrialAnswer, TrialResult
 from ggufspec.schema.base import Spread
 from ggufspec.schema.bench import AnswerTime
 
 DEFAULT_TOKENS = 256  # answer length without -n, if the prompts do not determine it
-SHOWN = (50, 128, 256, 500)  # answer lengths whose speedup is reported
-_LEAST_TOKENS = 8  # minimum after the start to determine an answer's later rate
+SHOWN = (50, 128, 256, 500)  # answer lengths for which the speedup is reported
+_LEAST_TOKENS = 8  # minimum number of tokens after an answer's start to compute its later rate from
 
 
-def seconds(time: AnswerTime, tokens: float) -> float:
-    """Return the seconds of an answer of so many tokens, the first of which comes from the prompt's batch."""
+def answer_s(time: AnswerTime, tokens: float) -> float:
+    """Return the seconds of an answer of ``tokens`` tokens, the first of which comes from the prompt's batch."""
     return max(time.once_s + time.token_s * (tokens - 1), 1e-9)
 
 
-def times(results: Sequence[Result]) -> list[list[AnswerTime | None]]:
-    """Return the time of each answer of a run, by pass and prompt; None if nothing of the answer counts.
+def answer_seconds(results: Sequence[TrialResult]) -> list[list[AnswerTime | None]]:
+    """Return the time of each answer of a run, by pass and prompt; None if no part of the answer counts.
 
-    If an answer's start does not count, or is all there is, its loss is assumed to be the others' mean.
+    If an answer's start does not count, or little follows it, its initial loss is taken to be the mean of the others.
     """
     answers = [answer for result in results for answer in result.answers]
     lost = [start.decode_s - rate * start.decoded for one in answers if (start := one.start) and (rate := _rate(one))]
@@ -36,14 +36,14 @@ def times(results: Sequence[Result]) -> list[list[AnswerTime | None]]:
     return [[_time(answer, usual) for answer in result.answers] for result in results]
 
 
-def _rate(answer: Answer) -> float | None:
+def _rate(answer: TrialAnswer) -> float | None:
     """Return the seconds per token after the start; None if there are too few tokens."""
     whole, start = answer.statistics, answer.start
     tokens = whole.decoded - (start.decoded if start else 0)
     return (whole.decode_s - (start.decode_s if start else 0.0)) / tokens if tokens >= _LEAST_TOKENS else None
 
 
-def _time(answer: Answer, usual: float) -> AnswerTime | None:
+def _time(answer: TrialAnswer, usual: float) -> AnswerTime | None:
     whole, start = answer.statistics, answer.start
     if not whole.decoded:
         return None
@@ -68,10 +68,10 @@ def mean_time(passes: Sequence[Sequence[AnswerTime | None]], weights: Sequence[f
 
 
 def widened(speedup: Spread, tokens: float, measured: float) -> Spread:
-    """Return the speedup with a wider interval if an answer of ``tokens`` is longer than the ``measured`` ones.
+    """Return the speedup, with a wider interval if ``tokens`` exceed the ``measured`` tokens of an answer.
 
-    The rest is assumed to differ from the measured part as much as prompts differ from each other: with a share s of
-    the answer unmeasured, the logarithm's variance is 1 + s² times as large.
+    The unmeasured part is assumed to differ from the measured part as much as prompts differ from each other: if it is
+    a share s of the answer, the logarithm's variance is 1 + s² times as large.
     """
     share = max(0.0, 1 - measured / tokens)
     low, high = (speedup.median * (one / speedup.median) ** math.hypot(1, share) for one in speedup.ci95)

@@ -13,16 +13,16 @@ from ggufspec.api.pairs import OnEvent, open_pair
 from ggufspec.api.plan import make_plan
 from ggufspec.api.resolve import resolve
 from ggufspec.bench import prompting
-from ggufspec.bench.compare import ByDevice, Contender, Experiment
-from ggufspec.bench.prompts import Prompt
+from ggufspec.bench.compare import ByDevice, CompareExperiment, Contender
+from ggufspec.bench.prompts import BenchPrompt
 from ggufspec.bench.run_log import RunLog, key_of
-from ggufspec.bench.summary import machine, settings_of
-from ggufspec.bench.trial import Spec, check_room
-from ggufspec.bench.trials import identity
+from ggufspec.bench.summary import machine_and_versions, used_settings
+from ggufspec.bench.trial import TrialJob, check_context
+from ggufspec.bench.trials import file_identity
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import untrusted
-from ggufspec.models.headers import Known, read_headers
+from ggufspec.models.headers import KnownHeader, read_headers
 from ggufspec.models.locate import locate
 from ggufspec.models.profile import PairSpec
 from ggufspec.models.vocabulary import check_pair
@@ -35,14 +35,14 @@ from ggufspec.settings.table import Settings, names
 
 NONE = "none"
 TOKENS = 128  # default answer length
-WORDS = (*(name for name, row in DRAFTERS.items() if not row.needs_file), NONE)  # accepted instead of a draft's file
+WORDS = (*(name for name, row in DRAFTERS.items() if not row.needs_file), NONE)  # words accepted instead of a draft
 _ONE_OF_THEM = "compare one of them at a time"
 _PLACEMENT = names(group="placement")
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """Model on this machine. ``label`` is the path to show: in the hub's cache, the one in the repository."""
+class LabelledModel:
+    """Model on this machine. ``label`` is the path to show, relative to its repository if it is in the hub's cache."""
 
     path: Path
     label: PurePath
@@ -50,24 +50,24 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Cell before it is placed; ``draft`` is a file, one of :data:`WORDS`, or None for target-only."""
+    """Cell before placement; ``draft`` is a file, one of :data:`WORDS`, or None for target-only."""
 
-    target: File
-    draft: File | str | None
+    target: LabelledModel
+    draft: LabelledModel | str | None
     settings: Settings
 
     @property
     def draft_path(self) -> Path | None:
-        return self.draft.path if isinstance(self.draft, File) else None
+        return self.draft.path if isinstance(self.draft, LabelledModel) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedCell:
     """Placement of a cell, planned in the first run of a comparison and reused when it resumes."""
 
     options: DecoderOptions
     bytes: ByDevice
-    predicted_tokens_per_s: float = 0.0  # 0 if nothing was planned, or in an earlier version's log
+    predicted_tokens_per_s: float = 0.0  # predicted speed; 0 without a plan or in an earlier version's log
 
 
 # ---- pairings and their names
@@ -79,17 +79,17 @@ def without_file(drafter: str | None) -> str | None:
     return next((word for word in WORDS if word in drafters), None)
 
 
-def check_twice(files: Sequence[File], role: str) -> None:
+def check_twice(files: Sequence[LabelledModel], role: str) -> None:
     """Raise UsageError if a file is given twice."""
-    seen: dict[Path, File] = {}
+    seen: dict[Path, LabelledModel] = {}
     for one in files:
         if (before := seen.setdefault(untrusted.real(one.path), one)) is not one:
-            other = "" if before.path == one.path else f", as {before.path} too"
+            other = "" if before.path == one.path else f", also as {before.path}"
             raise UsageError(f"the {role} {one.path} is given twice{other}", "name each file once")
 
 
-def with_draft(one: Pairing, draft: File | str | None) -> Pairing:
-    """Return the target with another draft, without the profile's placement, which is for its own pair."""
+def with_draft(one: Pairing, draft: LabelledModel | str | None) -> Pairing:
+    """Return a pairing with another draft and without the profile's placement, which suits only the profile's pair."""
     return Pairing(one.target, draft, replace(one.settings, **dict.fromkeys(_PLACEMENT)))
 
 
@@ -97,14 +97,14 @@ def with_target_only(pairings: Iterable[Pairing]) -> list[Pairing]:
     """Return each target's target-only cell, with its profile's settings, followed by its pairings.
 
     Raises:
-        UsageError: two profiles have the same cell, or different settings for a target.
+        UsageError: two profiles define the same cell, or different settings for a target.
     """
     rows: dict[Path, list[Pairing]] = {}
     for one in pairings:
         row = rows.setdefault(untrusted.real(one.target.path), [with_draft(one, None)])
         for key in names(group="context"):
             if getattr(one.settings, key) != getattr(row[0].settings, key):
-                raise UsageError(f"two profiles set another {key} for {one.target.label.name}", _ONE_OF_THEM)
+                raise UsageError(f"two profiles differ in {key} for {one.target.label.name}", _ONE_OF_THEM)
         if one.draft is None:
             continue
         if any(_real(one.draft) == _real(other.draft) for other in row):
@@ -113,12 +113,12 @@ def with_target_only(pairings: Iterable[Pairing]) -> list[Pairing]:
     return [one for row in rows.values() for one in row]
 
 
-def _real(file: File | str | None) -> str | None:
-    return str(untrusted.real(file.path)) if isinstance(file, File) else file
+def _real(file: LabelledModel | str | None) -> str | None:
+    return str(untrusted.real(file.path)) if isinstance(file, LabelledModel) else file
 
 
-def unique_names(files: Iterable[File]) -> dict[Path, str]:
-    """Return a unique name for each file, with the folder if names repeat; whole paths if that is not enough."""
+def unique_names(files: Iterable[LabelledModel]) -> dict[Path, str]:
+    """Return a unique name for each file, with the folder if names repeat; full paths if that is not enough."""
     labels = {untrusted.real(one.path): one.label for one in files}
     counts = Counter(label.name for label in labels.values())
     found = {}
@@ -135,46 +135,53 @@ class Matrix:
     """Pairings, including target-only for each target, with the common options and prompts (default: bundled)."""
 
     def __init__(
-        self, pairings: Sequence[Pairing], given: Settings, prompts: tuple[Prompt, ...] = (), *, verbose: bool = False
+        self,
+        pairings: Sequence[Pairing],
+        given: Settings,
+        prompts: tuple[BenchPrompt, ...] = (),
+        *,
+        verbose: bool = False,
     ) -> None:
         self._pairings, self._given, self._prompts, self._verbose = pairings, given, prompts, verbose
         self._on_event: OnEvent | None = None
         self._targets = unique_names(one.target for one in pairings)
-        self._drafts = unique_names(one.draft for one in pairings if isinstance(one.draft, File))
-        self._headers: dict[Path, Known] = {}
-        self._asked: dict[Path, prompting.Result | GgufspecError] = {}  # by target
+        self._drafts = unique_names(one.draft for one in pairings if isinstance(one.draft, LabelledModel))
+        self._headers: dict[Path, KnownHeader] = {}
+        self._asked: dict[Path, prompting.PromptsResult | GgufspecError] = {}  # prompt texts, or the error, by target
 
     @property
     def key(self) -> str:
-        """Key of the comparison, by its files and options but not the number of repetitions."""
+        """Key made from the comparison's files and options, but not the number of repetitions."""
         cells = [(_real(one.target), _real(one.draft), one.settings.given()) for one in self._pairings]
         groups = ("devices", "drafting", "context", "sampling", "length")
         options = self._given.given(name for group in groups for name in names(group=group))
-        return key_of(cells, options, codec.dump(self._prompts, tuple[Prompt, ...]), self._given.raw, machine())[:12]
+        return key_of(
+            cells, options, codec.dump(self._prompts, tuple[BenchPrompt, ...]), self._given.raw, machine_and_versions()
+        )[:12]
 
     def experiment(
         self, log: RunLog, on_event: OnEvent | None = None, *, quality: bool, budget_s: float | None = None
-    ) -> Experiment:
-        """Read headers and place cells, as before if they are in the ``log``; a cell that cannot run gets its failure.
+    ) -> CompareExperiment:
+        """Read headers and place cells, reusing placements from the ``log``; a cell that cannot run records the reason.
 
         Raises:
             UsageError: an option is out of range.
         """
         self._on_event = on_event
         asked = [self._ask(one.target.path) for one in self._pairings]
-        found = [one for one in asked if isinstance(one, prompting.Result)]
+        found = [one for one in asked if isinstance(one, prompting.PromptsResult)]
         first = self._pairings[0]
         options = decoder_options(self._given.over(first.settings))
-        sample = self._spec(first, options, found[0] if found else prompting.Result((), (), (), False))
-        settings = {k: v for k, v in settings_of(sample).items() if k not in (*_PLACEMENT, "split", "draft_split")}
+        sample = self._spec(first, options, found[0] if found else prompting.PromptsResult((), (), (), False))
+        settings = {k: v for k, v in used_settings(sample).items() if k not in (*_PLACEMENT, "split", "draft_split")}
         if len({one.templated for one in found}) > 1:
             settings["prompt_format"] = "each target's own format"
         repetitions = self._given.value("repetitions")
         drafts = [one.draft for one in self._pairings]
         without_file = (ComparedModel(word, "", 0) for word in WORDS if word in drafts)
-        return Experiment(
+        return CompareExperiment(
             targets=_models((one.target for one in self._pairings), self._targets),
-            drafts=(*_models((one for one in drafts if isinstance(one, File)), self._drafts), *without_file),
+            drafts=(*_models((one for one in drafts if isinstance(one, LabelledModel)), self._drafts), *without_file),
             contenders=tuple(self._contender(one, log) for one in self._pairings),
             repetitions=repetitions,
             settings=settings | {"repetitions": repetitions, "rpc": list(self._given.rpc or ())},
@@ -185,26 +192,26 @@ class Matrix:
             cut=self._given.predict is None,
         )
 
-    def _ask(self, target: Path) -> prompting.Result | GgufspecError:
-        """Return the prompt texts for a target, made once, or the error."""
+    def _ask(self, target: Path) -> prompting.PromptsResult | GgufspecError:
+        """Return the prompt texts for a target, or the error; they are made only once."""
         if target not in self._asked:
             try:
-                spec = prompting.Spec(target, self._prompts, bool(self._given.raw))
-                self._asked[target] = prompting.prepare(spec, verbose=self._verbose)
+                spec = prompting.PromptsJob(target, self._prompts, bool(self._given.raw))
+                self._asked[target] = prompting.make_texts(spec, verbose=self._verbose)
             except GgufspecError as error:
                 self._asked[target] = error
         return self._asked[target]
 
     def _format_notes(self) -> Iterator[str]:
         """Yield notes on the texts, e.g. which targets got plain text although others have a chat template."""
-        found = {path: one for path, one in self._asked.items() if isinstance(one, prompting.Result)}
+        found = {path: one for path, one in self._asked.items() if isinstance(one, prompting.PromptsResult)}
         for path, one in found.items():
             yield from one.notes
             if not one.templated and any(other.templated for other in found.values()):
                 yield f"{self._targets[untrusted.real(path)]} has no chat template: its prompts were plain text"
 
-    def _spec(self, one: Pairing, options: DecoderOptions, asked: prompting.Result) -> Spec:
-        return Spec(
+    def _spec(self, one: Pairing, options: DecoderOptions, asked: prompting.PromptsResult) -> TrialJob:
+        return TrialJob(
             target=one.target.path,
             draft=one.draft_path,
             options=options,
@@ -215,7 +222,7 @@ class Matrix:
         )
 
     def _options(self, one: Pairing) -> DecoderOptions:
-        """Return a pairing's decoder options before it is placed."""
+        """Return a pairing's decoder options before placement."""
         options = decoder_options(self._given.over(one.settings))
         if one.draft is None:
             return replace(options, drafters=(), lookup_corpus=None)
@@ -227,15 +234,15 @@ class Matrix:
     def _contender(self, one: Pairing, log: RunLog) -> Contender:
         """Return a pairing's cell, with the logged placement or a new one."""
         options = self._options(one)
-        draft = self._drafts[untrusted.real(one.draft.path)] if isinstance(one.draft, File) else one.draft
+        draft = self._drafts[untrusted.real(one.draft.path)] if isinstance(one.draft, LabelledModel) else one.draft
         cell = Contender(self._targets[untrusted.real(one.target.path)], draft, None)
         files = [path for path in (one.target.path, one.draft_path) if path is not None]
         request = (codec.dump(options), one.settings.given(_PLACEMENT), self._given.given(names(group="devices")))
-        key = key_of("placement", [identity(path) for path in files], request)
+        key = key_of("placement", [file_identity(path) for path in files], request)
         asked = self._ask(one.target.path)
         if isinstance(asked, GgufspecError):
             return replace(cell, failure=Failure(asked.message, asked.hint))
-        planned = log.get(key, Planned)
+        planned = log.get(key, PlannedCell)
         if planned is None:
             try:
                 headers = [self._header(path) for path in files]
@@ -247,43 +254,43 @@ class Matrix:
             log.put(key, planned)
         spec = self._spec(one, planned.options, asked)
         try:
-            check_room(spec, max(asked.tokens))
+            check_context(spec, max(asked.tokens))
         except UsageError as error:
             return replace(cell, failure=Failure.of(error))
         return replace(cell, spec=spec, bytes=planned.bytes, predicted_tokens_per_s=planned.predicted_tokens_per_s)
 
-    def _header(self, path: Path) -> Known:
+    def _header(self, path: Path) -> KnownHeader:
         if path not in self._headers:
             (self._headers[path],) = read_headers([path], None, self._on_event)
         return self._headers[path]
 
-    def _place(self, name: str, one: Pairing, options: DecoderOptions) -> Planned:
+    def _place(self, name: str, one: Pairing, options: DecoderOptions) -> PlannedCell:
         pair = PairSpec(name, one.target.path, one.draft_path, one.settings)
         opened = open_pair(pair, self._given, options, self._on_event)
         resolved = resolve(opened, on_event=self._on_event)
         plan = resolved.plan
-        if plan is None:  # everything was given; plan anyway, for the bytes in the report
+        if plan is None:  # the whole placement was given; plan anyway, for the bytes in the report
             with contextlib.suppress(GgufspecError):
                 plan = make_plan(opened, on_event=self._on_event).document()
         option = plan.options["speculative" if options.needs_draft else "target_only"] if plan else None
         overheads = {device.name: device.overhead_bytes for device in plan.devices} if plan else {}
         if option is None:
-            return Planned(resolved.pair, {})
-        return Planned(resolved.pair, parts(option, overheads), option.tokens_per_s)
+            return PlannedCell(resolved.pair, {})
+        return PlannedCell(resolved.pair, part_bytes(option, overheads), option.tokens_per_s)
 
 
-def _models(files: Iterable[File], names_: Mapping[Path, str]) -> tuple[ComparedModel, ...]:
+def _models(files: Iterable[LabelledModel], names_: Mapping[Path, str]) -> tuple[ComparedModel, ...]:
     once: dict[str, ComparedModel] = {}
     for file in files:
         name, size_bytes = names_[untrusted.real(file.path)], 0
-        with contextlib.suppress(GgufspecError):  # its cells report the error
+        with contextlib.suppress(GgufspecError):  # the model's cells report the error
             size_bytes = sum(part.size_bytes for part in locate(file.path).files)
         once.setdefault(name, ComparedModel(name, str(file.path), size_bytes))
     return tuple(once.values())
 
 
-def parts(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
-    """Return bytes by device and part, for :class:`ggufspec.schema.compare.Cell`; ``overheads`` are the drivers'."""
+def part_bytes(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
+    """Return bytes by device and part for a ``CompareCell``; ``overheads`` are the drivers' bytes by device."""
     found: ByDevice = {}
     models: tuple[tuple[str, PlannedModel | None], ...] = (("target", option.target), ("draft", option.draft))
     for role, model in models:

@@ -8,27 +8,33 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BenchPrompt:
     """Prompt for a model.
 
     Args:
         kind: kind of text, for reports, e.g. ``edit``; empty if unknown.
         text: the user's message; without a chat template, the text to continue.
-        messages: conversation instead of ``text``, as a chat template takes it: role, content, tool_calls, …
+        messages: conversation instead of ``text``, as dicts for a chat template: role, content, tool_calls, …
         tools: tools that the model may call, as in OpenAI's requests.
-        origin: where it comes from, for error messages: ``line 3 of prompts.jsonl``; empty if bundled.
+        goes_on: True if the answer continues the last message, which is the assistant's.
+        options: further chat-template variables.
+        tokens: token ids instead of ``text``, to continue without the chat template.
+        origin: source of the prompt, for error messages: ``line 3 of prompts.jsonl``; empty if bundled.
     """
 
     kind: str
     text: str = ""
     messages: tuple[dict[str, Any], ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
+    goes_on: bool = field(default=False, kw_only=True)
+    options: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    tokens: tuple[int, ...] = field(default=(), kw_only=True)
     origin: str = field(default="", kw_only=True)
 
 
-# Typical requests to a chat model, one of each kind. Every second one is also a good mix: tune uses half of them.
+# Typical requests to a chat model, one of each kind. Every second one also makes a good mix, and tune uses only those.
 REQUESTS = (
-    Prompt(
+    BenchPrompt(
         "edit",
         """Add type hints and a one-line docstring to each method. Leave everything else as it is, and give back the \
 whole class.
@@ -58,7 +64,7 @@ class Inventory:
 ```
 """,
     ),
-    Prompt(
+    BenchPrompt(
         "rename",
         """Rename `data` to `readings` and `calc` to `average_by_hour`, in comments too. Change nothing else, and \
 give back the whole file.
@@ -84,7 +90,7 @@ export function hottest(data) {
 ```
 """,
     ),
-    Prompt(
+    BenchPrompt(
         "port",
         """Port this function from Python to Rust, with the same behaviour for empty and malformed lines.
 
@@ -102,7 +108,7 @@ def parse_hosts(text):
 ```
 """,
     ),
-    Prompt(
+    BenchPrompt(
         "tests",
         """Write pytest tests for this function: the usual cases, the edges, and what it must refuse.
 
@@ -124,7 +130,7 @@ def parse_duration(text):
 ```
 """,
     ),
-    Prompt(
+    BenchPrompt(
         "json",
         """Put these into my calendar, in one go:
 
@@ -165,20 +171,20 @@ If you cannot reach the calendar, answer with JSON and nothing else: {"events": 
             },
         ),
     ),
-    Prompt(
+    BenchPrompt(
         "list",
         """We walk from hut to hut in the Alps for five days in September, two adults and a girl of ten. Make a \
 packing list: grouped, with numbers, and half a sentence of why wherever it is not obvious.
 """,
     ),
-    Prompt(
+    BenchPrompt(
         "chat",
         """My bread tastes good, but it comes out flat and dense, and the dough sticks to everything. I use 500 g of \
 strong flour, 400 g of water, 10 g of salt and 100 g of starter, and leave it on the counter overnight, about ten \
 hours at 24 degrees. What goes wrong, and what should I change first?
 """,
     ),
-    Prompt(
+    BenchPrompt(
         "summary",
         """Summarise this in three sentences for a colleague who was not there, and then name who does what by when.
 
@@ -196,7 +202,7 @@ when the load test is done. The next call is a day later than usual because of t
 
 # Texts that any language model can continue, with or without a chat template.
 PROMPTS = (
-    Prompt(
+    BenchPrompt(
         "code",
         '''import os
 import sys
@@ -220,7 +226,7 @@ class FileReader:
     def __len__(self):
 ''',
     ),
-    Prompt(
+    BenchPrompt(
         "code",
         '''def merge_sorted(left, right):
     """Merge two sorted lists into one sorted list."""
@@ -233,7 +239,7 @@ class FileReader:
         else:
 ''',
     ),
-    Prompt(
+    BenchPrompt(
         "edit",
         '''# Before:
 def get_name(self):
@@ -253,7 +259,7 @@ def get_name(self):
 def get_size(self):
 ''',
     ),
-    Prompt(
+    BenchPrompt(
         "prose",
         """The with statement
 ******************
@@ -262,12 +268,12 @@ The with statement is used to wrap the execution of a block with methods defined
 This allows common patterns to be encapsulated for convenient reuse. If an exception is raised in the block, \
 """,
     ),
-    Prompt(
+    BenchPrompt(
         "prose",
         """A module is a file that contains definitions and statements. When a module is imported for the first time, \
 the interpreter searches for it in a list of directories, and then """,
     ),
-    Prompt(
+    BenchPrompt(
         "list",
         """The following methods are available on all sequence objects:
 
@@ -277,7 +283,7 @@ the interpreter searches for it in a list of directories, and then """,
 * count(x): return the number of times that x appears.
 * """,
     ),
-    Prompt(
+    BenchPrompt(
         "numbers",
         """# Squares of the first numbers
 SQUARES = {
@@ -289,7 +295,7 @@ SQUARES = {
     6: 36,
 """,
     ),
-    Prompt(
+    BenchPrompt(
         "noise",
         """zq7 lantern 0x3f -- harbour; {quilt} ~~ 91 maroon? tundra==pivot & |vex| 4.4e-2 oboe \
 // saffron 17 glyph <kelp> umbra $$ 6 """,
@@ -441,10 +447,10 @@ for up to a month.
 
 
 def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int = 0) -> list[int]:
-    """Return the token ids of ``depth`` tokens of the bundled passages, repeated as needed, and then the prompt.
+    """Return ``depth`` token ids of the bundled passages, repeated as needed, followed by the prompt's token ids.
 
     ``tokenize`` is :meth:`ggufspec.llamacpp.model.Model.tokenize`. Control tokens such as ``<|im_start|>`` in the
-    prompt are tokens, as in llama.cpp's completion.
+    prompt are parsed as tokens, as in llama.cpp's completion.
     """
     if not depth:
         return tokenize(prompt, special=True)

@@ -1,8 +1,8 @@
-"""Quality of a quantised target: perplexity, and KL divergence and top-1 agreement with a reference, on bundled text.
+"""Quality of a quantised target on bundled text: perplexity, and KL divergence and top-1 agreement with a reference.
 
-Models are loaded one at a time, in a child process (:mod:`ggufspec.child`), because two may not fit together: the
-reference writes its probabilities to a file, with which every other model is compared. A row is logits minus their
-maximum, as float16, and is normalised after reading: rounding adds less than 10⁻⁵ nats to a divergence.
+Models are loaded one at a time, in a child process (:mod:`ggufspec.child`), because two may not fit in memory. The
+reference writes its probabilities to a file, with which every other model is compared. Each row is for one token: its
+logits minus their maximum, as float16, normalised after reading. Rounding adds less than 10⁻⁵ nats to a divergence.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema.compare import Quality
 from ggufspec.schema.text import of_download
 
-_WIDTH = 32  # batch size with logits of all tokens; VRAM planned for a batch of 2 has room for them
-_CELLS = 512  # context; passages have fewer tokens in every common vocabulary, and are cut otherwise
-_DEEPEST = -60000.0  # lowest stored value; float16 ends at −65504
+_WIDTH = 32  # batch size with logits for all tokens, which fit in the VRAM planned for a batch of 2
+_CELLS = 512  # context size; passages are shorter in every common vocabulary, and are truncated in any other
+_DEEPEST = -60000.0  # lowest stored value; the minimum of float16 is −65504
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Spec(WithOptions):
-    """Model to measure on ``passages``, each read in an empty context.
+class QualityJob(WithOptions):
+    """Model to measure on ``passages``, each decoded in an empty context.
 
-    ``rows`` is a file in its own folder, which the reference, named ``reference``, writes and the others read.
+    ``rows`` is a file in its own folder that the reference model (named ``reference``) writes and the others read.
     """
 
     model: Path
@@ -50,46 +50,43 @@ class Spec(WithOptions):
     rpc: tuple[str, ...] = ()
 
 
-Result = Quality
-
-
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Scores of n tokens, each (n,): −log p of the next token, KL(reference ‖ this), same likeliest token."""
+class TokenScores:
+    """Scores of n tokens, each (n,): −log p of the next token, KL(reference ‖ this), whether the top tokens match."""
 
     surprise: Floats
     divergence: Floats
     agrees: npt.NDArray[np.bool_]
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """Measure in this process; raise ModelError if tokens differ from the reference's or the disk is too small."""
+def run(spec: QualityJob, emit: child.Emit, stopping: threading.Event) -> Quality:  # noqa: ARG001
+    """Measure in this process; raise ModelError if tokens differ from the reference's or disk space is too small."""
     devices.add_rpc_workers(spec.rpc)
     with Model(spec.model, spec.options.target) as model:
         passages = [model.tokenize(passage)[:_CELLS] for passage in spec.passages]
         rows = _create(spec.rows, model.vocab_size, passages) if spec.is_reference else _open(spec, model, passages)
         options = replace(spec.options, ctx_size=_CELLS, drafters=(), lookup_corpus=None, strict=False)
-        judged: list[Judged] = []
+        judged: list[TokenScores] = []
         done = 0
-        with closing(Context(model, replace(options.context(with_draft=False), width=_WIDTH))) as context:
+        with closing(Context(model, replace(options.context(with_draft=False), max_outputs=_WIDTH))) as context:
             for logits, following in _read(context, passages):
                 kept = rows[done : done + len(logits)]
                 if spec.is_reference:
                     kept[:] = compress(logits)
-                judged.append(judge(logits, kept, following))
+                judged.append(score_tokens(logits, kept, following))
                 done += len(logits)
                 if stopping.is_set():
-                    raise ModelError("stopped while reading the text")
+                    raise ModelError("stopped while decoding the text")
         if spec.is_reference:
             rows.flush()
             _part(spec.rows).replace(spec.rows)
-    return estimate(judged, spec.reference, is_reference=spec.is_reference)
+    return estimate_quality(judged, spec.reference, is_reference=spec.is_reference)
 
 
 def _read(
     context: Context, passages: Sequence[Sequence[int]]
 ) -> Iterator[tuple[npt.NDArray[np.float32], Sequence[int]]]:
-    """Yield (logits (n, vocab) after n tokens, the n next tokens), batch by batch, for every passage."""
+    """Yield (logits (n, vocab) after each of n tokens, the n next tokens), batch by batch, for every passage."""
     for passage in passages:
         context.rewind(0)
         for start in range(0, len(passage) - 1, _WIDTH):
@@ -102,12 +99,14 @@ def compress(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
     return kept
 
 
-def judge(logits: npt.NDArray[np.float32], kept: npt.NDArray[np.float16], following: Sequence[int]) -> Judged:
-    """Compare logits (n, vocab) with the reference's from :func:`compress` and with the (n,) tokens of the text."""
+def score_tokens(
+    logits: npt.NDArray[np.float32], kept: npt.NDArray[np.float16], following: Sequence[int]
+) -> TokenScores:
+    """Compare logits (n, vocab) with the reference's, stored by :func:`compress`, and with the (n,) next tokens."""
     ours, theirs = _log_probs(logits), _log_probs(kept)
     divergence = np.sum(np.exp(theirs) * (theirs - ours), axis=1)
     surprise = -ours[np.arange(len(ours)), list(following)]
-    return Judged(surprise, np.maximum(divergence, 0), ours.argmax(axis=1) == theirs.argmax(axis=1))
+    return TokenScores(surprise, np.maximum(divergence, 0), ours.argmax(axis=1) == theirs.argmax(axis=1))
 
 
 def _log_probs(rows: npt.NDArray[np.floating]) -> Floats:
@@ -116,20 +115,20 @@ def _log_probs(rows: npt.NDArray[np.floating]) -> Floats:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), np.float64)
 
 
-def estimate(judged: Sequence[Judged], reference: str, *, is_reference: bool) -> Quality:
+def estimate_quality(judged: Sequence[TokenScores], reference: str, *, is_reference: bool) -> Quality:
     """Return means over all tokens with standard errors, which assume that tokens are independent."""
     surprise, divergence, agrees = (
         np.concatenate([np.asarray(getattr(one, name), np.float64) for one in judged])
         for name in ("surprise", "divergence", "agrees")
     )
-    if is_reference:  # it differs from its own file only by rounding
+    if is_reference:  # the reference differs from its own file only by rounding
         divergence, agrees = np.zeros_like(divergence), np.ones_like(agrees)
     perplexity = math.exp(float(surprise.mean()))
     return Quality(
         reference=reference,
         tokens=len(surprise),
         perplexity=perplexity,
-        perplexity_error=perplexity * _error(surprise),  # to first order
+        perplexity_error=perplexity * _error(surprise),  # error propagation to first order
         mean_kl=float(divergence.mean()),
         mean_kl_error=_error(divergence),
         top1_agreement=float(agrees.mean()),
@@ -141,7 +140,7 @@ def _error(values: Floats) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-# ---- the reference's file of rows, and next to it the file of their tokens
+# ---- the reference's file of logits, with a file of the tokens next to it
 
 
 def _create(
@@ -151,22 +150,22 @@ def _create(
     wanted, free = 2 * total * vocabulary, host.free_disk_bytes(path.parent)
     if wanted > free - (64 << 20):
         raise ModelError(
-            f"the reference's probabilities take {of_download(wanted)}, and {of_download(free)} of the disk are free",
-            "free some space, name another folder with --results, or leave it out with --no-quality",
+            f"the reference's probabilities take {of_download(wanted)}, but the disk has {of_download(free)} free",
+            "free some space, name another folder with --results, or skip this with --no-quality",
         )
     np.save(_tokens(path), np.concatenate(passages))
     return np.lib.format.open_memmap(_part(path), mode="w+", dtype=np.float16, shape=(total, vocabulary))
 
 
 def _open(
-    spec: Spec, model: Model, passages: Sequence[Sequence[int]]
+    spec: QualityJob, model: Model, passages: Sequence[Sequence[int]]
 ) -> np.memmap[tuple[int, ...], np.dtype[np.float16]]:
     rows = np.lib.format.open_memmap(spec.rows, mode="r")
     tokens = np.concatenate(passages)
     if rows.shape != (len(tokens), model.vocab_size) or not np.array_equal(np.load(_tokens(spec.rows)), tokens):
         raise ModelError(
-            f"its tokens are not those of {spec.reference}, so that their probabilities cannot be compared",
-            "compare quantisations of one model",
+            f"its tokens differ from those of {spec.reference}, so their probabilities cannot be compared",
+            "compare quantisations of the same model",
         )
     return rows
 
@@ -179,11 +178,11 @@ def _tokens(path: Path) -> Path:
     return path.with_suffix(".tokens.npy")
 
 
-def measure(spec: Spec, *, verbose: bool = False) -> Result:
-    """Measure in a child process.
+def measure_quality(spec: QualityJob, *, verbose: bool = False) -> Quality:
+    """Measure a model in a child process.
 
     Raises:
-        GgufspecError: as :func:`run`, or the child died.
+        GgufspecError: :func:`run` raised it, or the child process died.
         Interrupted: Ctrl-C.
     """
-    return child.call(__name__, spec, Result, verbose=verbose)
+    return child.call(__name__, spec, Quality, verbose=verbose)

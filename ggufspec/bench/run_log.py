@@ -1,7 +1,7 @@
-"""Log of measurements, each written when it is made, so that an interrupted search or comparison can resume.
+"""Log of measurements, each written as soon as it is made, so that an interrupted search or comparison can resume.
 
-The file has lines of JSON: the first names its schema, the others have one measurement each, under a key of its
-settings. A last line that a crash cut short is dropped.
+The file consists of JSON lines: the first names its schema, the others hold one measurement each, under a key made from
+its settings. A last line truncated by a crash is dropped.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ggufspec.files import untrusted
 from ggufspec.files.write import locked
 from ggufspec.schema import codec
 
-_MOST_BYTES = 64 << 20  # maximum to read; the log of hundreds of cells has 2 MB
+_MOST_BYTES = 64 << 20  # maximum size to read; a log of hundreds of cells takes 2 MB
 _Value = TypeVar("_Value")
 
 
 def key_of(*facts: Any) -> str:
-    """Return a key of JSON values, equal for equal values in any process."""
+    """Return a key made from JSON values: equal values give equal keys in any process."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -47,8 +47,8 @@ def set_aside(path: Path) -> Path:
 class RunLog:
     """File of measurements, open for reading and appending; locked against other processes.
 
-    A damaged file or one of another schema is renamed (:func:`set_aside`), which :attr:`notes` reports; with ``fresh``,
-    any existing file is. The folder is created.
+    A file that is damaged or has another schema is renamed (:func:`set_aside`), which :attr:`notes` reports; with
+    ``fresh``, any existing file is renamed. The folder is created if necessary.
 
     Raises:
         GgufspecError: the file cannot be written, or another process has it open.
@@ -64,12 +64,12 @@ class RunLog:
                 self._open(schema, fresh=fresh)
             except TimeoutError:
                 raise GgufspecError(
-                    f"another process is measuring the same; it keeps its results in {path}",
-                    "wait for it, or keep results elsewhere with --results FOLDER",
+                    f"another process is making the same measurements and saves them in {path}",
+                    "wait for it, or save results elsewhere with --results FOLDER",
                 ) from None
             except OSError as error:
                 raise GgufspecError(
-                    f"results cannot be kept in {path}: {error.strerror}", "name another folder with --results FOLDER"
+                    f"results cannot be saved in {path}: {error.strerror}", "name another folder with --results FOLDER"
                 ) from None
             self._lock = lock.pop_all()
 
@@ -79,14 +79,14 @@ class RunLog:
         if self.path.exists() and not self._read(schema):
             aside = set_aside(self.path)
             self.notes = (
-                f"the results in {self.path} are of another version or damaged: kept as {aside.name}, measured again",
+                f"the results in {self.path} are damaged or from another version: renamed {aside.name}, measured again",
             )
         self._file = self.path.open("ab")
         if self._file.tell() == 0:
             self._write({"schema": schema})
 
     def _read(self, schema: str) -> bool:
-        """Load the file's values and cut off a torn last line; return False if damaged or of another schema."""
+        """Load the values and drop an incomplete last line; return False if damaged or written with another schema."""
         try:
             content = untrusted.read_bytes(self.path, _MOST_BYTES)
         except GgufspecError:
@@ -115,13 +115,13 @@ class RunLog:
             return None
 
     def put(self, key: str, value: object) -> None:
-        """Write a measurement to the disk; raise GgufspecError if that fails, e.g. because it is full."""
+        """Write a measurement to disk; raise GgufspecError if that fails, e.g. because the disk is full."""
         self._values[key] = codec.dump(value)
         try:
             self._write({"key": key, "value": self._values[key]})
         except OSError as error:
             raise GgufspecError(
-                f"results cannot be kept in {self.path}: {error.strerror}", "free some space and run the command again"
+                f"results cannot be saved in {self.path}: {error.strerror}", "free some space and run the command again"
             ) from None
 
     def _write(self, entry: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def paired_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
-    """Return the spread of the ratio of samples that were measured in pairs, next to each other in time."""
+    """Return the spread of the ratios of samples that were measured in pairs, close to each other in time."""
     return spread([a / b for a, b in zip(numerator, denominator, strict=True)])
 
 
@@ -43,7 +43,7 @@ def weights_of(kinds: Sequence[str]) -> list[float]:
 def paired_mean(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
     """Return the geometric mean of paired ratios with Student's 95 % interval, which has width 0 for a single pair.
 
-    With few pairs it is wider than that of :func:`paired_ratios`: three pairs agree by chance one time in four.
+    With few pairs, :func:`paired_ratios` gives too narrow an interval: three pairs agree by chance one time in four.
     """
     ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
     logs = [math.log(ratio) for ratio in ratios]
@@ -56,14 +56,14 @@ def paired_mean(numerator: Sequence[float], denominator: Sequence[float]) -> Spr
 def mean_ratio(
     numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]], kinds: Sequence[str] = ()
 ) -> Spread:
-    """Return the ratio of two means over prompts; kinds count equally, and so do the prompts of a kind.
+    """Return the ratio of two means over prompts; kinds count equally, and so do the prompts within a kind.
 
-    Each prompt counts with the median of its repetitions. The 95 % interval is for the mean over prompts like these:
-    the prompts are the sample, and repetitions only make each more precise. It is Student's, on the logarithm, with the
-    ratio's variance by linearisation.
+    Each prompt counts as the median of its repetitions. The 95 % interval is for the mean over prompts like these:
+    the prompts are the sample, and repetitions only make each prompt's value more precise. The interval is Student's,
+    on the logarithm, with the ratio's variance by linearisation.
 
-    ``numerators`` has one or more values for each of at least two prompts, ``denominators`` as many, measured next to
-    them. Without ``kinds``, each prompt is its own kind.
+    ``numerators`` holds one or more values for each of at least two prompts; ``denominators`` as many, each measured
+    close in time. Without ``kinds``, each prompt is its own kind.
 
     Source: Cochran 1977, Sampling Techniques, section 6.3 (the variance of a ratio).
     """
@@ -79,7 +79,7 @@ def mean_ratio(
 
 
 def student(freedom: int) -> float:
-    """Return Student's 97.5 % quantile: exact for one and two degrees of freedom, within 1 % from three on.
+    """Return Student's 97.5 % quantile: exact for one and two degrees of freedom, within 1 % for more.
 
     Source: Abramowitz and Stegun 1964, 26.7.5.
     """

@@ -19,22 +19,22 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.hardware import gpus, host, install
 from ggufspec.hardware.host import BUSY_CPUS
 from ggufspec.llamacpp import probe
-from ggufspec.schema.base import Portion, Run, SpeculativeRun
+from ggufspec.schema.base import MeasuredRun, Portion, SpeculativeRun
 from ggufspec.settings.registry import is_lossy
 
-_PARTS = ("thinking", "answer")  # in the order of trial.Answer.parts
+_PARTS = ("thinking", "answer")  # in the order of trial.TrialAnswer.parts
 
 
-def alone(spec: trial.Spec) -> trial.Spec:
+def without_draft(spec: trial.TrialJob) -> trial.TrialJob:
     return replace(spec, draft=None, options=replace(spec.options, drafters=(), lookup_corpus=None))
 
 
-def speed(result: trial.Result) -> float:
-    """Return tokens per second over a trial's answers, without prompts and the first tokens that their batches give."""
+def trial_speed(result: trial.TrialResult) -> float:
+    """Return a trial's tokens per second, excluding each answer's first token, which comes from the prompt's batch."""
     return speed_of(result.answers)
 
 
-def speed_of(answers: Iterable[trial.Answer]) -> float:
+def speed_of(answers: Iterable[trial.TrialAnswer]) -> float:
     return _speed(answer.statistics for answer in answers)
 
 
@@ -44,36 +44,36 @@ def _speed(statistics: Iterable[Statistics]) -> float:
 
 
 def by_kind(
-    kinds: Sequence[str], alone: Sequence[trial.Result], drafted: Sequence[trial.Result]
+    kinds: Sequence[str], target_only: Sequence[trial.TrialResult], drafted: Sequence[trial.TrialResult]
 ) -> tuple[Portion, ...]:
-    """Return the gain from drafts for each kind of prompt, from paired trials; empty if there is only one kind."""
+    """Return the gain from drafting for each kind of prompt, from paired trials; empty if there is only one kind."""
 
-    def chosen(index: int, answer: trial.Answer, name: str) -> Statistics | None:
+    def chosen(index: int, answer: trial.TrialAnswer, name: str) -> Statistics | None:
         return answer.statistics if kinds[index] == name else None
 
-    return _portions(dict.fromkeys(kinds), chosen, alone, drafted) if len(set(kinds)) > 1 else ()
+    return _portions(dict.fromkeys(kinds), chosen, target_only, drafted) if len(set(kinds)) > 1 else ()
 
 
-def by_part(alone: Sequence[trial.Result], drafted: Sequence[trial.Result]) -> tuple[Portion, ...]:
-    """Return the gain from drafts while thinking and afterwards; empty if the target does not think."""
+def by_part(target_only: Sequence[trial.TrialResult], drafted: Sequence[trial.TrialResult]) -> tuple[Portion, ...]:
+    """Return the gain from drafting while thinking and afterwards; empty if the target does not think."""
 
-    def chosen(_: int, answer: trial.Answer, name: str) -> Statistics | None:
+    def chosen(_: int, answer: trial.TrialAnswer, name: str) -> Statistics | None:
         return answer.parts[_PARTS.index(name)] if answer.parts else None
 
-    return _portions(_PARTS, chosen, alone, drafted)
+    return _portions(_PARTS, chosen, target_only, drafted)
 
 
 def _portions(
     names: Iterable[str],
-    chosen: Callable[[int, trial.Answer, str], Statistics | None],
-    alone: Sequence[trial.Result],
-    drafted: Sequence[trial.Result],
+    chosen: Callable[[int, trial.TrialAnswer, str], Statistics | None],
+    target_only: Sequence[trial.TrialResult],
+    drafted: Sequence[trial.TrialResult],
 ) -> tuple[Portion, ...]:
     """Compare the ``chosen`` parts of both runs' answers to the same prompts, by name; omit names without tokens."""
     found = []
     for name in names:
         trials = []
-        for pair in zip(alone, drafted, strict=False):
+        for pair in zip(target_only, drafted, strict=False):
             answers = enumerate(zip(*(result.answers for result in pair), strict=False))
             both = [(chosen(i, ours, name), chosen(i, theirs, name)) for i, (ours, theirs) in answers]
             if both := [(a, b) for a, b in both if a and b and a.tokens and b.tokens]:
@@ -96,8 +96,8 @@ def _portions(
     return tuple(found)
 
 
-def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | SpeculativeRun:
-    """Return all trials of one mode as one row; ``lossy``: the acceptance rule may change the text."""
+def summarise(results: list[trial.TrialResult], *, lossy: bool = False) -> MeasuredRun | SpeculativeRun:
+    """Summarise all trials of one mode in one row; ``lossy`` if the acceptance rule may change the text."""
     first = results[0]
     every = [answer.statistics for result in results for answer in result.answers]
     waits = [s.time_to_first_token_s for s in every if s.time_to_first_token_s is not None]
@@ -105,7 +105,7 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
         "gpu_layers": first.target.gpu_layers,
         "layers": first.target.layers,
         "tokens": sum(answer.statistics.tokens for answer in first.answers),
-        "tokens_per_s": spread(list(filter(None, map(speed, results))) or [0.0]),
+        "tokens_per_s": spread(list(filter(None, map(trial_speed, results))) or [0.0]),
         "prompt_tokens_per_s": trial.prompt_speed(answer for result in results for answer in result.answers),
         "peak_rss_bytes": max(result.peak_rss_bytes for result in results),
         "vram_bytes": max(result.vram_bytes for result in results),
@@ -116,7 +116,7 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
         "answers": len(every),
     }
     if not first.drafters:
-        return Run(**base)
+        return MeasuredRun(**base)
     rounds, drafted, accepted = (
         sum(column) for column in zip(*((s.rounds, s.drafted, s.accepted) for s in every), strict=True)
     )
@@ -146,34 +146,34 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
 
 
 def by_position(rows: Iterable[tuple[int, ...]]) -> list[int]:
-    """Return the sums of counts by position in the draft; rows may have fewer positions, or none."""
+    """Sum counts by position in the draft; rows may differ in length or be empty."""
     return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
 
 
-def notes_of(results: list[trial.Result]) -> tuple[str, ...]:
+def notes_of(results: list[trial.TrialResult]) -> tuple[str, ...]:
     """Return the decoders' notes without duplicates."""
     return tuple(dict.fromkeys(note for result in results for note in result.notes))
 
 
-def busy_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
+def busy_notes(results: Iterable[trial.TrialResult]) -> tuple[str, ...]:
     """Return a note if other programs were busy during at least half of the trials."""
     others = sorted(result.others_cpus for result in results)
     if not others or others[len(others) // 2] < BUSY_CPUS:
         return ()
     used = f"other programs used {others[0]:.1f} to {others[-1]:.1f} of {host.usable_cpus()} CPUs during the trials"
-    return (f"{used}: an idle machine reaches more tokens/s; ratios compare trials that alternate",)
+    return (f"{used}: an idle machine would reach more tokens/s; ratios compare interleaved trials",)
 
 
-def unwatched_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
-    """Return a note for each GPU in use that NVML does not have."""
+def unwatched_notes(results: Iterable[trial.TrialResult]) -> tuple[str, ...]:
+    """Return a note for each GPU in use that NVML does not report."""
     cards = {card for result in results if result.target.gpu_layers for card in result.unwatched}
     return tuple(
-        f"{card}: its energy, throttled clocks and other programs on it are not known, since NVML has NVIDIA's alone"
+        f"{card}: energy, throttled clocks and other programs are unknown, because NVML reports only NVIDIA GPUs"
         for card in sorted(cards)
     )
 
 
-def machine() -> dict[str, object]:
+def machine_and_versions() -> dict[str, object]:
     """Return the machine and the versions that measurements depend on."""
     return {
         "cpu": host.cpu_name(),
@@ -188,15 +188,15 @@ def machine() -> dict[str, object]:
 
 
 def machine_and_build(system_info: str | None = None) -> dict[str, object]:
-    """Return :func:`machine` with more that speed depends on: the processor's model and llama.cpp's build.
+    """Return :func:`machine_and_versions` and two further facts that affect speed: the processor and llama.cpp's build.
 
-    Saved results are looked up by :func:`machine` only. ``system_info`` is llama.cpp's line about its build; if None, a
-    child process asks llama.cpp, and raises GgufspecError if it cannot load llama-cpp-python.
+    Saved results are looked up by :func:`machine_and_versions` only. ``system_info`` is llama.cpp's line about its
+    build; if None, it is read in a child process, which raises GgufspecError if llama-cpp-python cannot be loaded.
     """
     build = {"system_info": _installed() if system_info is None else system_info}
     if stamp := install.built():
         build |= {"cpu": stamp.cpu, "cmake_args": without_folders(stamp.cmake_args)}
-    return machine() | {"processor": asdict(host.processor()), "build": build}
+    return machine_and_versions() | {"processor": asdict(host.processor()), "build": build}
 
 
 @functools.cache
@@ -205,13 +205,13 @@ def _installed() -> str:
 
 
 def without_folders(cmake_args: str) -> str:
-    """Return CMake's options with the names of files but without this machine's folders."""
+    """Return CMake's options with paths reduced to file names, so that they do not reveal this machine's folders."""
     words = (re.sub(r"([a-zA-Z]:)?[/\\]((?! -)[^\"'=;])*[/\\]", "", word) for word in shlex.split(cmake_args))
     return shlex.join(words)
 
 
-def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
-    """Return the models as loaded, with their layers on the GPU."""
+def plan_of(results: dict[str, list[trial.TrialResult]]) -> dict[str, object]:
+    """Return the models as loaded, with their GPU layers."""
     pair = results["speculative"] or results["target_only"]
     if not pair:
         return {}
@@ -219,7 +219,7 @@ def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
     return {role: asdict(model) if model else None for role, model in placed.items()}
 
 
-def settings_of(spec: trial.Spec) -> dict[str, object]:
+def used_settings(spec: trial.TrialJob) -> dict[str, object]:
     """Return the requested settings, with the threads and micro-batch size in use."""
     corpus = spec.options.lookup_corpus
     options = spec.options.flat() | {

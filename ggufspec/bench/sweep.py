@@ -8,8 +8,8 @@ from typing import Any
 
 from ggufspec.bench import trial
 from ggufspec.bench.run_log import RunLog, key_of
-from ggufspec.bench.summary import alone, machine, settings_of
-from ggufspec.bench.trials import Progress, Trials
+from ggufspec.bench.summary import machine_and_versions, used_settings, without_draft
+from ggufspec.bench.trials import Progress, RepeatedTrials
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp.options import Placement
 from ggufspec.schema.base import Failure
@@ -21,68 +21,72 @@ _LAYERS = ("gpu_layers", "gpu_layers_draft")
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """Value of the option, ``shown`` as typed, with its runs; no ``pair`` if nothing drafts.
+class SweptValue:
+    """Value of the option, ``shown`` as typed, with its runs; ``pair`` is None if nothing drafts.
 
-    ``failure`` says why it has no placement and so no runs.
+    ``failure`` says why it has no placement and therefore no runs.
     """
 
     shown: str
-    pair: trial.Spec | None
-    alone: trial.Spec | None
+    pair: trial.TrialJob | None
+    target_only: trial.TrialJob | None
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
-    """Values of an ``option`` (e.g. ``draft_max``) to measure, in the order to show them.
+class SweepExperiment:
+    """Values of an ``option`` (e.g. ``draft_max``) to measure, in display order.
 
-    ``pair`` is described by :meth:`ggufspec.models.profile.Pair.describe`.
+    ``pair`` is a description from :meth:`ggufspec.models.profile.Pair.describe`.
     """
 
     pair: dict[str, Any]
     option: str
-    values: tuple[Value, ...]
+    values: tuple[SweptValue, ...]
     repetitions: int
     notes: tuple[str, ...] = ()
     verbose: bool = False
 
     @property
     def key(self) -> str:
-        """Key of the settings and the machine, without the contents of files, which are in each trial's key."""
-        return key_of(self.option, [(one.shown, repr(one.pair), repr(one.alone)) for one in self.values], machine())[:8]
+        """Key made from the settings and the machine, but not from file contents, which are in each trial's key."""
+        return key_of(
+            self.option,
+            [(one.shown, trial.key_text(one.pair), trial.key_text(one.target_only)) for one in self.values],
+            machine_and_versions(),
+        )[:8]
 
 
-def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
-    """Return a value with its speculative and target-only runs; ``rival`` are the target-only options.
+def value(shown: str, spec: trial.TrialJob, best_target_only: DecoderOptions) -> SweptValue:
+    """Return a value with its speculative and target-only runs; ``best_target_only`` are the target-only options.
 
-    Drafting options are reset in the target-only run, so that values that differ in nothing else share it.
+    Drafting options are reset in the target-only run, so that values that differ only in these options share the run.
     """
-    target_only = alone(replace(spec, options=rival))
+    target_only = without_draft(replace(spec, options=best_target_only))
     options = replace(target_only.options, draft=Placement())
     if not options.strict:  # strict mode's batch size depends on the draft length
         usual = DecoderOptions()
         options = replace(options, draft_policy=usual.draft_policy, draft_max=usual.draft_max)
     drafts = spec.options.drafts(with_draft=spec.draft is not None)
-    return Value(shown, spec if drafts else None, replace(target_only, options=options))
+    return SweptValue(shown, spec if drafts else None, replace(target_only, options=options))
 
 
 class Sweep:
     """Experiment with its measurements. :meth:`run` may be interrupted and resumes from the log."""
 
     def __init__(
-        self, experiment: Experiment, log: RunLog, attempt: Callable[..., trial.Attempt] | None = None
+        self, experiment: SweepExperiment, log: RunLog, attempt: Callable[..., trial.TrialAttempt] | None = None
     ) -> None:
         self.experiment = experiment
-        self.trials = Trials(log, verbose=experiment.verbose, attempt=attempt)
-        self._runs: dict[trial.Spec, str] = {}
+        self.trials = RepeatedTrials(log, verbose=experiment.verbose, attempt=attempt)
+        self._runs: dict[trial.TrialJob, str] = {}
         for one in experiment.values:
-            for spec, role in ((one.alone, "target-only"), (one.pair, "speculative")):
+            for spec, role in ((one.target_only, "target-only"), (one.pair, "speculative")):
                 if spec is not None:
                     self._runs.setdefault(spec, f"{experiment.option.replace('_', ' ')} {one.shown}: {role}")
 
     def run(self, progress: Progress) -> None:
-        """Measure what is missing, with the runs interleaved.
+        """Measure the missing trials, with the runs interleaved.
 
         Raises:
             GgufspecError: the log cannot be written.
@@ -94,11 +98,11 @@ class Sweep:
     def document(self, *, interrupted: bool = False) -> SweepDocument:
         """Return everything measured so far."""
         experiment = self.experiment
-        spec = next((spec for one in experiment.values for spec in (one.pair, one.alone) if spec), None)
+        spec = next((spec for one in experiment.values for spec in (one.pair, one.target_only) if spec), None)
         return SweepDocument(
             pair=experiment.pair,
-            machine=machine(),
-            settings=(settings_of(spec) if spec else {})
+            machine=machine_and_versions(),
+            settings=(used_settings(spec) if spec else {})
             | {experiment.option: [one.shown for one in experiment.values], "repetitions": experiment.repetitions},
             option=experiment.option,
             points=tuple(self._point(one) for one in experiment.values),
@@ -111,10 +115,10 @@ class Sweep:
         placed = [result.target.gpu_layers for spec in self._runs for result in self.trials.results[spec].values()]
         if self.experiment.option not in _LAYERS or not requested or not placed or any(placed):
             return ()
-        return ("there is no GPU here: every layer ran on the CPU",)
+        return ("this machine has no GPU: every layer ran on the CPU",)
 
-    def _point(self, one: Value) -> SweepPoint:
-        pair, target_only, trials = one.pair, one.alone, self.trials
+    def _point(self, one: SweptValue) -> SweepPoint:
+        pair, target_only, trials = one.pair, one.target_only, self.trials
         return SweepPoint(
             value=one.shown,
             target_only=trials.summary(target_only) if target_only else None,
@@ -123,6 +127,6 @@ class Sweep:
             failure=one.failure or self._failure(pair, "") or self._failure(target_only, "target-only: "),
         )
 
-    def _failure(self, spec: trial.Spec | None, role: str) -> Failure | None:
+    def _failure(self, spec: trial.TrialJob | None, role: str) -> Failure | None:
         failure = self.trials.failures.get(spec) if spec is not None else None
         return Failure(role + failure.error, failure.hint) if failure else None

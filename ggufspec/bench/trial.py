@@ -1,12 +1,15 @@
 """Trials: measured answers to prompts from a child process (:mod:`ggufspec.child`) that loads the models once.
 
-- :class:`Spec`: the models to load, their options, and the prompts.
-- :class:`Request`: which prompts to answer, with drafts, target-only, or both in turn.
-- :class:`Answer`: one prompt's text, tokens and timings; :class:`Result`: all answers to a request, memory and energy.
+- :class:`TrialJob`: the models to load, their options, and the prompts.
+- :class:`TrialRequest`: the prompts to answer, with drafts, target-only, or alternating between the two.
+- :class:`TrialAnswer`: one prompt's text, tokens and timings; :class:`TrialResult`: all answers to a request, memory
+  and energy.
 - :class:`Engine`: loaded models and the functions that decode with them, in our own loop or ``Llama``'s.
-- :class:`Serving`: the child's side, which answers requests with an engine; :class:`Ready`: its report after loading.
-- :class:`Load`: the parent's side, which starts the child and sends it requests.
-- Trial (:func:`measure`): one load, one warm-up, one answer to every prompt; :class:`Attempt`: a trial or its failure.
+- :class:`LoadedRun`: the child's side, which answers requests with an engine; :class:`TrialReady`: its report after
+  loading.
+- :class:`ModelProcess`: the parent's side, which starts the child and sends it requests.
+- Trial (:func:`run_trial`): one load, one warm-up, one answer to every prompt; :class:`TrialAttempt`: a trial or its
+  failure.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pathlib import Path
 
 from ggufspec import child
 from ggufspec.bench.prompts import at_depth
-from ggufspec.decoding.alternate import SEGMENT_TOKENS, Half, Segment
+from ggufspec.decoding.alternate import SEGMENT_TOKENS, AlternatingAnswer, AnswerSegment
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions, WithOptions
@@ -31,7 +34,7 @@ from ggufspec.decoding.trace import Trace, spelled
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files.cache import cache_folder
 from ggufspec.hardware import gpus, host
-from ggufspec.hardware.disturbance import Counters
+from ggufspec.hardware.disturbance import SystemCounters
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import system_info
 from ggufspec.llamacpp.model import Model
@@ -45,13 +48,14 @@ _WARM_UP_S = 5.0  # maximum decoding time of a warm-up, after its prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Spec(WithOptions):
+class TrialJob(WithOptions):
     """Models, options and prompts of a run; target-only if there is neither a draft model nor n-gram lookup.
 
-    ``prompts`` are texts made by :mod:`ggufspec.bench.prompting`; reports group them by their ``kinds``. ``templated``:
-    a chat template made them. With ``chat`` they are user messages, to which the child applies the target's template,
-    with the ``system`` prompt if given. ``depth`` tokens of text are cached before each prompt, unmeasured. ``stream``
-    emits an event ``token`` per token, ``trace`` an event ``round`` before the tokens of each round.
+    ``prompts`` are texts made by :mod:`ggufspec.bench.prompting`, with a chat template if ``templated``; reports group
+    them by their ``kinds``. With ``chat`` they are user messages, to which the child applies the target's template,
+    with the ``system`` prompt if given. ``prediction`` is the expected answer. ``depth`` tokens of text are cached
+    before each prompt, unmeasured. ``stream`` emits a ``token`` event for each token, ``trace`` a ``round`` event
+    before each round's tokens.
     """
 
     target: Path
@@ -65,6 +69,7 @@ class Spec(WithOptions):
     trace: bool = False
     rpc: tuple[str, ...] = ()
     grammar: str = ""
+    prediction: str = ""
     depth: int = 0
     kinds: tuple[str, ...] = ()
     templated: bool = False
@@ -73,19 +78,19 @@ class Spec(WithOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TrialAnswer:
     """Answer to one prompt; ``parts`` are the statistics of its thinking and of the rest, if the model thinks.
 
-    ``segments`` also have the CPU use of other programs. An answer decoded as a whole is one segment, prompt included.
-    ``start`` covers the first ``SEGMENT_TOKENS`` or so, in which drafters read the prompt and the policy learns what
-    they gain; None if unknown or not counted.
+    ``segments`` also record other programs' CPU use. An answer decoded as a whole is one segment, prompt included.
+    ``start`` covers about the first ``SEGMENT_TOKENS`` tokens, in which drafters process the prompt and the policy
+    learns how much they gain; None if unknown or not counted.
     """
 
     text: str
     tokens: tuple[int, ...]
     statistics: Statistics
     parts: tuple[Statistics, ...] = ()
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[AnswerSegment, ...] = ()
     start: Statistics | None = None
 
 
@@ -98,18 +103,18 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TrialResult:
     """Measurements of one request; ``finished`` is False if it was stopped.
 
-    ``peak_rss_bytes`` and ``vram_bytes`` (the rise in use of all GPUs) include everything loaded, even an idle draft.
-    Without NVML, the backend counts VRAM; ``unwatched`` are the GPUs that NVML does not have. ``drafters`` are
-    the active ones, ``notes`` the decoder's. ``energy_j`` is the energy of all GPUs from the first prompt to the last
-    token, if NVML counts it; ``others_cpus`` are the CPUs that other programs kept busy meanwhile. ``system_info`` is
-    llama.cpp's line about its build. ``target_only`` are the target-only answers of a request whose answers alternate;
-    energy and CPUs then include both.
+    ``peak_rss_bytes`` and ``vram_bytes`` (the rise over all GPUs) include everything loaded, even an idle draft.
+    Without NVML, the backend counts VRAM; ``unwatched`` are the GPUs that NVML does not report. ``drafters`` are the
+    active drafters, ``notes`` the decoder's notes. ``energy_j`` is the energy used by all GPUs from the first prompt to
+    the last token, if NVML measures it; ``others_cpus`` are the CPUs that other programs kept busy meanwhile.
+    ``system_info`` is llama.cpp's line about its build. ``target_only`` are the target-only answers if the answers
+    alternate; energy and CPUs then cover both kinds of answers.
     """
 
-    answers: tuple[Answer, ...]
+    answers: tuple[TrialAnswer, ...]
     target: LoadedModel
     draft: LoadedModel | None
     load_s: float
@@ -122,26 +127,26 @@ class Result:
     others_cpus: float = 0.0
     unwatched: tuple[str, ...] = ()
     system_info: str = ""
-    target_only: tuple[Answer, ...] = ()
+    target_only: tuple[TrialAnswer, ...] = ()
 
 
-def prompt_speed(answers: Iterable[Answer]) -> float:
-    """Return decoded prompt tokens per second over all answers; cached tokens do not count."""
+def prompt_speed(answers: Iterable[TrialAnswer]) -> float:
+    """Return the prompt tokens decoded per second over all answers; cached tokens do not count."""
     statistics = [answer.statistics for answer in answers]
     return sum(s.prompt_read for s in statistics) / max(sum(s.prompt_s for s in statistics), 1e-9)
 
 
-def loaded(model: Model) -> LoadedModel:
+def loaded_model(model: Model) -> LoadedModel:
     gpu_layers = model.gpu_layers if devices.has_gpu() else 0
     return LoadedModel(model.description, model.layers, gpu_layers, model.size_bytes)
 
 
 def loaded_models(decoder: SpeculativeDecoder) -> tuple[LoadedModel, LoadedModel | None]:
-    return loaded(decoder.target), loaded(decoder.draft) if decoder.draft else None
+    return loaded_model(decoder.target), loaded_model(decoder.draft) if decoder.draft else None
 
 
 def recorder(decoder: SpeculativeDecoder, emit: child.Emit) -> Trace:
-    """Return a trace that emits an event ``round`` for each round of an answer."""
+    """Return a trace that emits a ``round`` event for each round of an answer."""
     model, names = decoder.target, cache(decoder.target.vocabulary)
     return Trace(
         lambda token: spelled(model.piece(token) or names()[token]),  # special tokens have no bytes
@@ -150,11 +155,11 @@ def recorder(decoder: SpeculativeDecoder, emit: child.Emit) -> Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Report of a loaded pair; ``prompt_tokens`` include the text before each prompt.
+class TrialReady:
+    """Report of a loaded pair; ``prompt_tokens`` are the prompts' lengths, including the text before each.
 
-    ``alone``: target-only answers are as fast as in a load without a draft, as no states or hidden rows are saved for
-    drafts. ``alternates``: requests may ``alternate``.
+    ``alone`` is True if target-only answers are as fast as in a load without a draft, because no recurrent or hidden
+    states are saved for drafts; ``alternates`` is True if requests may set ``alternate``.
     """
 
     load_s: float
@@ -164,14 +169,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TrialRequest:
     """Request for answers to the prompts with these indices; None for all.
 
-    ``alone`` is that of :meth:`SpeculativeDecoder.generate`; a ``max_tokens`` of 0 means the spec's. ``warm_up``
-    requests a short answer to the beginning of the first prompt, without events. ``alternate`` requests a speculative
-    and a target-only answer in turn, and names which begins: ``pair`` or ``target``. ``most`` ends an answer with the
-    round that reaches so many tokens, while the policy drafts as for ``max_tokens``; a warm-up then has this length
-    too, but ends after a few seconds.
+    ``alone`` is passed to :meth:`SpeculativeDecoder.generate`; a ``max_tokens`` of 0 means the spec's. ``warm_up``
+    requests a short answer to the beginning of the first prompt, without events. ``alternate`` requests alternating
+    speculative and target-only answers, and says which begins: ``pair`` or ``target``. An answer or warm-up ends with
+    the round that reaches ``most`` tokens, but drafting is as for ``max_tokens``; a warm-up also has a time limit.
     """
 
     prompts: tuple[int, ...] | None = None
@@ -180,9 +184,6 @@ class Request:
     warm_up: bool = False
     alternate: str = ""
     most: int = 0
-
-
-Reply = Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,25 +199,30 @@ class Engine:
     drafters: tuple[str, ...]
     notes: list[str]
     read: Callable[[str], list[int]]
-    answer: Callable[[str, list[int], Request], Answer | None]
+    answer: Callable[[str, list[int], TrialRequest], TrialAnswer | None]
     alone: bool = True
-    alternate: Callable[[str, list[int], Request], tuple[Answer, Answer] | None] | None = None
+    alternate: Callable[[str, list[int], TrialRequest], tuple[TrialAnswer, TrialAnswer] | None] | None = None
 
 
-def check_room(spec: Spec, longest: int) -> None:
-    """Raise UsageError if ``longest`` prompt tokens exceed the context; with ``depth``, if they do with the answer."""
+def key_text(spec: TrialJob | None) -> str:
+    """Return a run as text for the keys of saved results, in which its class is still called ``Spec``."""
+    return repr(spec).replace("TrialJob(", "Spec(", 1)
+
+
+def check_context(spec: TrialJob, longest: int) -> None:
+    """Raise UsageError if ``longest`` prompt tokens, plus depth and answer if a depth is set, exceed the context."""
     needed = spec.depth + longest + spec.max_tokens
     if spec.options.ctx_size and (needed if spec.depth else longest + 1) > spec.options.ctx_size:
         depth = f"--depth {spec.depth}, " if spec.depth else ""
         raise UsageError(
             f"{depth}a prompt of {counted(longest, 'token')} and answers of {counted(spec.max_tokens, 'token')} need "
-            f"{needed:,} tokens of context, and it holds {spec.options.ctx_size:,}",
+            f"{needed:,} tokens of context, but it holds {spec.options.ctx_size:,}",
             f"-c {-(-needed // 256) * 256}",
         )
 
 
 def _start(all_rounds: Sequence[Round], whole: Statistics) -> Statistics:
-    """Return the statistics of an answer's first rounds: as many as the first segment of an alternating answer has."""
+    """Return the statistics of an answer's first rounds, up to the length of an alternating answer's first segment."""
     given, rounds = 0, list[Round]()
     for one in all_rounds:
         if given >= SEGMENT_TOKENS:
@@ -244,7 +250,7 @@ def _parts(target: Model, prompt: str, all_rounds: Sequence[Round], whole: Stati
 
 
 def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
-    """Return how many of an answer's rounds are thinking: those up to ``</think>``, or all if it never comes.
+    """Return how many of an answer's rounds are thinking: the rounds up to ``</think>``, or all without that tag.
 
     ``rounds`` are the rounds' texts. The opening ``<think>`` may be at the end of the prompt instead.
     """
@@ -261,10 +267,10 @@ def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
 
 
 @contextmanager
-def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iterator[Engine]:
+def _decoder(spec: TrialJob, emit: child.Emit, stopping: Callable[[], bool]) -> Iterator[Engine]:
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
 
-        def answer(text: str, prompt: list[int], request: Request) -> Answer | None:
+        def answer(text: str, prompt: list[int], request: TrialRequest) -> TrialAnswer | None:
             texts, tokens = [], []
             ends_at, ends_s = request.most or math.inf, math.inf
             for emitted in decoder.generate(
@@ -277,6 +283,7 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
                 grammar="" if request.warm_up else spec.grammar,
                 trace=recorder(decoder, emit) if spec.trace and not request.warm_up else None,
                 stopping=stopping,
+                prediction="" if request.warm_up else spec.prediction,
             ):
                 texts.append(emitted.text)
                 if emitted.token >= 0:
@@ -293,9 +300,9 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
                 return None
             parts = _parts(decoder.target, text, decoder.rounds, decoder.statistics)
             start = _start(decoder.rounds, decoder.statistics)
-            return Answer("".join(texts), tuple(tokens), decoder.statistics, parts, start=start)
+            return TrialAnswer("".join(texts), tuple(tokens), decoder.statistics, parts, start=start)
 
-        def alternate(text: str, prompt: list[int], request: Request) -> tuple[Answer, Answer] | None:
+        def alternate(text: str, prompt: list[int], request: TrialRequest) -> tuple[TrialAnswer, TrialAnswer] | None:
             halves = decoder.alternate(
                 prompt,
                 target_first=request.alternate == "target",
@@ -326,12 +333,12 @@ def _decoder(spec: Spec, emit: child.Emit, stopping: Callable[[], bool]) -> Iter
         )
 
 
-def _half(target: Model, prompt: str, half: Half) -> Answer | None:
+def _half(target: Model, prompt: str, half: AlternatingAnswer) -> TrialAnswer | None:
     """Return one of two alternating answers; None if it has no token."""
     if half.answer is None or not half.emitted:
         return None
     whole = half.answer.statistics
-    return Answer(
+    return TrialAnswer(
         "".join(one.text for one in half.emitted),
         tuple(one.token for one in half.emitted if one.token >= 0),
         whole,
@@ -341,18 +348,18 @@ def _half(target: Model, prompt: str, half: Half) -> Answer | None:
     )
 
 
-Opened = Callable[[Spec, child.Emit, Callable[[], bool]], AbstractContextManager[Engine]]
+Opened = Callable[[TrialJob, child.Emit, Callable[[], bool]], AbstractContextManager[Engine]]
 
 
 @contextmanager
 def opened(
-    spec: Spec, emit: child.Emit, stopping: threading.Event, engine: Opened = _decoder, warm_up_tokens: int = 4
-) -> Iterator[Serving]:
-    """Load the models in this process, then emit an event ``loaded``."""
+    spec: TrialJob, emit: child.Emit, stopping: threading.Event, engine: Opened = _decoder, warm_up_tokens: int = 4
+) -> Iterator[LoadedRun]:
+    """Load the models in this process, then emit a ``loaded`` event."""
     devices.add_rpc_workers(spec.rpc)
     vram_before = devices.used_bytes()
     began = time.perf_counter()
-    serving = Serving(spec, stopping, vram_before, warm_up_tokens)
+    serving = LoadedRun(spec, stopping, vram_before, warm_up_tokens)
     with engine(spec, emit, lambda: serving.stopping.is_set()) as serving.engine:
         serving.load_s = time.perf_counter() - began
         serving.prompts = [serving.engine.read(prompt) for prompt in spec.prompts]
@@ -360,25 +367,25 @@ def opened(
         yield serving
 
 
-class Serving:
-    """Pair loaded in this process that answers requests, with an event ``answer`` after each answer."""
+class LoadedRun:
+    """Pair loaded in this process that answers requests and emits an ``answer`` event after each answer."""
 
     engine: Engine
     load_s: float
     prompts: list[list[int]]
 
-    def __init__(self, spec: Spec, stopping: threading.Event, vram_before: int, warm_up_tokens: int) -> None:
+    def __init__(self, spec: TrialJob, stopping: threading.Event, vram_before: int, warm_up_tokens: int) -> None:
         self.stopping = stopping
         self._spec, self._vram_before, self._warm_up_tokens = spec, vram_before, warm_up_tokens
         self._warm = False
 
     @property
-    def ready(self) -> Ready:
-        """Report to the parent before the first request."""
+    def ready(self) -> TrialReady:
+        """Report that the parent receives before the first request."""
         engine = self.engine
-        return Ready(self.load_s, tuple(map(len, self.prompts)), engine.alone, engine.alternate is not None)
+        return TrialReady(self.load_s, tuple(map(len, self.prompts)), engine.alone, engine.alternate is not None)
 
-    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Result:
+    def answer(self, request: TrialRequest, emit: child.Emit, stopping: threading.Event) -> TrialResult:
         self.stopping, engine = stopping, self.engine
         request = replace(request, max_tokens=request.max_tokens or self._spec.max_tokens)
         asked = range(len(self.prompts)) if request.prompts is None else request.prompts
@@ -387,25 +394,25 @@ class Serving:
             most = self._spec.depth + (_WARM_UP_AGAIN if self._warm and not request.most else WARM_UP_PROMPT)
             prompts, self._warm = [(prompts[0][0], prompts[0][1][:most])], True
             request = replace(request, max_tokens=request.max_tokens if request.most else self._warm_up_tokens)
-        answers, target_only = list[Answer](), list[Answer]()
-        energy_before, began = gpus.energy_j(), Counters.now()
+        answers, target_only = list[TrialAnswer](), list[TrialAnswer]()
+        energy_before, began = gpus.energy_j(), SystemCounters.now()
         for prompt in prompts:
-            before = Counters.now()
+            before = SystemCounters.now()
             if request.alternate and engine.alternate:
                 if both := engine.alternate(*prompt, request):
                     answers.append(both[0])
                     target_only.append(both[1])
             elif (answer := engine.answer(*prompt, request)) is not None:
-                segment = Segment(answer.statistics, Counters.now().since(before).others_cpus)
+                segment = AnswerSegment(answer.statistics, SystemCounters.now().since(before).others_cpus)
                 answers.append(replace(answer, segments=(segment,)))
             if answers and not request.warm_up:
                 emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():
                 break
-        energy_after, used = gpus.energy_j(), Counters.now().since(began)
+        energy_after, used = gpus.energy_j(), SystemCounters.now().since(began)
         writes = engine.draft if request.alone == "draft" else engine.target
         assert writes is not None
-        return Result(
+        return TrialResult(
             answers=tuple(answers),
             target=writes,
             draft=None if request.alone else engine.draft,
@@ -423,28 +430,28 @@ class Serving:
         )
 
 
-class Load:
+class ModelProcess:
     """Parent's handle of a child process with a loaded pair; ``engine`` is this module or :mod:`ggufspec.bench.hooked`.
 
     Raises:
-        GgufspecError: the user can fix the cause.
+        GgufspecError: loading failed for a reason that the user can fix.
         Interrupted: Ctrl-C.
     """
 
     def __init__(
-        self, spec: Spec, engine: str = __name__, *, on_event: child.Emit | None = None, verbose: bool = False
+        self, spec: TrialJob, engine: str = __name__, *, on_event: child.Emit | None = None, verbose: bool = False
     ) -> None:
         self._session, self._on_event = child.Session(verbose=verbose), on_event
-        self.ready = self._session.open(engine, spec, Ready, on_event=on_event)
+        self.ready = self._session.open(engine, spec, TrialReady, on_event=on_event)
 
-    def ask(self, request: Request) -> Result:
+    def ask(self, request: TrialRequest) -> TrialResult:
         """Send a request and return its result.
 
         Raises:
-            GgufspecError: the user can fix the cause.
+            GgufspecError: the request failed for a reason that the user can fix.
             Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
         """
-        return self._session.ask(request, Result, on_event=self._on_event)
+        return self._session.ask(request, TrialResult, on_event=self._on_event)
 
     def stop(self) -> None:
         """End the current request with the results so far; any thread may call this."""
@@ -454,46 +461,48 @@ class Load:
         self._session.close()
 
 
-def measure(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Result:
+def run_trial(spec: TrialJob, *, on_event: child.Emit | None = None, verbose: bool = False) -> TrialResult:
     """Run a trial in its own child process.
 
     Raises:
-        GgufspecError: the user can fix the cause.
+        GgufspecError: the trial failed for a reason that the user can fix.
         Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
     """
     with ExitStack() as stack:
         try:
-            load = stack.enter_context(closing(Load(spec, on_event=on_event, verbose=verbose)))
-            load.ask(Request(warm_up=True))
-        except child.Interrupted:  # its partial result would be the warm-up's
+            load = stack.enter_context(closing(ModelProcess(spec, on_event=on_event, verbose=verbose)))
+            load.ask(TrialRequest(warm_up=True))
+        except child.Interrupted:  # the partial result would be the warm-up's
             raise child.Interrupted(None) from None
-        return load.ask(Request())
+        return load.ask(TrialRequest())
 
 
 class NoSpeedError(ModelError):
     """No answer has more than its first token, which comes from the prompt's batch."""
 
 
-def timed(result: Result) -> Result:
+def timed(result: TrialResult) -> TrialResult:
     """Return the result; raise NoSpeedError if it has no tokens to compute a speed from."""
     if not any(answer.statistics.decoded for answer in result.answers):
-        raise NoSpeedError("answers of one token have no speed", "-n 64, or a prompt with a longer answer")
+        raise NoSpeedError("one-token answers have no measurable speed", "-n 64, or a prompt with a longer answer")
     return result
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """Result of a trial, or why it failed, e.g. out of memory or an abort of llama.cpp."""
+class TrialAttempt:
+    """Result of a trial, or why it failed, e.g. for lack of memory or because llama.cpp aborted."""
 
-    result: Result | None
+    result: TrialResult | None
     failure: Failure | None = None
 
 
-def attempt(spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> Attempt:
-    """Run :func:`measure` and return its result or error; no speed is an error, too. Raises only Interrupted."""
+def attempt(spec: TrialJob, *, on_event: child.Emit | None = None, verbose: bool = False) -> TrialAttempt:
+    """Run :func:`run_trial` and return its result or error; a missing speed is an error. Raises only Interrupted."""
     try:
-        return Attempt(timed(measure(spec, on_event=on_event, verbose=verbose)))
+        return TrialAttempt(timed(run_trial(spec, on_event=on_event, verbose=verbose)))
     except GgufspecError as error:
-        return Attempt(None, Failure.of(error))
-    except OSError as error:  # no memory for a process, no space for its log
-        return Attempt(None, Failure(f"the trial could not be started: {error.strerror}", "free some memory, or disk"))
+        return TrialAttempt(None, Failure.of(error))
+    except OSError as error:  # not enough memory for the process or disk space for its log
+        return TrialAttempt(
+            None, Failure(f"the trial could not be started: {error.strerror}", "free some memory or disk space")
+        )

@@ -13,39 +13,38 @@ from typing import TypeVar
 
 from ggufspec import child
 from ggufspec.bench import trial
-from ggufspec.bench.disturbed import are_alike, repeated, to_repeat
+from ggufspec.bench.disturbed import are_alike, repeated_note, to_repeat
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios
-from ggufspec.bench.summary import busy_notes, notes_of, speed, summarise, unwatched_notes
+from ggufspec.bench.summary import busy_notes, notes_of, summarise, trial_speed, unwatched_notes
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus
 from ggufspec.models.locate import locate
 from ggufspec.schema import codec
-from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
+from ggufspec.schema.base import Failure, MeasuredRun, SpeculativeRun, Spread
 from ggufspec.schema.text import counted
 from ggufspec.settings.registry import is_lossy
 
-_BUSY = 0.1  # GPU utilisation before the first trial that is worth a note
-START_S = 1.0  # start of a child process
-LOAD_BYTES_PER_S = 1e9  # assumed until a model was loaded
+_BUSY = 0.1  # GPU utilisation above which the GPU counts as busy before the first trial
+START_S = 1.0  # seconds to start a child process
+LOAD_BYTES_PER_S = 1e9  # load speed assumed until a model has been loaded
 
 Progress = Callable[[int, int, str], None]
 _Item = TypeVar("_Item")
 
 
 def in_turn(items: Sequence[_Item], repetition: int) -> tuple[_Item, ...]:
-    """Return ``items`` with a different one first in each repetition, so that drift of the machine favours none."""
+    """Rotate ``items`` so that a different one is first in each repetition, and machine drift favours none."""
     first = repetition % max(len(items), 1)
     return (*items[first:], *items[:first])
 
 
-def rounds(
+def order_of_trials(
     items: Sequence[_Item], repetitions: int, more: int = 0, leaders: Callable[[], Sequence[_Item]] = tuple
 ) -> Iterator[tuple[int, tuple[_Item, ...]]]:
     """Yield (repetition, items in the order to measure them), first for all items, then for the leaders.
 
-    ``more`` is the maximum of the leaders' further repetitions, as a multiple of ``repetitions``. Fewer than two
-    leaders end the order.
+    ``more`` limits the leaders' extra repetitions, as a multiple of ``repetitions``; a single leader gets none.
     """
     for repetition in range(repetitions * (1 + more)):
         if repetition >= repetitions:
@@ -55,65 +54,65 @@ def rounds(
         yield repetition, in_turn(items, repetition)
 
 
-def identity(path: Path) -> str:
+def file_identity(path: Path) -> str:
     """Return a key that changes with the contents of a model file or, if it is split, of any part."""
     try:
         return locate(path).key
-    except GgufspecError:  # the trial will report it
+    except GgufspecError:  # the trial will report the error
         return str(path)
 
 
-def seconds(result: trial.Result) -> float:
-    """Return how long a trial took, including process start, load and warm-up."""
+def trial_s(result: trial.TrialResult) -> float:
+    """Return the seconds that a trial took, including process start, load and warm-up."""
     answers = [one.statistics for one in result.answers]
     warm_up_s = max((one.prompt_s for one in answers), default=0.0)
     return START_S + result.load_s + warm_up_s + sum(one.prompt_s + one.decode_s for one in answers)
 
 
-class Trials:
-    """Trials by run and repetition. Those in the log are not measured again; a failed run is not retried.
+class RepeatedTrials:
+    """Trials by run and repetition. Trials in the log are not measured again; a failed run is not retried.
 
     A trial disturbed by other programs is repeated, even if only a later trial shows that the machine can be quieter.
-    ``attempt`` runs a trial; ``resumed`` counts those found in the log. ``predicted`` are the plan's tokens/s.
+    ``attempt`` runs a trial; ``resumed`` counts trials found in the log. ``predicted`` are the plan's tokens/s.
     ``spent_s`` is the time of all trials, logged ones included; no trial starts that would end after ``budget_s``.
     ``left_s`` is the estimated time left.
     """
 
     def __init__(
-        self, log: RunLog, *, verbose: bool = False, attempt: Callable[..., trial.Attempt] | None = None
+        self, log: RunLog, *, verbose: bool = False, attempt: Callable[..., trial.TrialAttempt] | None = None
     ) -> None:
-        self.results: dict[trial.Spec, dict[int, trial.Result]] = defaultdict(dict)
-        self.failures: dict[trial.Spec, Failure] = {}
+        self.results: dict[trial.TrialJob, dict[int, trial.TrialResult]] = defaultdict(dict)
+        self.failures: dict[trial.TrialJob, Failure] = {}
         self.resumed = 0
-        self.predicted: dict[trial.Spec, float] = {}
+        self.predicted: dict[trial.TrialJob, float] = {}
         self.budget_s, self.spent_s, self.left_s = math.inf, 0.0, math.inf
         self.watch = CardWatch()
         self._log, self._verbose, self._attempt = log, verbose, attempt or trial.attempt
-        self._keys: dict[trial.Spec, str] = {}
-        self._tries: dict[tuple[trial.Spec, int], list[float]] = {}  # CPUs that others used in each of our tries
-        self._unlike: set[tuple[frozenset[trial.Spec], int]] = set()  # left out of ratios, as loads differed
+        self._keys: dict[trial.TrialJob, str] = {}
+        self._tries: dict[tuple[trial.TrialJob, int], list[float]] = {}  # CPUs that other programs used in each try
+        self._unlike: set[tuple[frozenset[trial.TrialJob], int]] = set()  # excluded from ratios, because loads differed
 
     def run(
         self,
-        names: Mapping[trial.Spec, str],
+        names: Mapping[trial.TrialJob, str],
         repetitions: int,
         progress: Progress,
         *,
         more: int = 0,
-        leaders: Callable[[], Sequence[trial.Spec]] = tuple,
+        leaders: Callable[[], Sequence[trial.TrialJob]] = tuple,
         later: int = 0,
     ) -> int:
-        """Measure what is missing within the budget, in the order of :func:`rounds`; return the number of trials done.
+        """Measure the missing trials that fit in the budget, in :func:`order_of_trials`; return the number completed.
 
-        ``progress`` gets a run's name before its trial and after each answer; its total includes ``later`` steps, which
-        the caller does afterwards.
+        ``progress`` gets a run's name before its trial and after each answer; its total includes the ``later`` steps
+        that the caller takes afterwards.
 
         Raises:
             GgufspecError: the log cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
         done, total = 0, repetitions * len(names) + later
-        for repetition, runs in rounds(tuple(names), repetitions, more, leaders):
+        for repetition, runs in order_of_trials(tuple(names), repetitions, more, leaders):
             total += len(runs) if repetition >= repetitions else 0
             for place, run in enumerate(runs):
                 rest_s = self._rest_s(runs[place + 1 :])
@@ -126,12 +125,14 @@ class Trials:
                 done += 1
         return done
 
-    def _tell(self, progress: Callable[[str], None], name: str, run: trial.Spec, rest_s: float, answers: int) -> None:
+    def _tell(
+        self, progress: Callable[[str], None], name: str, run: trial.TrialJob, rest_s: float, answers: int
+    ) -> None:
         many = len(run.prompts)
         self.left_s = rest_s + (1 - answers / max(many, 1)) * self._rest_s([run])
         progress(name + (f", {answers} of {counted(many, 'answer')}" if answers else ""))
 
-    def measure(self, run: trial.Spec, repetition: int, tell: Callable[[int], None] = lambda _: None) -> bool:
+    def measure(self, run: trial.TrialJob, repetition: int, tell: Callable[[int], None] = lambda _: None) -> bool:
         """Run a trial and repeat disturbed ones, unless the run has failed or the log has the trial.
 
         Return False if the budget did not allow it.
@@ -142,12 +143,12 @@ class Trials:
         """
         if run in self.failures:
             return True
-        if (result := self._log.get(self._entry(run, repetition), trial.Result)) is not None:
+        if (result := self._log.get(self._entry(run, repetition), trial.TrialResult)) is not None:
             self.resumed += 1
-            self.spent_s += seconds(result)
+            self.spent_s += trial_s(result)
             self.results[run][repetition] = result
             return True
-        again: tuple[trial.Spec, int] | None = (run, repetition)
+        again: tuple[trial.TrialJob, int] | None = (run, repetition)
         while again is not None:
             if self.spent_s + self.trial_s(again[0]) > self.budget_s:
                 return repetition in self.results[run]  # a disturbed result is better than none
@@ -156,14 +157,14 @@ class Trials:
             again = to_repeat(self._tries, least)
         return True
 
-    def probe(self, run: trial.Spec) -> trial.Result | None:
+    def probe(self, run: trial.TrialJob) -> trial.TrialResult | None:
         """Run a trial that does not count; return None if it fails."""
         began = time.monotonic()
         done = self._attempt(run, verbose=self._verbose)
         self.spent_s += time.monotonic() - began
         return done.result
 
-    def _try(self, run: trial.Spec, repetition: int, tell: Callable[[int], None]) -> None:
+    def _try(self, run: trial.TrialJob, repetition: int, tell: Callable[[int], None]) -> None:
         """Run a trial; of several tries, the least disturbed counts."""
         began = time.monotonic()
 
@@ -186,50 +187,50 @@ class Trials:
             self.results[run][repetition] = done.result
         before.append(done.result.others_cpus)
 
-    def trial_s(self, run: trial.Spec) -> float:
+    def trial_s(self, run: trial.TrialJob) -> float:
         """Return the expected seconds of a trial; 0 if unknown.
 
         It is the mean of the run's trials, or else the predicted time, corrected by how far other predictions were off.
         """
         if known := self.results.get(run):
-            return fmean(map(seconds, known.values()))
+            return fmean(map(trial_s, known.values()))
         tokens = len(run.prompts) * run.max_tokens
         results = [(one, result) for one, found in self.results.items() for result in found.values()]
-        off = [speed(result) / self.predicted[one] for one, result in results if self.predicted.get(one)]
-        speeds = [speed(result) for _, result in results]
+        off = [trial_speed(result) / self.predicted[one] for one, result in results if self.predicted.get(one)]
+        speeds = [trial_speed(result) for _, result in results]
         tokens_per_s = self.predicted.get(run, 0.0) * (median(off) if off else 1.0)
         tokens_per_s = tokens_per_s or (fmean(speeds) if speeds else 0.0)
         if not tokens_per_s:
             return 0.0
-        fixed = [seconds(one) - sum(answer.statistics.decode_s for answer in one.answers) for _, one in results]
+        fixed = [trial_s(one) - sum(answer.statistics.decode_s for answer in one.answers) for _, one in results]
         load_s = fmean(fixed) if fixed else START_S + size_bytes(run) / LOAD_BYTES_PER_S
         return load_s + tokens / tokens_per_s
 
-    def _rest_s(self, runs: Iterable[trial.Spec]) -> float:
-        """Return the expected seconds of these trials; infinity if unknown."""
+    def _rest_s(self, runs: Iterable[trial.TrialJob]) -> float:
+        """Return the expected seconds of one trial of each of ``runs``; infinity if unknown."""
         found = [self.trial_s(run) for run in runs if run not in self.failures]
         return sum(found) if all(found) else math.inf
 
-    def _entry(self, run: trial.Spec, repetition: int) -> str:
+    def _entry(self, run: trial.TrialJob, repetition: int) -> str:
         return f"{self.key(run)} {repetition}"
 
-    def key(self, run: trial.Spec) -> str:
-        """Return a key of a run and the contents of its files, equal in any process."""
+    def key(self, run: trial.TrialJob) -> str:
+        """Return a key made from a run and its files' contents, equal in any process."""
         if run not in self._keys:
             files = [path for path in (run.target, run.draft, run.options.lookup_corpus) if path is not None]
-            self._keys[run] = key_of(codec.dump(run), [identity(path) for path in files])
+            self._keys[run] = key_of(codec.dump(run), [file_identity(path) for path in files])
         return self._keys[run]
 
-    def speeds(self, run: trial.Spec) -> dict[int, float]:
-        return {repetition: speed(result) for repetition, result in sorted(self.results[run].items())}
+    def speeds(self, run: trial.TrialJob) -> dict[int, float]:
+        return {repetition: trial_speed(result) for repetition, result in sorted(self.results[run].items())}
 
-    def speedup(self, run: trial.Spec, rival: trial.Spec) -> Spread | None:
+    def speedup(self, run: trial.TrialJob, baseline: trial.TrialJob) -> Spread | None:
         """Return the speedup over another run, paired by repetition; None if no repetition has both."""
-        ours, theirs = self.paired(run, rival)
-        return paired_ratios(list(map(speed, ours)), list(map(speed, theirs))) if ours else None
+        ours, theirs = self.paired(run, baseline)
+        return paired_ratios(list(map(trial_speed, ours)), list(map(trial_speed, theirs))) if ours else None
 
-    def paired(self, *runs: trial.Spec) -> list[list[trial.Result]]:
-        """Return each run's results in the repetitions that all have; if possible, only those under similar load."""
+    def paired(self, *runs: trial.TrialJob) -> list[list[trial.TrialResult]]:
+        """Return each run's results in the repetitions that all runs have, under similar load if possible."""
         common = sorted(set.intersection(*(set(self.results[run]) for run in runs)))
         alike = [n for n in common if are_alike([self.results[run][n].others_cpus for run in runs])]
         if alike:
@@ -237,32 +238,37 @@ class Trials:
             common = alike
         return [[self.results[run][repetition] for repetition in common] for run in runs]
 
-    def summary(self, run: trial.Spec) -> Run | SpeculativeRun | None:
+    def summary(self, run: trial.TrialJob) -> MeasuredRun | SpeculativeRun | None:
         results = list(self.results[run].values())
         return summarise(results, lossy=is_lossy(run.options.accept)) if results else None
 
     def notes(self) -> tuple[str, ...]:
         results = [result for by_repetition in self.results.values() for result in by_repetition.values()]
-        notes = (*notes_of(results), *busy_notes(results), *repeated(self._tries.values()), *unwatched_notes(results))
+        notes = (
+            *notes_of(results),
+            *busy_notes(results),
+            *repeated_note(self._tries.values()),
+            *unwatched_notes(results),
+        )
         if not self._unlike:
             return notes
-        return (*notes, f"{counted(len(self._unlike), 'pair')} of trials met different loads: no speedup counts them")
+        return (*notes, f"speedups exclude {counted(len(self._unlike), 'pair')} of trials run under different loads")
 
 
-def size_bytes(run: trial.Spec) -> int:
-    """Return the bytes of a run's files; a missing file counts as 0, as the trial will report it."""
+def size_bytes(run: trial.TrialJob) -> int:
+    """Return the bytes of a run's files; a missing file counts as 0, because the trial will report it."""
     return sum(path.stat().st_size for path in (run.target, run.draft) if path is not None and path.exists())
 
 
 class CardWatch:
-    """Monitor of throttled clocks and other programs on the GPUs during trials; idle without GPUs."""
+    """Monitor for throttled clocks and other programs on the GPUs during trials; idle without GPUs."""
 
     def __init__(self) -> None:
         before = gpus.gpus()
         self._cards = bool(before)
         self._known = {process.pid for card in before for process in card.processes}
         self._notes = [
-            f"{card.name} was {card.utilisation:.0%} busy before the first trial: something else runs on it"
+            f"{card.name} was {card.utilisation:.0%} busy before the first trial: something else is running on it"
             for card in before
             if card.utilisation is not None and card.utilisation > _BUSY
         ]
@@ -271,14 +277,14 @@ class CardWatch:
         """Note throttled clocks after each answer."""
         if self._cards and event.get("event") == "answer":
             self._notes += [
-                f"{card.name}: {reason}: the clocks were reduced" for card in gpus.gpus() for reason in card.throttled
+                f"{card.name} reduced its clocks: {reason}" for card in gpus.gpus() for reason in card.throttled
             ]
 
     def look_for_strangers(self) -> None:
-        """Note other programs on the GPUs after a trial, when ours has ended. A container may hide their names."""
+        """Note other programs on the GPUs after a trial's process has ended. A container may hide their names."""
         if self._cards:
             self._notes += [
-                "another program began to use a card meanwhile: " + (process.name or f"process {process.pid}")
+                "another program started to use a GPU during the trials: " + (process.name or f"process {process.pid}")
                 for card in gpus.gpus()
                 for process in card.processes
                 if process.pid not in self._known

@@ -1,1 +1,1 @@
-"""Chat on a console: a pair stays loaded and answers one message after another."""
+"""Terminal chat in which a pair stays loaded and answers one message after another."""

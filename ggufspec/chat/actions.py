@@ -1,4 +1,4 @@
-"""Actions of a chat's commands."""
+"""Actions that the chat's commands perform."""
 
 from __future__ import annotations
 
@@ -9,34 +9,25 @@ from pathlib import Path
 
 from ggufspec.chat import commands as chat_commands
 from ggufspec.chat import report, session
-from ggufspec.chat.commands import COMMANDS, MODES, Command
+from ggufspec.chat.commands import COMMANDS, MODES, SlashCommand
 from ggufspec.chat.stream import source_styles
 from ggufspec.chat.talk import Talk
-from ggufspec.errors import UsageError
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files import untrusted
 from ggufspec.prompting import conversation
 from ggufspec.reports.table import pairs
 from ggufspec.schema.chat import ChatRun
 from ggufspec.schema.text import counted
 
-_SERVERS = {  # commands about what a server decides
-    *("speculative", "target", "draft", "compare", "cache", "debug", "tint"),
-    *(name for name, row in chat_commands.ROWS.items() if row.group == "drafting"),
-}
-
 
 def take(talk: Talk, typed: str) -> bool:
-    """Do what was typed; return whether the chat goes on. After a GgufspecError nothing has changed."""
-    read = chat_commands.read(typed)
+    """Execute the user's input; return False if the chat should end. After a GgufspecError nothing has changed."""
+    read = chat_commands.parse_input(typed)
     if isinstance(read, str):
         if read.strip():
             talk.say(read)
         return True
     name, argument = read[0]
-    if talk.server and name in _SERVERS:
-        raise UsageError(
-            f"/{name} is not possible: the server decides that",
-            "load the pair here for it: ggufspec chat PAIR; /settings shows what can be changed",
-        )
     if name in _ACTIONS:
         _ACTIONS[name](talk, argument)
     elif name != "quit":
@@ -44,7 +35,7 @@ def take(talk: Talk, typed: str) -> bool:
     return name != "quit"
 
 
-def _switch(talk: Talk, commands: tuple[Command, ...]) -> None:
+def _switch(talk: Talk, commands: tuple[SlashCommand, ...]) -> None:
     changed = talk.settings
     for command in commands:
         if command.argument or not COMMANDS[command.name].form:
@@ -62,11 +53,10 @@ def _switch(talk: Talk, commands: tuple[Command, ...]) -> None:
 
 def _settings(talk: Talk, _: str) -> None:
     now, about = talk.settings, talk.about
-    names = [name for name in chat_commands.SHOWN if not (talk.server and name in _SERVERS)]
-    rows = [] if talk.server else [("mode", chat_commands.mode(now))]
-    rows += [(f"/{name}", chat_commands.shown(now, name)) for name in names]
+    rows = [("mode", chat_commands.mode(now))]
+    rows += [(f"/{name}", chat_commands.shown(now, name)) for name in chat_commands.SHOWN]
     rows.append(("context", talk.context(" of ")))
-    rows += [(role, str(about[role])) for role in ("target", "draft", "model", "url") if about.get(role)]
+    rows += [(role, str(about[role])) for role in ("target", "draft") if about.get(role)]
     talk.screen.show(pairs(rows))
 
 
@@ -76,13 +66,13 @@ def _help(talk: Talk, argument: str) -> None:
         talk.screen.show(report.help_table())
         if talk.screen.interactive:
             talk.screen.note(
-                "/help COMMAND explains one; Alt-Enter or \\ at the end begins a new line; Ctrl-C stops an answer; "
-                "a message that begins with a slash has two"
+                "/help COMMAND explains a command; Alt-Enter, or \\ at the end, begins a new line; Ctrl-C stops an "
+                "answer; to begin a message with a slash, type two"
             )
         return
     lines: list[tuple[str, str]] = []
-    for found in chat_commands.read(f"/{word}"):  # or an error that names the nearest
-        assert isinstance(found, Command)
+    for found in chat_commands.parse_input(f"/{word}"):  # an unknown command is an error that names the nearest
+        assert isinstance(found, SlashCommand)
         about = COMMANDS[found.name]
         lines += [(about.typed(found.name), about.does), *[("", about.more)] * bool(about.more)]
         if chat_commands.is_switch(found.name):
@@ -98,7 +88,7 @@ def _clear(talk: Talk, _: str) -> None:
 def _undo(talk: Talk, _: str) -> None:
     text = _last_question(talk, "undo")
     talk.conversation = talk.conversation.undo()
-    talk.screen.say(f"removed: {chat_commands.shortened(text)}")
+    talk.screen.say(f"removed: {chat_commands.beginning(text)}")
 
 
 def _retry(talk: Talk, _: str) -> None:
@@ -114,13 +104,18 @@ def _retry(talk: Talk, _: str) -> None:
 
 def _last_question(talk: Talk, purpose: str) -> str:
     if not talk.conversation.turns:
-        raise UsageError(f"there is nothing to {purpose}", "say something first")
+        raise UsageError(f"there is nothing to {purpose}", "send a message first")
     return talk.conversation.turns[-1].user
 
 
 def _save(talk: Talk, argument: str) -> None:
     path = _path("save", argument)
-    conversation.save(path, talk.document())
+    if path.is_file() and path.stat().st_size:
+        try:
+            conversation.load_conversation(path)
+        except GgufspecError:
+            raise UsageError(f"{path} already exists and is not a conversation", "/save ANOTHER-NAME.json") from None
+    conversation.save_conversation(path, talk.document())
     talk.screen.say(f"{counted(talk.turns, 'turn')} in {path}")
 
 
@@ -131,11 +126,11 @@ def _load(talk: Talk, argument: str) -> None:
 def _path(command: str, argument: str) -> Path:
     if not argument:
         raise UsageError(f"/{command} needs the name of a file", f"/{command} conversation.json")
-    return Path(argument).expanduser()
+    return untrusted.at_home(argument)
 
 
 def _compare(talk: Talk, argument: str) -> None:
-    """Answer one question target-only, draft-only and speculatively, as far as possible, and compare."""
+    """Answer a question in every possible mode (target-only, draft-only, speculative), and compare the answers."""
     now, before = talk.with_seed(), talk.conversation
     if not argument:
         argument, before = _last_question(talk, "compare"), before.undo()
@@ -143,7 +138,7 @@ def _compare(talk: Talk, argument: str) -> None:
     if len(ways) == 1:
         raise UsageError("there is nothing to compare target-only with", "/drafter lookup")
     asked = replace(before, system=now.system).ask(argument)
-    found: dict[str, tuple[session.Reply, ChatRun]] = {}
+    found: dict[str, tuple[session.ChatReply, ChatRun]] = {}
     for way in ways:
         if talk.screen.streams:
             talk.screen.note(f"── {MODES[way]} ──")

@@ -1,6 +1,6 @@
-"""Input of a chat: messages, commands with arguments, and the settings that switches change. Pure.
+"""Chat input: messages, commands with arguments, and the settings that switches change. Pure.
 
-Names, types, bounds and help of switches for options come from rows with ``chat`` in :mod:`ggufspec.settings.table`.
+Switches for options take names, types, bounds and help from rows with ``chat`` in :mod:`ggufspec.settings.table`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ggufspec.settings.registry import (
 )
 from ggufspec.settings.table import DRAFT_MAX, MAX_COUNT, OPTIONS
 
-MODES = {"": "speculative", "target": "target-only", "draft": "draft-only"}  # names by ``Switches.alone``
+MODES = {"": "speculative", "target": "target-only", "draft": "draft-only"}  # mode names by ``ChatSwitches.alone``
 ROWS = {row.name.replace("_", "-"): row for row in OPTIONS.values() if row.chat}
 _SWITCHES = {"--no-draft": "/target", **{flag: f"/{name}" for name, row in ROWS.items() for flag in row.flags}}
 _FLAG = re.compile(rf"(?<!\S)({'|'.join(_SWITCHES)})(?![\w-])")
@@ -33,13 +33,13 @@ _NEEDS_DRAFT = "start the chat without --no-draft, or with -md DRAFT"
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
-    """Settings that can be switched while a pair is loaded; options have their own names."""
+class ChatSwitches:
+    """Settings that can be switched while a pair is loaded; those for options have the options' names."""
 
     has_draft: bool  # True if a draft is loaded
-    head: str = ""  # kind of head, if the draft is one; a head cannot answer without the target
-    draft_most: int = DRAFT_MAX  # longest draft that the pair was loaded for
-    alone: str = ""  # the only model that answers, a key of ``MODES``; empty: both
+    head: str = ""  # kind of head if the draft is a head, which cannot answer without the target
+    draft_most: int = DRAFT_MAX  # maximum draft length that the pair was loaded for
+    alone: str = ""  # the only model that answers (a key of ``MODES``); empty: both
     drafter: str = "both"
     draft_policy: str = "adaptive"
     draft_max: int = DRAFT_MAX
@@ -48,22 +48,22 @@ class Switches:
     redraws: bool = False  # draw a new seed for each answer
     predict: int = 512
     chat: bool = True  # use the model's chat template
-    cache: bool = True  # retain the context from turn to turn
+    cache: bool = True  # retain the context between turns
     debug: bool = False  # show every round in the stream
-    tint: bool = False  # colour the stream by who wrote each token
-    markdown: bool | None = None  # render answers as Markdown; None: with the chat template
-    system: str = ""  # the system prompt, empty for none
+    tint: bool = False  # colour the stream by the source of each token
+    markdown: bool | None = None  # render answers as Markdown; None: if the chat template is used
+    system: str = ""  # system prompt; empty for none
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Return the drafters of ``drafter`` that are loaded, of :data:`ggufspec.settings.registry.DRAFTERS`."""
+        """Names (:data:`ggufspec.settings.registry.DRAFTERS`) of the drafters in ``drafter`` that are loaded."""
         own = (self.head or "draft") if self.has_draft else ""
         wanted = with_head(parse_drafters(self.drafter), self.head)
         return tuple(name for name in wanted if name == own or not DRAFTERS[name].needs_model)
 
     @property
     def renders(self) -> bool:
-        """True if answers are rendered; by default not without the template, as such text is hardly Markdown."""
+        """True to render answers as Markdown: by default only with the template, because plain text rarely uses it."""
         return self.chat if self.markdown is None else self.markdown
 
     @property
@@ -72,21 +72,21 @@ class Switches:
         return not self.alone and bool(self.drafters) and is_lossy(self.accept)
 
 
-class Command(NamedTuple):
-    """Command after a slash: a name of ``COMMANDS``, and the rest without spaces around it."""
+class SlashCommand(NamedTuple):
+    """Parsed slash command: a name from ``COMMANDS``, and the argument without surrounding spaces."""
 
     name: str
     argument: str
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """Help and completion of a command."""
+class CommandHelp:
+    """Help text and completions for a command."""
 
     form: str  # syntax of the argument; empty if it takes no argument
     does: str  # short description
-    more: str = ""  # further sentence in ``/help COMMAND``
-    named: tuple[str, ...] = ()  # possible arguments, if ``form`` does not list them
+    more: str = ""  # additional sentence for ``/help COMMAND``
+    named: tuple[str, ...] = ()  # possible arguments if ``form`` does not list them
 
     def typed(self, name: str) -> str:
         return f"/{name} {self.form}".strip()
@@ -96,47 +96,47 @@ class About:
         return self.named or tuple(word for word in self.form.split("|") if word.islower())
 
 
-def _of_option(name: str, row: Option) -> About:
+def _of_option(name: str, row: Option) -> CommandHelp:
     does, _, rest = as_switches(row.help).removesuffix(".").partition(": ")
     named = RULE_FORMS if name == "accept" else row.choices or row.words
     form = "N|max" if name == "draft-max" else "NAME" if row.choices or row.words else row.form
     more = "; ".join(filter(None, (rest, f"one of {', '.join(named)}" if named else "")))
-    return About(form, does[0].lower() + does[1:], more, named)
+    return CommandHelp(form, does[0].lower() + does[1:], more, named)
 
 
 def as_switches(text: str) -> str:
-    """Replace flags in a text by the names of switches."""
+    """Replace flags in a text with the names of their switches."""
     return _FLAG.sub(lambda found: _SWITCHES[found[0]], text)
 
 
-COMMANDS: dict[str, About] = {
-    "speculative": About("", "draft and target together"),
-    "target": About("", "target-only"),
-    "draft": About("", "draft-only"),
-    "compare": About(
+COMMANDS: dict[str, CommandHelp] = {
+    "speculative": CommandHelp("", "draft and target together"),
+    "target": CommandHelp("", "target-only"),
+    "draft": CommandHelp("", "draft-only"),
+    "compare": CommandHelp(
         "[TEXT]",
         "answer target-only, draft-only and speculatively, and compare",
         "Without TEXT the last message is answered again; the conversation keeps the speculative answer.",
     ),
     **{name: _of_option(name, row) for name, row in ROWS.items()},
-    "chat": About("on|off", "use the chat template; off: continue plain text"),
-    "cache": About("on|off", "keep the context from turn to turn"),
-    "debug": About("on|off", "show every round in the stream"),
-    "tint": About(
-        "on|off", "colour the stream by who wrote each token", "The text is shown as it comes then, without Markdown."
+    "chat": CommandHelp("on|off", "use the chat template; off: continue plain text"),
+    "cache": CommandHelp("on|off", "keep the context cached between turns"),
+    "debug": CommandHelp("on|off", "show every round in the stream"),
+    "tint": CommandHelp(
+        "on|off", "colour the stream by the source of each token", "The text is then streamed without Markdown."
     ),
-    "markdown": About("on|off|auto", "render Markdown; auto: with the chat template"),
-    "system": About("TEXT|off", "the system prompt, from the next answer on"),
-    "save": About("FILE", "write the conversation to a file"),
-    "load": About("FILE", "resume a conversation from a file"),
-    "undo": About("", "remove the last message and its answer"),
-    "retry": About("", "answer the last message again"),
-    "clear": About("", "forget the conversation"),
-    "settings": About("", "show all of this"),
-    "help": About("[COMMAND]", "list the commands, or explain one"),
-    "quit": About("", "leave; so does Ctrl-D"),
+    "markdown": CommandHelp("on|off|auto", "render Markdown; auto: with the chat template"),
+    "system": CommandHelp("TEXT|off", "set the system prompt for the following answers"),
+    "save": CommandHelp("FILE", "write the conversation to a file"),
+    "load": CommandHelp("FILE", "resume a conversation from a file"),
+    "undo": CommandHelp("", "remove the last message and its answer"),
+    "retry": CommandHelp("", "answer the last message again"),
+    "clear": CommandHelp("", "forget the conversation"),
+    "settings": CommandHelp("", "show the current settings"),
+    "help": CommandHelp("[COMMAND]", "list the commands, or explain one"),
+    "quit": CommandHelp("", "leave; so does Ctrl-D"),
 }
-# Commands in /help by group: HELP has a line for each, HELP_IN_SHORT one for all of a group.
+# Commands in /help by group: one line per command in HELP, one per group in HELP_IN_SHORT.
 HELP = {
     "Conversation": ("system", "undo", "retry", "clear", "save", "load", "settings", "help", "quit"),
     "Who answers": ("speculative", "target", "draft", "compare"),
@@ -147,9 +147,9 @@ HELP_IN_SHORT = {
     "Sampling": tuple(name for name, row in ROWS.items() if row.group == "sampling"),
 }
 _ACTIONS = ("compare", "save", "load", "undo", "retry", "clear", "settings", "help", "quit")
-SHOWN = tuple(name for name, about in COMMANDS.items() if about.form and name not in _ACTIONS)  # in /settings
+SHOWN = tuple(name for name, about in COMMANDS.items() if about.form and name not in _ACTIONS)  # shown by /settings
 
-# Aliases, most of them from older versions, and the commands that they stand for.
+# Aliases, mostly for older versions' commands.
 ALIASES = {
     "exit": "quit",
     "q": "quit",
@@ -168,15 +168,15 @@ ALIASES = {
     "processor nucleus": "temp T, top-k 0, top-p P, min-p 0",
     "processor topknucleus": "temp T, top-k K, top-p P, min-p 0",
 }
-# Defaults of an alias's arguments.
+# Default arguments of aliases.
 _TYPED = {"N": "", "T": "0.8", "K": str(OPTIONS["top_k"].default), "P": str(OPTIONS["top_p"].default)}
 
 
-def read(typed: str) -> str | tuple[Command, ...]:
-    """Parse input: a command begins with a slash, a message that does with two. An alias may be several commands.
+def parse_input(typed: str) -> str | tuple[SlashCommand, ...]:
+    """Parse input into a message or commands: ``/`` begins a command (an alias may be several), ``//`` escapes a slash.
 
     Raises:
-        UsageError: there is no such command (the nearest is named), or it takes no argument.
+        UsageError: there is no such command (the hint names the nearest), or the command takes no argument.
     """
     text = typed.strip()
     if not text.startswith("/"):
@@ -189,13 +189,13 @@ def read(typed: str) -> str | tuple[Command, ...]:
     if name in ALIASES:
         return _of_alias(name, argument)
     if name not in COMMANDS:
-        raise UsageError(f"there is no command /{shortened(found[1])}", _nearest(name, text))
+        raise UsageError(f"there is no command /{beginning(found[1])}", _nearest(name, text))
     if argument and not COMMANDS[name].form:
-        raise UsageError(f"/{name} takes no argument, and {shortened(argument)!r} is one", f"/{name}")
-    return (Command(name, argument),)
+        raise UsageError(f"/{name} takes no argument, but {beginning(argument)!r} was given", f"/{name}")
+    return (SlashCommand(name, argument),)
 
 
-def _of_alias(alias: str, argument: str) -> tuple[Command, ...]:
+def _of_alias(alias: str, argument: str) -> tuple[SlashCommand, ...]:
     rest = argument.lower().split()
     meaning = ALIASES.get(f"{alias} {rest[0]}") if rest else None
     if meaning:
@@ -205,25 +205,25 @@ def _of_alias(alias: str, argument: str) -> tuple[Command, ...]:
         name, _, value = one.partition(" ")
         if value in _TYPED:
             value = rest.pop(0) if rest else _TYPED[value]
-        commands.append(Command(name, value if argument else ""))
+        commands.append(SlashCommand(name, value if argument else ""))
     if rest:
         known = " and ".join(f"/{one.name}" for one in commands)
-        raise UsageError(f"/{alias} {shortened(argument)} is not possible", f"/{alias} is {known} now; /help lists all")
+        raise UsageError(f"/{alias} {beginning(argument)} is not possible", f"/{alias} is {known} now; /help lists all")
     return tuple(commands)
 
 
 def _nearest(name: str, text: str) -> str:
-    as_text = f"//{shortened(text[1:], 20)}"
+    as_text = f"//{beginning(text[1:], 20)}"
     known = [*COMMANDS, *(alias for alias in ALIASES if " " not in alias)]
     begun = [one for one in known if name and one.startswith(name)]
     found = begun if len(begun) == 1 else difflib.get_close_matches(name, known, n=1)
     if found:
         return f"/{found[0]} is the nearest; /help lists all, and {as_text} sends it as text"
-    return f"/help lists all; a message that begins with a slash has two: {as_text}"
+    return f"/help lists all; to begin a message with a slash, type two: {as_text}"
 
 
-def shortened(text: str, most: int = 40) -> str:
-    """Return the beginning of a text in one line."""
+def beginning(text: str, most: int = 40) -> str:
+    """Return a text on one line, truncated to ``most`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
@@ -232,8 +232,8 @@ def is_switch(name: str) -> bool:
     return name not in _ACTIONS
 
 
-def change(settings: Switches, command: Command) -> Switches:
-    """Return the settings after a switch; UsageError if its argument is not possible."""
+def change(settings: ChatSwitches, command: SlashCommand) -> ChatSwitches:
+    """Return the settings after a switch; raise UsageError if its argument is not valid."""
     name, argument = command
     if name in ROWS:
         return _with_option(settings, ROWS[name], argument)
@@ -241,7 +241,7 @@ def change(settings: Switches, command: Command) -> Switches:
         return replace(settings, system="" if argument.lower() == "off" else argument)
     if form := COMMANDS[name].form:
         if argument.lower() not in form.split("|"):
-            raise UsageError(f"/{name} {shortened(argument)} is not possible", f"/{name} {form}")
+            raise UsageError(f"/{name} {beginning(argument)} is not possible", f"/{name} {form}")
         return replace(settings, **{name: _WORDS[argument.lower()]})
     if name == "draft" and not settings.has_draft:
         raise UsageError("no draft model is loaded", _NEEDS_DRAFT)
@@ -252,7 +252,7 @@ def change(settings: Switches, command: Command) -> Switches:
     return replace(settings, alone="" if name == "speculative" else name)
 
 
-def _with_option(settings: Switches, row: Option, argument: str) -> Switches:
+def _with_option(settings: ChatSwitches, row: Option, argument: str) -> ChatSwitches:
     text = argument.replace(",", "") if row.kind in (int, float) else ":".join(argument.lower().split())
     if row.name == "draft_max" and text.lower() == "max":
         text = str(settings.draft_most)
@@ -262,7 +262,7 @@ def _with_option(settings: Switches, row: Option, argument: str) -> Switches:
         raise UsageError(as_switches(error.message), as_switches(error.hint)) from None
     if row.name == "draft_max" and value > settings.draft_most:
         raise UsageError(
-            f"/draft-max {value} is not possible: this pair was loaded for {settings.draft_most} at most",
+            f"/draft-max {value} is not possible: this pair was loaded for at most {settings.draft_most}",
             f"/draft-max max, or start the chat with --draft-max {value}",
         )
     if row.name == "seed":
@@ -277,7 +277,7 @@ def _with_option(settings: Switches, row: Option, argument: str) -> Switches:
     return changed
 
 
-def shown(settings: Switches, name: str) -> str:
+def shown(settings: ChatSwitches, name: str) -> str:
     value = _value(settings, name)
     match name:
         case "speculative" | "target" | "draft":
@@ -300,7 +300,7 @@ def shown(settings: Switches, name: str) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value) or "none"
 
 
-def _value(settings: Switches, name: str) -> Any:
+def _value(settings: ChatSwitches, name: str) -> Any:
     if name in ROWS and ROWS[name].group == "sampling":
         return getattr(settings.sampling, "temperature" if name == "temp" else ROWS[name].name)
     return getattr(settings, name.replace("-", "_"), None)
@@ -310,15 +310,15 @@ def _on_off(value: bool) -> str:
     return "on" if value else "off"
 
 
-def mode(settings: Switches) -> str:
-    """Return who answers, in words."""
+def mode(settings: ChatSwitches) -> str:
+    """Describe which models answer."""
     if not settings.alone and not settings.drafters:
         return "target-only: speculation is off"
     return MODES[settings.alone]
 
 
-def sampled(settings: Switches) -> str:
-    """Return the sampling in words: the temperature, and truncations that are not the default."""
+def sampled(settings: ChatSwitches) -> str:
+    """Describe the sampling: the temperature, and truncations that differ from the defaults."""
     if settings.sampling.temperature == 0:
         return "greedy"
     usual = {name: OPTIONS[ROWS[name].name].default for name in ("top-k", "top-p", "min-p")}

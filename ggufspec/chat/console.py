@@ -1,4 +1,4 @@
-"""Input line of a chat: history, completion, several lines. The only importer of prompt_toolkit."""
+"""Chat input line, with history, completion and multi-line input. The only module that imports prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _STYLE = Style.from_dict(
 )
 
 
-class Typing:
+class UserInput:
     """Reader of the user's input.
 
     Args:
-        history: file that saves the input; None saves nothing.
-        toolbar: returns (words, is a warning) for the line below, the important ones first.
-        input: terminal, as is ``output``; default: the program's own.
+        history: file in which to save the input; None saves nothing.
+        toolbar: returns pairs (text, is a warning) for the toolbar below the input, the most important first.
+        input: terminal input (``output`` likewise); default: the process's terminal.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Typing:
         self._session.default_buffer.on_text_changed += self._stay
 
     def read(self) -> str:
-        """Return the next input; raise EOFError if the user leaves, with Ctrl-D or Ctrl-C twice."""
+        """Return the next input; raise EOFError if the user leaves with Ctrl-D or by pressing Ctrl-C twice."""
         self._leaving = False
         return _text(self._session.prompt())
 
@@ -82,13 +82,13 @@ class Typing:
 
     def _bottom(self) -> StyleAndTextTuples:
         if self._leaving:
-            return [("class:bottom-toolbar", "Ctrl-C again, or Ctrl-D, leaves")]
+            return [("class:bottom-toolbar", "press Ctrl-C again, or Ctrl-D, to leave")]
         shown: StyleAndTextTuples = []
         room = self._session.output.get_size().columns
         for word, warning in self._toolbar():
             text = visible(word)
             room -= get_cwidth(text) + 3 * bool(shown)
-            if shown and room < 0:  # no partial words
+            if shown and room < 0:  # show no partial entries
                 break
             shown += [("class:bottom-toolbar", " · ")] * bool(shown)
             shown.append((f"class:bottom-toolbar{'.lossy' * warning}", text))
@@ -121,8 +121,8 @@ class Typing:
         return keys
 
 
-def _continuation(width: int, line: int, wraps: int) -> StyleAndTextTuples:  # noqa: ARG001 - what prompt_toolkit gives
-    """Return the prefix of a further line; the wrapped rest of a long line is only indented."""
+def _continuation(width: int, line: int, wraps: int) -> StyleAndTextTuples:  # noqa: ARG001 - prompt_toolkit's signature
+    """Return the prefix of a continuation line; wrapped lines are only indented."""
     return [("class:continuation", "  " if wraps else "· ")]
 
 
@@ -151,7 +151,7 @@ class _Completions(Completer):
 
 
 class _History(FileHistory):
-    """History in a file; if that cannot be written any more, the chat goes on."""
+    """History file whose write errors are ignored, so that the chat continues."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError):
@@ -164,7 +164,7 @@ def _text(typed: str) -> str:
 
 
 def _history(path: Path) -> History:
-    """Return the history in a file of mode 600, or in memory if the file cannot be written."""
+    """Return a history in a file with mode 600, or in memory if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
@@ -176,7 +176,7 @@ def _history(path: Path) -> History:
 
 @contextlib.contextmanager
 def silent_keys() -> Iterator[None]:
-    """Hide keys that are typed while an answer is written; they wait for the next question."""
+    """Suppress the echo of keys typed during an answer; they become the input for the next question."""
     if sys.platform == "win32":
         yield
         return

@@ -1,7 +1,7 @@
-"""Markdown for a terminal, rendered by rich without its losses.
+"""Markdown rendering in a terminal with rich that never loses text.
 
-HTML, entities, images and link definitions stay as typed. A text that would still lose a letter or digit, such as a
-table in a narrow terminal, is shown as source. Texts must have passed :func:`ggufspec.schema.text.visible`.
+HTML, entities, images and link definitions stay as typed. If rendering would still lose a letter or digit, as for a
+table in a narrow terminal, the source is shown. Texts must have passed :func:`ggufspec.schema.text.visible`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 from rich.theme import Theme
 
-THEME = Theme(  # the terminal's own colours and background
+THEME = Theme(  # uses the terminal's own colours and background
     {
         "markdown.code": "cyan",
         "markdown.code_block": "cyan",
@@ -37,10 +37,10 @@ def _parser(*disabled: str) -> MarkdownIt:
     return parser.disable(["reference", "image", "autolink", "entity", *disabled])
 
 
-def split(source: str) -> tuple[str, str]:
-    """Return (blocks that are final whatever follows, the block still being written).
+def split_blocks(source: str) -> tuple[str, str]:
+    """Split a growing text into (blocks that no later text can change, the last block, which may still grow).
 
-    An incomplete line decides nothing, because its next letter may change its meaning.
+    An incomplete line is not considered, because its next letter may change its meaning.
     """
     complete = source[: source.rfind("\n") + 1]
     starts = [token.map[0] for token in _parser("inline").parse(complete) if token.level == 0 and token.map]
@@ -51,7 +51,7 @@ def split(source: str) -> tuple[str, str]:
 
 
 def rendered(source: str, console: Console, options: ConsoleOptions) -> list[list[Segment]]:
-    """Return a text in lines of at most ``options.max_width`` cells, without empty lines around it."""
+    """Render Markdown as lines of at most ``options.max_width`` cells, without leading and trailing blank lines."""
     lines = console.render_lines(_Faithful(source), options, pad=False)
     if _letters(source) - _letters("".join(segment.text for line in lines for segment in line)):
         lines = console.render_lines(Text(source.expandtabs(_TAB), overflow="fold"), options, pad=False)
@@ -70,7 +70,7 @@ class _Code(CodeBlock):
     indent = "    "
 
     @classmethod
-    def create(cls, markdown: Markdown, token: Token) -> _Code:  # noqa: ARG003 - as rich calls it
+    def create(cls, markdown: Markdown, token: Token) -> _Code:  # noqa: ARG003 - rich's signature
         code = cls(token.info.partition(" ")[0] or "text", "ansi_dark")
         if token.type == "fence" and token.map:
             code.indent, code.opening = "", token.markup + token.info

@@ -1,4 +1,4 @@
-"""Output of a chat besides answers: statistics, comparisons, rounds, the table of commands and the legend."""
+"""Chat output other than answers: statistics, comparisons, rounds, the command table and the legend."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ggufspec.chat.commands import COMMANDS, HELP, HELP_IN_SHORT
 from ggufspec.reports import table
 from ggufspec.reports.trace import quoted
-from ggufspec.reports.words import first_token, milliseconds
+from ggufspec.reports.words import first_token, milliseconds, share
 from ggufspec.schema.chat import ChatFigures, ChatRun, ChatTurn
 from ggufspec.schema.text import counted, number
-from ggufspec.settings.registry import DRAFTERS
+from ggufspec.settings.registry import LABELS
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ggufspec.schema.rounds import TracedRound
 
 _RESULTS = {"accepted": ("✓", "green"), "rejected": ("✗", "red"), "unread": ("·", "dim")}
-_STOPS = {"length": "cut at /predict", "context": "the context is full", "grammar": "the grammar permits no more"}
+_STOPS = {"length": "cut off at /predict", "context": "the context is full", "grammar": "the grammar allows no more"}
 
 
 def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None:
-    """Return an answer's statistics as documents have them; None if it has no statistics."""
+    """Convert an answer's statistics for documents; None stays None."""
     if statistics is None:
         return None
     names = {one.name for one in fields(ChatFigures)} - {"lossy", "prompt_tokens_per_s"}
@@ -36,15 +36,15 @@ def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None
 
 
 def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
-    """Return the line under an answer; ``rule`` is the acceptance rule if lossy, otherwise empty."""
+    """Return the line below an answer; ``rule`` is the acceptance rule if lossy, otherwise empty."""
     parts = [counted(figures.tokens, "token")]
     if figures.tokens_per_s:
         parts.append(f"{number(figures.tokens_per_s)} tokens/s")
     if figures.drafted:
-        parts.append(f"{figures.accepted / figures.drafted:.0%} accepted")
-    if figures.drafted and figures.rounds:  # not every server counts rounds
+        parts.append(f"{share(figures.accepted, figures.drafted)} accepted")
+    if figures.drafted:
         parts.append(f"{_per_round(figures):.2f} tokens/round")
-    read = f"{figures.prompt_read:,} of {counted(figures.prompt_tokens, 'prompt token')} read"
+    read = f"{figures.prompt_read:,} of {counted(figures.prompt_tokens, 'prompt token')} decoded"
     parts.append(read + (f" at {number(figures.prompt_tokens_per_s)}/s" if figures.prompt_tokens_per_s else ""))
     if figures.time_to_first_token_s is not None:
         parts.append(first_token(figures.time_to_first_token_s))
@@ -60,13 +60,13 @@ def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
 
 
 def _per_round(figures: ChatFigures) -> float:
-    return (figures.tokens - 1) / max(figures.rounds, 1)  # the first comes from the prompt's batch
+    return (figures.tokens - 1) / max(figures.rounds, 1)  # the first token comes from the prompt's batch
 
 
 def comparison(runs: Iterable[ChatRun]) -> RichTable:
-    """Return the table of ``/compare``, at most 80 columns wide."""
+    """Return the table for ``/compare``, at most 80 columns wide."""
     columns = table.columns("", "Tokens", "Tokens/s", "Accepted", "Tokens/round", table.word("Text"))
-    return table.terminal(table.Table("", columns, tuple(map(_row, runs))))
+    return table.terminal(table.ReportTable("", columns, tuple(map(_row, runs))))
 
 
 def _row(run: ChatRun) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def _row(run: ChatRun) -> tuple[str, ...]:
         run.name + (" (lossy)" if figures.lossy else ""),
         str(figures.tokens),
         number(figures.tokens_per_s) if figures.tokens_per_s else "–",
-        f"{figures.accepted / figures.drafted:.0%}" if figures.drafted else "–",
+        share(figures.accepted, figures.drafted),
         f"{_per_round(figures):.2f}" if figures.drafted else "–",
         _text(run),
     )
@@ -89,7 +89,7 @@ def _text(run: ChatRun) -> str:
 
 
 def help_table() -> RichTable:
-    """Return the table of /help by group: a line per frequent command, one line for all switches of a kind."""
+    """Return the table for /help by group: one line per frequent command, and one line for each kind of switch."""
     rows: list[tuple[str, str]] = []
     for title, names in HELP.items():
         rows.append((title, ""))
@@ -99,18 +99,18 @@ def help_table() -> RichTable:
 
 
 def legend(styles: Mapping[str, str], drafters: Sequence[str]) -> Text:
-    """Return the legend of a tinted answer's colours; ``drafters`` may have written it."""
+    """Return the legend for a tinted answer's colours; ``drafters`` are those that may have drafted its tokens."""
     from rich.text import Text
 
     text = Text("written by: ", style="dim")
     for source in (*drafters, "target", "bonus"):
-        word = DRAFTERS[source].label if source in DRAFTERS else source
+        word = LABELS.get(source, source)
         text.append(word, style=styles.get(source, "none")).append("  ")
     return text
 
 
 def round_line(traced: TracedRound) -> Text:
-    """Return a line on one round: the drafted tokens, each accepted or not, and the one that the target added."""
+    """Return a line about one round: the drafted tokens with their results, and the token that the target added."""
     from rich.text import Text
 
     line = Text(f"round {traced.number:>3} ", style="dim")

@@ -1,4 +1,4 @@
-"""Screen of a chat, and the display of an answer that is being written."""
+"""Chat screen, and the display of an answer as it is generated."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.chat import report
-from ggufspec.chat.commands import Switches
-from ggufspec.chat.stream import Plain, Rendered, stream
+from ggufspec.chat.commands import ChatSwitches
+from ggufspec.chat.stream import PlainOutput, RenderedOutput, stream
 from ggufspec.schema import codec
 from ggufspec.schema.rounds import TracedRound
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_LONG_PROMPT = 256  # tokens; longer prompts are announced while they are read
+_LONG_PROMPT = 256  # number of tokens; while a longer prompt is processed, a message is shown
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
-    """Output of a chat."""
+class ChatScreen:
+    """Output channels of a chat."""
 
     console: Console  # standard output, with :data:`ggufspec.chat.markdown.THEME`
     stderr: Console  # standard error
@@ -29,7 +29,7 @@ class Screen:
     busy: Callable[[], contextlib.AbstractContextManager[Callable[[str], None]]]  # shows the current step
     interactive: bool  # True if a person types and reads
     streams: bool = True  # print answers to standard output
-    quiet: bool = False  # print no notes
+    quiet: bool = False  # True to print no notes
 
     def note(self, text: str) -> None:
         if not self.quiet:
@@ -40,23 +40,22 @@ class Screen:
             self.console.print()
 
     def show(self, what: RenderableType) -> None:
-        """Print requested output that is no answer: to standard output if ``interactive``, else to standard error."""
+        """Print requested output that is not an answer: to standard output if ``interactive``, else standard error."""
         (self.console if self.interactive else self.stderr).print(what)
 
 
-class Answering:
+class AnswerDisplay:
     """Display of one answer's events (:mod:`ggufspec.chat.session`), as a context manager.
 
-    With ``/debug on`` every round is a line as it arrives, and the answer follows. ``dropped`` is the number of turns
-    that the last answer left out; a larger one is reported.
+    With ``/debug on`` every round is shown on a line as it arrives, and the answer follows at the end. ``dropped`` is
+    the number of turns that the previous answer left out; only a larger number is reported.
     """
 
-    def __init__(self, screen: Screen, settings: Switches, dropped: int) -> None:
+    def __init__(self, screen: ChatScreen, settings: ChatSwitches, dropped: int) -> None:
         self._screen, self._settings, self.dropped = screen, settings, dropped
-        self._stream: Plain | Rendered | None = None
+        self._stream: PlainOutput | RenderedOutput | None = None
         self._waiting = contextlib.ExitStack()
         self._pieces: list[tuple[str, str]] = []
-        self._thinks = False
 
     @property
     def text(self) -> str:
@@ -67,10 +66,7 @@ class Answering:
             case "dropped":
                 self._drop(event["turns"])
             case "prompt" if event["tokens"] > _LONG_PROMPT:
-                self._wait(f"reading a prompt of {event['tokens']:,} tokens")
-            case "reasoning" if not self._thinks:
-                self._thinks = True
-                self._wait("the model thinks")
+                self._wait(f"processing a prompt of {event['tokens']:,} tokens")
             case "round":
                 self._waiting.close()
                 self._screen.show(report.round_line(codec.load(TracedRound, event["round"])))
@@ -83,7 +79,7 @@ class Answering:
     def _drop(self, turns: int) -> None:
         if turns > self.dropped:
             which = "the oldest turn does" if turns == 1 else f"the {turns} oldest turns do"
-            self._screen.say(f"{which} not fit the context any more: left out; -c makes it larger")
+            self._screen.say(f"{which} not fit the context any more (left out); use -c for a larger context")
         self.dropped = turns
 
     def _wait(self, what: str) -> None:
@@ -98,7 +94,7 @@ class Answering:
             self._stream = stream(self._screen.console, as_markdown=as_markdown, tint=self._settings.tint)
         self._stream.push(text, source)
 
-    def __enter__(self) -> Answering:
+    def __enter__(self) -> AnswerDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,10 +1,10 @@
-"""Session of a pair that stays loaded for one question after another: the child of :class:`ggufspec.child.Session`.
+"""A pair that stays loaded for one question after another; the child's side of :class:`ggufspec.child.Session`.
 
 Events of a request, in this order: ``dropped`` {turns} if the conversation is longer than the context; ``prompt``
-{tokens}; then per round, if requested, ``round`` {round: a TracedRound}, and per token ``token`` {text, source}.
-``text`` may be empty, ``source`` is a drafter's name, ``target`` or ``bonus``.
+{tokens}; then per round, if requested, ``round`` {round: a TracedRound}, and per token ``token`` {text, source}, where
+``text`` may be empty and ``source`` is a drafter's name, ``target`` or ``bonus``.
 
-:class:`LoadedPair` is shared with :mod:`ggufspec.serve.session`.
+:class:`SessionPair` is shared with :mod:`ggufspec.serve.session`.
 """
 
 from __future__ import annotations
@@ -24,71 +24,71 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.speed_watch import SpeedWatch, TargetSpeed
 from ggufspec.files.cache import cache_folder
 from ggufspec.hardware import host
-from ggufspec.hardware.disturbance import Counters
+from ggufspec.hardware.disturbance import SystemCounters
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.chat_template import ChatTemplate
-from ggufspec.prompting.conversation import Conversation, fit
+from ggufspec.prompting.conversation import Conversation, fit_context
 from ggufspec.prompting.prompt import Prompter
 
 
 @dataclass(frozen=True, slots=True)
-class Spec(WithOptions):
-    """Pair to load, and how."""
+class ChatJob(WithOptions):
+    """Pair to load, with its options."""
 
     target: Path
     draft: Path | None
-    options: DecoderOptions  # requests draft at most ``draft_max``; ``parallel`` caches are retained
+    options: DecoderOptions  # requests draft at most ``draft_max`` tokens; ``parallel`` conversations stay cached
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers
-    chat_template: str = ""  # Jinja; empty: the target's own
+    chat_template: str = ""  # Jinja template; empty: the target's own
     planned: tuple[float, float] | None = None  # see :class:`~ggufspec.decoding.speed_watch.SpeedWatch`
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ChatReady:
     """Loaded models with their placement, and what the pair can do."""
 
     target: LoadedModel
     draft: LoadedModel | None
-    drafters: tuple[str, ...]  # none if speculation is off
-    notes: tuple[str, ...]  # for the user, on how it runs
+    drafters: tuple[str, ...]  # active drafters; empty if speculation is off
+    notes: tuple[str, ...]  # notes for the user on how the pair runs
     ctx_size: int  # tokens of context per conversation
-    parallel: int  # conversations whose caches are retained
-    chat_template: str  # Jinja; empty without a template
+    parallel: int  # number of conversations that stay cached
+    chat_template: str  # Jinja template; empty if the model has no template
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ChatRequest:
     """Question, and how to answer it."""
 
-    conversation: Conversation  # ends with an open question
+    conversation: Conversation  # conversation that ends with an open question
     chat: bool = True  # use the chat template; otherwise continue the turns as plain text
     alone: str = ""  # ``target`` or ``draft``: only that model answers; empty: the pair
     options: DecoderOptions | None = None  # only its AnswerOptions apply; None: as the pair was loaded
     sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 512  # of the answer
+    max_tokens: int = 512  # maximum answer length
     cache: bool = True  # retain the conversation in the context
-    trace: bool = False  # emit every round
+    trace: bool = False  # emit an event for every round
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ChatReply:
     """Answer, which may be incomplete."""
 
     text: str
-    tokens: tuple[int, ...] = ()  # emitted ids with the end token, for the conversation's turn
+    tokens: tuple[int, ...] = ()  # emitted ids including the end token, for the conversation's turn
     statistics: Statistics | None = None  # None if the child process was ended during the answer
-    dropped: int = 0  # oldest turns that did not fit the context and were left out
-    notes: tuple[str, ...] = ()  # each once per session
-    target: TargetSpeed | None = None  # None if the answer did not show its speed
-    stopped: bool = False  # True if the user ended it
+    dropped: int = 0  # number of oldest turns that were left out because they did not fit in the context
+    notes: tuple[str, ...] = ()  # new notes; each appears once per session
+    target: TargetSpeed | None = None  # None if the answer did not allow measuring the target's speed
+    stopped: bool = False  # True if the user ended the answer
 
     @property
     def context_used(self) -> int:
-        """Return the tokens of context that prompt and answer take."""
+        """Number of context tokens that the prompt and the answer take."""
         return self.statistics.prompt_tokens + self.statistics.tokens if self.statistics else 0
 
 
-class LoadedPair:
+class SessionPair:
     """Loaded pair that answers requests; ``ready`` describes it."""
 
     of_template: ClassVar[dict[str, str]] = {}  # further arguments of :meth:`ChatTemplate.of`
@@ -100,7 +100,7 @@ class LoadedPair:
         self._noted: set[str] = set()
         self._prompter = self._new_prompter()
         target, draft = loaded_models(decoder)
-        self.ready = Ready(
+        self.ready = ChatReady(
             target=target,
             draft=draft,
             drafters=decoder.drafters,
@@ -112,7 +112,7 @@ class LoadedPair:
 
     @classmethod
     @contextmanager
-    def opened(cls, spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Self]:  # noqa: ARG003
+    def opened(cls, spec: ChatJob, emit: child.Emit, stopping: threading.Event) -> Iterator[Self]:  # noqa: ARG003
         """Load the pair in this process, and free it at the end."""
         devices.add_rpc_workers(spec.rpc)
         with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
@@ -140,11 +140,15 @@ class LoadedPair:
         self._noted.update(new)
         return new
 
-    def _target_speed(self, before: Counters, *, alone: str = "") -> TargetSpeed | None:
-        """Return the target's speed in the last answer; ``before`` are the counters at its start."""
-        decoder, after = self._decoder, Counters.now()
-        took, seconds = decoder.statistics, decoder.answer_target_only_s
-        if took is None or not seconds:
+    def _target_speed(
+        self, before: SystemCounters, took: Statistics, seconds: float | None, *, alone: str = ""
+    ) -> TargetSpeed | None:
+        """Return the target's speed in an answer with the statistics ``took``; None if unknown.
+
+        ``before`` holds the counters at the answer's start; ``seconds`` is the time per token without a draft.
+        """
+        decoder, after = self._decoder, SystemCounters.now()
+        if not seconds:
             return None
 
         def reason(*, with_gpus: bool = False) -> str:
@@ -160,7 +164,7 @@ class LoadedPair:
         )
 
 
-class Loaded(LoadedPair):
+class ChatPair(SessionPair):
     """Loaded pair to chat with."""
 
     def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
@@ -173,15 +177,15 @@ class Loaded(LoadedPair):
         without = "it continues the conversation as plain text (chat off)"
         return [] if self._source else [f"{self._decoder.target.path.name} has no chat template: {without}"]
 
-    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:
-        """Answer one question, with the events in the module's docstring.
+    def answer(self, request: ChatRequest, emit: child.Emit, stopping: threading.Event) -> ChatReply:
+        """Answer one question, emitting the events listed in the module's docstring.
 
         Raises:
             GgufspecError: the pair was not loaded for a setting, a message does not fit, or the template fails.
         """
         decoder, options = self._decoder, request.options or self._options
         decoder.configure(**{name: getattr(options, name) for name in AnswerOptions.__annotations__})
-        fitted = fit(
+        fitted = fit_context(
             request.conversation,
             lambda part: len(self._prompter.tokens(part, chat=request.chat)),
             self.ready.ctx_size,
@@ -192,7 +196,7 @@ class Loaded(LoadedPair):
             emit({"event": "dropped", "turns": dropped})
         prompt, applied = self._prompter.applied(fitted, chat=request.chat)
         emit({"event": "prompt", "tokens": len(prompt)})
-        before, pieces = Counters.now(), []
+        before, pieces = SystemCounters.now(), []
         for emitted in decoder.generate(
             prompt,
             max_tokens=request.max_tokens,
@@ -208,15 +212,15 @@ class Loaded(LoadedPair):
             if stopping.is_set():
                 break
         assert decoder.statistics is not None
-        return Reply(
+        return ChatReply(
             text="".join(piece.text for piece in pieces),
-            tokens=tuple(piece.token for piece in pieces),
+            tokens=tuple(piece.token for piece in pieces if piece.token >= 0),
             statistics=decoder.statistics,
             dropped=dropped,
             notes=self._new_notes(),
-            target=self._target_speed(before, alone=request.alone),
+            target=self._target_speed(before, decoder.statistics, decoder.answer_target_only_s, alone=request.alone),
             stopped=stopping.is_set() and not decoder.statistics.stop_reason,
         )
 
 
-opened = Loaded.opened
+opened = ChatPair.opened

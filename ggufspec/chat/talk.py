@@ -1,4 +1,4 @@
-"""Conversation with a pair or a server, independent of who types. Its commands are in :mod:`ggufspec.chat.actions`."""
+"""Conversation with a pair, independent of where input comes from. Commands are in :mod:`ggufspec.chat.actions`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 
 from ggufspec.chat import commands as chat_commands
 from ggufspec.chat import report, session
-from ggufspec.chat.commands import Switches
-from ggufspec.chat.remote import Remote
-from ggufspec.chat.screen import Answering, Screen
+from ggufspec.chat.commands import ChatSwitches
+from ggufspec.chat.screen import AnswerDisplay, ChatScreen
 from ggufspec.child import Interrupted, Session
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import random_seed
@@ -28,37 +27,36 @@ from ggufspec.schema.text import counted
 
 
 class Talk:
-    """Conversation with a pair that is loaded for it, or with a server.
+    """Conversation with a pair, which is loaded for it.
 
     Args:
-        answers: the placed pair, which a child process loads; or the server.
+        spec: the placed pair, which a child process loads.
         settings: initial switches.
         screen: where the conversation is shown.
-        name: the pair's name, or the server's until its model is known.
-        about: description of the pair in documents.
+        name: the pair's name.
+        about: description of the pair for documents.
         verbose: show llama.cpp's log.
 
     Attributes:
         ready: the models that :meth:`open` loaded.
-        stopped: True if Ctrl-C came during the last answer.
+        stopped: True if Ctrl-C was pressed during the last answer.
     """
 
-    ready: session.Ready
-    _last: session.Reply  # has the context's use and the turns that did not fit
+    ready: session.ChatReady
+    _last: session.ChatReply  # last reply, with the context tokens used and the number of turns that did not fit
 
     def __init__(
         self,
-        answers: session.Spec | Remote,
-        settings: Switches,
-        screen: Screen,
+        spec: session.ChatJob,
+        settings: ChatSwitches,
+        screen: ChatScreen,
         *,
         name: str,
         about: Mapping[str, Any],
         verbose: bool = False,
     ) -> None:
-        self.server = answers if isinstance(answers, Remote) else None
-        self._spec = session.Spec(Path(), None, DecoderOptions()) if isinstance(answers, Remote) else answers
-        self._session = self.server or Session(verbose=verbose)
+        self._spec = spec
+        self._session = Session(verbose=verbose)
         self.settings, self.screen = settings, screen
         self.name, self.about = name, about
         self.notes: list[str] = []
@@ -69,48 +67,43 @@ class Talk:
     # ---- the pair --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Load the pair, or connect to the server and learn its model.
+        """Load the pair.
 
         Raises:
-            GgufspecError: the pair cannot be loaded, or the server not reached.
-            StopError: Ctrl-C.
+            GgufspecError: the pair cannot be loaded.
+            StopError: Ctrl-C was pressed.
         """
-        doing, done = ("connecting to", "the server answered") if self.server else ("loading", "the pair was loaded")
         try:
             with self.screen.busy() as say:
-                say(f"{doing} {self.name}")
-                ready = self._session.open(session.__name__, self._spec, session.Ready)
+                say(f"loading {self.name}")
+                ready = self._session.open(session.__name__, self._spec, session.ChatReady)
         except KeyboardInterrupt:
-            raise StopError(f"interrupted before {done}") from None
+            raise StopError("interrupted before the pair was loaded") from None
         self.ready = ready
-        if self.server:
-            self.name = self.server.model
-            self.about = {"url": self.server.url, "model": self.server.model}
         chat = self.settings.chat and bool(ready.chat_template)
         self.settings = replace(self.settings, has_draft=ready.draft is not None, chat=chat)
         self._note(*ready.notes)
         self.show_notes()
 
     @property
-    def target(self) -> Path | None:
-        return None if self.server else self._spec.target
+    def target(self) -> Path:
+        return self._spec.target
 
     def greet(self, offered: str = "") -> None:
-        """Note what answers, /help and how to leave; ``offered`` is a line about a draft."""
+        """Show which models answer, /help and how to leave; ``offered`` is a line that suggests a draft."""
         ready = self.ready
         models = " + ".join(placed.description for placed in (ready.target, ready.draft) if placed)
-        own = f": {models}, {ready.ctx_size:,} tokens of context"
-        who = self.name + (f" at {self.server.url}" if self.server else own)
-        self.screen.note(f"{who}. /help lists commands, Ctrl-D leaves.")
+        context = f"{ready.ctx_size:,} tokens of context"
+        self.screen.note(f"{self.name}: {models}, {context}. /help lists commands, Ctrl-D leaves.")
         if offered:
             self.screen.note(offered)
         self.note_tint()
         self.screen.gap()
 
     def note_tint(self) -> None:
-        """Note once that coloured answers are not rendered."""
+        """Note once that coloured answers are not rendered as Markdown."""
         if self.settings.tint and self.settings.renders and self.screen.interactive:
-            self._note("coloured answers are shown as they come, without Markdown; /tint off renders them")
+            self._note("coloured answers are streamed without Markdown; /tint off renders it again")
             self.show_notes()
 
     def close(self) -> None:
@@ -119,14 +112,14 @@ class Talk:
     def _note(self, *notes: str) -> None:
         """Queue new notes for :meth:`show_notes`."""
         for note in notes:
-            if note not in self.notes:  # a pair that is loaded again repeats its notes
+            if note not in self.notes:  # a reloaded pair repeats its notes
                 self.notes.append(note)
                 in_toolbar = self.screen.interactive and is_busy(note)
                 if not in_toolbar and is_due(note):
                     self._waiting.append(note)
 
     def show_notes(self) -> None:
-        """Show the queued notes, below an answer and its figures."""
+        """Show the queued notes, below an answer and its statistics."""
         for note in self._waiting:
             self.screen.note(note)
         self._waiting.clear()
@@ -134,7 +127,7 @@ class Talk:
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> bool:
-        """Ask and show the answer; return whether there is one. If not, or after a GgufspecError, nothing changed."""
+        """Ask a question and show the answer; return False if it was stopped before its first token and dropped."""
         settings = self.with_seed()
         asked = replace(self.conversation, system=settings.system).ask(text)
         answer = self.ask(asked, settings)
@@ -153,18 +146,18 @@ class Talk:
         self.screen.gap()
         return True
 
-    def with_seed(self) -> Switches:
-        """Return the settings for the next answer, with a new seed if each has its own."""
+    def with_seed(self) -> ChatSwitches:
+        """Return the settings for the next answer, with a new seed if every answer gets one."""
         if self.settings.redraws:
             self.settings = replace(self.settings, sampling=replace(self.settings.sampling, seed=random_seed()))
         return self.settings
 
-    def ask(self, asked: Conversation, settings: Switches, *, cache: bool = True) -> session.Reply:
-        """Return the answer of one model or both, shown as it arrives."""
+    def ask(self, asked: Conversation, settings: ChatSwitches, *, cache: bool = True) -> session.ChatReply:
+        """Get an answer from one model or both, and show it as it arrives."""
         if not self._session.is_open:
             self.screen.say("loading the pair again")
             self.open()
-        request = session.Request(
+        request = session.ChatRequest(
             conversation=asked,
             chat=settings.chat,
             alone=settings.alone,
@@ -174,23 +167,23 @@ class Talk:
             cache=settings.cache and cache,
             trace=settings.debug,
         )
-        answering = Answering(self.screen, settings, self._last.dropped)
+        answering = AnswerDisplay(self.screen, settings, self._last.dropped)
         try:
             with self._stopping(), answering:
-                self._last = self._session.ask(request, session.Reply, on_event=answering.show)
+                self._last = self._session.ask(request, session.ChatReply, on_event=answering.show)
         except Interrupted:  # Ctrl-C twice: the child process has ended
-            self.screen.say("stopped at once: the next question loads the pair again")
-            self._last = session.Reply(answering.text, stopped=True, dropped=answering.dropped)
+            self.screen.say("stopped immediately: the next question loads the pair again")
+            self._last = session.ChatReply(answering.text, stopped=True, dropped=answering.dropped)
         except ChildError as error:
             raise ChildError(error.message, f"the next question loads the pair again; {error.hint}") from None
         self._note(*self._last.notes)
-        if (speed := self._last.target) and speed.change:  # noted every time
+        if (speed := self._last.target) and speed.change:  # unlike notes, a speed change is shown every time
             self.notes.append(speed.change)
             self._waiting.append(speed.change)
         return self._last
 
-    def keep(self, asked: Conversation, answer: session.Reply, figures: ChatFigures | None, **more: Any) -> None:
-        """Add this answer to the conversation; ``more`` are fields of its turn."""
+    def keep(self, asked: Conversation, answer: session.ChatReply, figures: ChatFigures | None, **more: Any) -> None:
+        """Add this answer to the conversation; ``more`` are further fields of its turn."""
         self.conversation = asked.reply(
             answer.text,
             answer.tokens,
@@ -201,8 +194,8 @@ class Talk:
             **more,
         )
 
-    def _options(self, settings: Switches) -> DecoderOptions:
-        """Return the options that the pair was loaded with, with the switches applied."""
+    def _options(self, settings: ChatSwitches) -> DecoderOptions:
+        """Return the options with which the pair was loaded, with the switches applied."""
         own, drafters = self._spec.options, settings.drafters
         return replace(
             own,
@@ -215,7 +208,7 @@ class Talk:
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
-        """Request the end of the answer on Ctrl-C; raise KeyboardInterrupt, which ends the child, on the second."""
+        """Stop the answer on the first Ctrl-C; on the second, raise KeyboardInterrupt, which ends the child."""
         self.stopped = False
 
         def stop(_: int, __: FrameType | None) -> None:
@@ -234,16 +227,16 @@ class Talk:
 
     def start_with(self, said: Conversation) -> None:
         self.conversation = said
-        self._last = session.Reply("")
+        self._last = session.ChatReply("")
 
     def resume(self, path: Path) -> None:
-        """Resume the conversation in a file, without a last question that has no answer."""
-        loaded = conversation.load(path)
+        """Resume the conversation in a file; drop a final question that has no answer."""
+        loaded = conversation.load_conversation(path)
         self.start_with(replace(loaded, turns=loaded.answered))
         self.settings = replace(self.settings, system=loaded.system)
         self.screen.say(f"{counted(self.turns, 'turn')} from {path}")
         if loaded.open:
-            question = chat_commands.shortened(loaded.turns[-1].user)
+            question = chat_commands.beginning(loaded.turns[-1].user)
             self.screen.say(f"its last question has no answer and is dropped: {question}")
 
     @property
@@ -251,22 +244,20 @@ class Talk:
         return len(self.conversation.turns)
 
     def context(self, between: str) -> str:
-        """Return the tokens that the conversation takes of the context, with ``between`` before the context's size."""
+        """Describe the context tokens used, with ``between`` before the context size if that is known."""
         most = f"{between}{self.ready.ctx_size:,}" if self.ready.ctx_size else ""
         return f"{self._last.context_used:,}{most} tokens"
 
     def status(self) -> list[tuple[str, bool]]:
-        """Return (words, is a warning) for the toolbar, the important ones first."""
+        """Return pairs (text, is a warning) for the toolbar, the most important first."""
         settings = self.settings
-        words = [(shortened(self.name, 24), False)]
-        if not self.server:
-            words.append((chat_commands.mode(settings).partition(":")[0], False))
+        words = [(shortened(self.name, 24), False), (chat_commands.mode(settings).partition(":")[0], False)]
         words.append((self.context("/"), False))
         if self._last.dropped:
             words.append((f"{self._last.dropped} left out", True))
         if any(map(is_busy, self.notes)):
             words.append(("other programs use the CPUs", True))
-        speculates = not self.server and not settings.alone and bool(settings.drafters)
+        speculates = not settings.alone and bool(settings.drafters)
         if speculates and settings.lossy:
             words.append((f"{settings.accept} (lossy)", True))
         words += [("chat off", False)] * (not settings.chat) + [("cache off", False)] * (not settings.cache)
@@ -277,8 +268,8 @@ class Talk:
         return words
 
     def document(self, *, interrupted: bool = False, failure: GgufspecError | None = None) -> ChatDocument:
-        """Return the whole conversation, and what ended it, as a document."""
-        return conversation.document(
+        """Return the whole conversation as a document, with the reason why it ended."""
+        return conversation.chat_document(
             replace(self.conversation, system=self.settings.system),
             self.about,
             self._settings_now(),
@@ -290,15 +281,14 @@ class Talk:
 
     def _settings_now(self) -> dict[str, Any]:
         now, options = self.settings, self._options(self.settings)
-        own = {**asdict(now.sampling), "max_tokens": now.predict, "chat": now.chat}
-        if self.server:
-            return own
         return {
             **options.flat(),
             "lookup_corpus": str(options.lookup_corpus) if options.lookup_corpus else None,
             "alone": now.alone,
             "drafter": options.drafter,
             "lossy": now.lossy,
-            **own,
+            **asdict(now.sampling),
+            "max_tokens": now.predict,
+            "chat": now.chat,
             "cache": now.cache,
         }

@@ -1,4 +1,4 @@
-"""The child's side of :class:`ggufspec.child.Session`: reads requests, runs the job, writes its messages."""
+"""Child's side of :class:`ggufspec.child.Session`: reading requests, running the job and writing messages."""
 
 from __future__ import annotations
 
@@ -13,31 +13,38 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, Any, get_type_hints
 
 from ggufspec.child import job
-from ggufspec.child.job import Event
+from ggufspec.child.job import Emit
 from ggufspec.errors import GgufspecError
 from ggufspec.schema import codec
 
 _IDLE_S = 1.0
-_Request = tuple[int, Any, threading.Event]  # its number, its value, and the event that stops it
+_Request = tuple[int, Any, threading.Event]  # a request's number, its value, and the event that stops it
 
 
-def _receive(lines: IO[str], requests: queue.SimpleQueue[_Request | None]) -> None:
-    """Read the parent's lines to their end, in a separate thread so that the running request can be stopped."""
-    number, stopping = -1, threading.Event()
+def _receive(
+    lines: IO[str], requests: queue.SimpleQueue[_Request | None], stopping: dict[int, threading.Event]
+) -> None:
+    """Read lines from the parent until stdin ends, in a separate thread so that running requests can be stopped.
+
+    ``stopping`` holds the stop events of the unanswered requests, by number.
+    """
+    number = -1
     for line in lines:
         try:
             message = json.loads(line)
-        except json.JSONDecodeError:  # cut short by the parent's death
+        except json.JSONDecodeError:  # truncated by the parent's death
             break
         if "request" in message:
-            number, stopping = number + 1, threading.Event()
-            requests.put((number, message["request"], stopping))
-        elif message["stop"] == number:
-            stopping.set()
-    stopping.set()
+            number += 1
+            stopping[number] = threading.Event()
+            requests.put((number, message["request"], stopping[number]))
+        elif (asked := stopping.get(message["stop"])) is not None:
+            asked.set()
+    for asked in [*stopping.values()]:
+        asked.set()
     requests.put(None)
 
 
@@ -46,7 +53,7 @@ def _next(
 ) -> _Request | None:
     """Wait for the next request; call ``idle`` once a second meanwhile, until it has nothing left to do.
 
-    Its argument returns True while no request has come.
+    The argument of ``idle`` returns True while no request has come.
     """
     while idle is not None:
         try:
@@ -62,38 +69,58 @@ def _next(
 def _serve(
     module: Any,
     requests: queue.SimpleQueue[_Request | None],
+    stopping: dict[int, threading.Event],
     say: Callable[..., None],
     prepare: Callable[[dict[str, str]], None],
 ) -> None:
     """Answer requests until the end of stdin. A spec may have an ``environment`` to set before llama.cpp is loaded."""
 
-    def emit(event: Event) -> None:
-        say("event", event)
+    def emitter(number: int) -> Emit:
+        return lambda event: say("event", number, event)
 
-    def give(number: int, kind: type[object], value: object) -> None:
+    def give(number: int, kind: Any, value: object) -> None:
+        stopping.pop(number, None)
         say("result", number, codec.dump(value, kind))
 
     def fail(number: int, error: GgufspecError) -> None:
+        stopping.pop(number, None)
         say("error", number, error.message, error.hint, error.exit_code)
 
     if (first := requests.get()) is None:
         return
     try:
-        spec, stopping = codec.load(module.Spec, first[1]), first[2]
+        opened = getattr(module, "opened", None)
+        types = get_type_hints(opened or module.run)
+        spec = codec.load(types["spec"], first[1])
         prepare(getattr(spec, "environment", {}))
-        if not hasattr(module, "opened"):
-            give(0, module.Result, module.run(spec, emit, stopping))
+        if opened is None:
+            give(0, types["return"], module.run(spec, emitter(0), first[2]))
             return
-        with module.opened(spec, emit, stopping) as serving:
-            give(0, module.Ready, serving.ready)
-            while (request := _next(requests, getattr(serving, "idle", None))) is not None:
-                number, value, stopping = request
+        with opened(spec, emitter(0), first[2]) as serving:
+            give(0, type(serving.ready), serving.ready)
+            answer = getattr(serving, "answer", None)
+            types, running = get_type_hints(answer or serving.begin), 0
+            while True:
+                if running and requests.empty():
+                    for number, outcome in serving.step():
+                        running -= 1
+                        if isinstance(outcome, GgufspecError):
+                            fail(number, outcome)
+                        else:
+                            give(number, type(outcome), outcome)
+                    continue
+                if (request := _next(requests, getattr(serving, "idle", None))) is None:
+                    return
+                number, value, stop = request
                 try:
-                    reply = serving.answer(codec.load(module.Request, value), emit, stopping)
+                    asked = codec.load(types["request"], value)
+                    if answer is not None:
+                        give(number, types["return"], answer(asked, emitter(number), stop))
+                    else:
+                        serving.begin(number, asked, emitter(number), stop)
+                        running += 1
                 except GgufspecError as error:
                     fail(number, error)
-                else:
-                    give(number, module.Reply, reply)
     except GgufspecError as error:
         fail(0, error)
 
@@ -105,10 +132,10 @@ def main(argv: list[str]) -> None:
     os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on an abort: ggml/src/ggml.c
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints to stdout goes to stderr
+    os.dup2(2, 1)  # anything that a library prints to stdout goes to stderr
     if verbosity == "-v":
         logging.basicConfig(format="%(message)s", stream=sys.stderr)
-        logging.getLogger("ggufspec").setLevel(logging.DEBUG)  # llama.cpp's log, and of other libraries only warnings
+        logging.getLogger("ggufspec").setLevel(logging.DEBUG)  # llama.cpp's log; from other libraries only warnings
     else:  # only llama.cpp's log says why CUDA aborts: ggml_cuda_error in ggml/src/ggml-cuda/ggml-cuda.cu
         errors = logging.StreamHandler(sys.stderr)
         errors.setLevel(logging.ERROR)
@@ -119,16 +146,17 @@ def main(argv: list[str]) -> None:
         channel.flush()
 
     def receive() -> None:
-        _receive(sys.stdin, requests)
-        time.sleep(job.GRACE_S)  # enough for a token and the result
+        _receive(sys.stdin, requests, stopping)
+        time.sleep(job.GRACE_S)  # enough to finish a token and send the result
         os._exit(1)
 
     job.begin(parent, say)
     requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+    stopping: dict[int, threading.Event] = {}
     module = importlib.import_module(module_name)
     threading.Thread(target=receive, daemon=True).start()
     try:
-        _serve(module, requests, say, os.environ.update)
+        _serve(module, requests, stopping, say, os.environ.update)
         channel.flush()
     except BrokenPipeError:  # the parent is gone
         pass

@@ -1,4 +1,4 @@
-"""The error for a child process that died: the cause, and what to do about it."""
+"""Error for a child process that died: the cause, and what to do about it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from ggufspec.errors import BlamedError, ChildError
 
-CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check mends it"
+CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check repairs it"
 
-OnCard = tuple[str, str, str]  # a model, the GPU that has layers of it, and what avoids a crash of its driver
+OnCard = tuple[str, str, str]  # a model, the GPU that holds layers of it, and how to avoid a driver crash
 _OF_RPC = re.compile(r"ggml-rpc|\bRPC\b")
-# What to do about a death, by its signal (on Windows its status) and the last line of stderr, with names of llama.cpp
+# Hints for a child that died, by signal (on Windows, exit status) and by the last line of stderr, in llama.cpp's words
 _HINTS = (
     (_OF_RPC, "look at the output of `ggufspec worker`{peers} and start it again, or drop --rpc"),
     (
@@ -23,11 +23,11 @@ _HINTS = (
         re.compile(r"\bsrc/(llama-(arch|hparams|model|vocab)|unicode)|\bgguf\.(cpp|h)|error loading model"),
         "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python",
     ),
-    (re.compile(r"^(SIGSEGV|SIGILL|SIGBUS|SIGFPE|an )"), CHECK_HINT),  # a crash; lack of memory ends otherwise
+    (re.compile(r"^(SIGSEGV|SIGILL|SIGBUS|SIGFPE|an )"), CHECK_HINT),  # a crash; running out of memory ends differently
     (re.compile(r"^\S"), f"{CHECK_HINT}; -v shows llama.cpp's log"),
     (re.compile(""), "-v shows llama.cpp's log"),
 )
-_BUILT_IN = re.compile(r"^\S*/vendor/llama\.cpp/")  # the folder of the build
+_BUILT_IN = re.compile(r"^\S*/vendor/llama\.cpp/")  # folder in which llama-cpp-python was built
 _NTSTATUS = {0xC0000005: "an access violation", 0xC000001D: "an illegal instruction"}  # ntstatus.h
 
 
@@ -40,7 +40,7 @@ def died(
 ) -> ChildError:
     """Return the error for a child that ended without an outcome, with the last informative line of its stderr.
 
-    ``peers`` are its RPC workers; ``blame`` names what ran within a limit, and a hint.
+    ``peers`` are its RPC workers; ``blame`` names what was running within a limit, and gives a hint.
     """
     lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
@@ -49,13 +49,13 @@ def died(
     name = _NTSTATUS.get(code) or (signal.Signals(-code).name if code < 0 else "")
     reason = "out of memory, most likely" if name == "SIGKILL" else last
     if blame:
-        return BlamedError(f"{blame[0]} made llama.cpp end, by {name or f'status {code}'}: {reason}", blame[1], name)
+        return BlamedError(f"{blame[0]} crashed llama.cpp ({name or f'status {code}'}): {reason}", blame[1], name)
     hint = next(hint for pattern, hint in _HINTS if pattern.search(f"{name} {reason}"))
     if on_cards and hint == CHECK_HINT:
         models = " and ".join(dict.fromkeys(model for model, *_ in on_cards))
         card, driver_hint = on_cards[-1][1:]
         text = f"the driver of {card} most likely crashed with {models} loaded: {name}"
-        hint = f"{driver_hint}; ggufspec doctor checks the card; -ngl 0 -ngld 0 does without it"
+        hint = f"{driver_hint}; ggufspec doctor checks the GPU; -ngl 0 -ngld 0 avoids it"
         return ChildError(text + (f", {lines[-1]}" if lines else ""), hint, name)
     hint = hint.format(peers=f" at {', '.join(peers)}" if peers else "")
     if name:

@@ -13,30 +13,30 @@ from typing import Any
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
 
-GRACE_S = 5.0  # time for a child to end after it was asked to
+GRACE_S = 5.0  # seconds for a child to end after it was asked to
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
 _say: Callable[..., None] | None = None  # sends a message to the parent, if there is one
 _parent = 0  # parent's process id
 
 
 def begin(parent: int, say: Callable[..., None]) -> None:
-    """In a child: set its parent's process id, and the function that sends the parent a message."""
+    """Set, in a child, its parent's process id and the function that sends the parent a message."""
     global _parent, _say
     _parent, _say = parent, say
 
 
 @contextlib.contextmanager
 def limited_memory(more: int, *, only_data: bool = False) -> Iterator[None]:
-    """Let this process allocate ``more`` bytes of address space in the block, if the platform can limit it.
+    """Cap this process at ``more`` additional bytes of address space inside the ``with``, if the platform can.
 
-    ``only_data`` limits memory that it writes, not files that it maps.
+    With ``only_data`` the cap applies to memory that the process writes, not to files that it maps.
     """
     if sys.platform != "linux":
         yield
         return
     import resource
 
-    kind, column = (resource.RLIMIT_DATA, 5) if only_data else (resource.RLIMIT_AS, 0)  # of statm: proc(5)
+    kind, column = (resource.RLIMIT_DATA, 5) if only_data else (resource.RLIMIT_AS, 0)  # column of statm, see proc(5)
     soft, hard = resource.getrlimit(kind)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[column])
     wanted = pages * resource.getpagesize() + more
@@ -50,10 +50,10 @@ def limited_memory(more: int, *, only_data: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def within(seconds: float, what: str, hint: str) -> Iterator[None]:
-    """In a child: have the parent kill it if the block takes longer, and blame ``what`` for that or for its death.
+    """Have the parent kill this child if the ``with`` takes longer, and blame ``what`` for that or for a crash.
 
-    This is for foreign code that may stay in one C call, where no other thread runs, not even the one that waits for
-    the end of stdin. Therefore on Linux the kernel kills the child, without cleanup, if its parent dies meanwhile.
+    This is for foreign code that may hang in a C call in which no other thread can run, not even the one that waits
+    for the end of stdin. On Linux the kernel therefore kills the child, without cleanup, if its parent dies meanwhile.
     Outside a child it does nothing.
     """
     if _say is None:
@@ -61,7 +61,7 @@ def within(seconds: float, what: str, hint: str) -> Iterator[None]:
         return
     try:
         _end_with_parent(_SIGKILL)
-        if os.getppid() != _parent:  # the parent died before the kernel knew
+        if os.getppid() != _parent:  # the parent died before prctl was called
             raise BrokenPipeError("the parent is gone")
         _say("within", seconds, what, hint)
         yield
@@ -71,7 +71,7 @@ def within(seconds: float, what: str, hint: str) -> Iterator[None]:
 
 
 def note_on_card(model: str, card: str, hint: str) -> None:
-    """In a child: note that the GPU ``card`` has layers of ``model``, and what to do if its driver crashes."""
+    """Report, in a child, that the GPU ``card`` holds layers of ``model``, and what to do if its driver crashes."""
     if _say is not None:
         _say("on_card", model, card, hint)
 

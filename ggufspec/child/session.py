@@ -1,4 +1,4 @@
-"""The parent's side: opens, asks and ends a child process."""
+"""Parent's side: opening, querying and ending a child process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
 from ggufspec.child.death import OnCard, died
-from ggufspec.child.job import GRACE_S, Emit
+from ggufspec.child.job import GRACE_S, Emit, Event
 from ggufspec.errors import BlamedError, ChildError, GgufspecError, ModelError, UsageError
 from ggufspec.schema import codec, interrupts
 
-Outcome = tuple[str, int, *tuple[Any, ...]]  # as received
+Outcome = tuple[str, int, *tuple[Any, ...]]  # a message as received from the child
 Result = TypeVar("Result")
 
 COMMAND = (sys.executable, "-P", "-m", "ggufspec.child")  # followed by a module and -v or -q
@@ -43,14 +43,14 @@ def call(
     on_event: Emit | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Run the job of ``module``, a dotted name, in a child process: takes its ``Spec``, returns its ``Result``.
+    """Run the job of ``module``, a dotted name, in a child process with a spec, and return its result.
 
-    Events go to ``on_event`` as they come; ``verbose`` lets llama.cpp's log through to stderr.
+    Events go to ``on_event`` as they come; ``verbose`` passes llama.cpp's log on to stderr.
 
     Raises:
         GgufspecError: raised by the job.
         ChildError: the child ended without a result; ``ended_by`` names the signal, or is ``deadline``.
-        Interrupted: Ctrl-C; has the unfinished result.
+        Interrupted: Ctrl-C; holds the unfinished result.
     """
     with Session(verbose=verbose) as session:
         return session.open(module, spec, result_type, on_event=on_event)
@@ -59,8 +59,10 @@ def call(
 class Session:
     """A child process that is opened once and answers many requests.
 
-    ``open(module, Spec(…), Ready)`` starts it, ``ask(Request(…), Reply)`` sends a request. Call all methods except
-    :meth:`stop` and :meth:`kill` from one thread. A session can be reopened at any time, also after its child has died.
+    ``open(module, spec, type of ready)`` starts it, ``ask(request, type of reply)`` sends a request and waits for the
+    reply. If the child can answer several requests at once, :meth:`begin` sends one and :meth:`receive` waits for
+    messages about them. Call all methods except :meth:`stop`, :meth:`wake` and :meth:`kill` from one thread. A session
+    can be reopened at any time, even after its child died.
     """
 
     def __init__(self, *, verbose: bool = False) -> None:
@@ -72,7 +74,7 @@ class Session:
         return self._child is not None and self._child.lives
 
     def open(self, module: str, spec: object, ready_type: type[Result], *, on_event: Emit | None = None) -> Result:
-        """Start the child and send its spec; a previous child is ended. An exception from ``on_event`` ends it, too.
+        """Start the child and send its spec; a previous child is ended. An exception from ``on_event`` ends the child.
 
         Raises:
             GgufspecError: raised by the job; the child has ended.
@@ -128,13 +130,47 @@ class Session:
             raise
         return _result(outcome, reply_type)
 
-    def stop(self) -> None:
-        """Ask the running request, if any, to stop at its next token; its reply has what it got by then.
+    def begin(self, request: object) -> int:
+        """Send a request and return its number.
 
-        May be called by any thread and from a signal handler.
+        Raises:
+            ChildError: the session was never opened.
+        """
+        if self._child is None:
+            raise ChildError("the session has no child process", "open the session first")
+        return self._child.send(request)
+
+    def receive(
+        self, reply_type: type[Result], on_event: Callable[[int, Event], None]
+    ) -> tuple[int, Result | GgufspecError] | None:
+        """Wait for a message or for :meth:`wake`; return (request number, reply) if the message is a reply.
+
+        Events go to ``on_event`` with the number of their request.
+
+        Raises:
+            ChildError: the child has died.
+        """
+        assert self._child is not None
+        outcome = self._child.receive(on_event)
+        if outcome is None:
+            return None
+        try:
+            return outcome[1], _result(outcome, reply_type)
+        except GgufspecError as error:
+            return outcome[1], error
+
+    def wake(self) -> None:
+        """Have :meth:`receive` return; any thread may call it."""
+        if child := self._child:
+            child.wake()
+
+    def stop(self, number: int | None = None) -> None:
+        """Ask a request, by default the newest, to stop at its next token; its reply holds what it has by then.
+
+        May be called from any thread and from a signal handler.
         """
         if child := self._child:
-            child.stop()
+            child.stop(number)
 
     def kill(self) -> None:
         """Kill the child; a thread that waits for it gets a ChildError. Any thread may call it."""
@@ -177,17 +213,18 @@ class _Child:
     """
 
     def __init__(self, module: str, *, verbose: bool) -> None:
-        self.works = False  # a request is unanswered
+        self._unanswered: set[int] = set()
         self._number = -1  # number of the newest request
-        self._stopped = -1  # number of the request to stop
+        self._stopped: set[int] = set()  # requests that were asked to stop
+        self._to_stop: list[int] = []  # stopped requests that the child has not been told about
         self._writing = threading.Lock()
-        self._outcome: Outcome | None = None  # of the newest request
+        self._outcome: Outcome | None = None  # outcome of the newest request
         self._ended = False
         self._on_cards: list[OnCard] = []
         self._limit: tuple[float, float, str, str] | None = None  # deadline, and the arguments of ``within``
-        self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # None at the end; [] is no message
+        self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # []: wakes get(); None: end of output
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._logged_bytes = 0  # before the newest request
+        self._logged_bytes = 0  # length of the log before the newest request
         self._peers: Sequence[str] = ()  # RPC workers, from the spec
         self._process = subprocess.Popen(
             [*COMMAND, module, "-v" if verbose else "-q"],
@@ -210,73 +247,111 @@ class _Child:
         return self._process.poll() is None
 
     @property
-    def stops(self) -> bool:
-        return self._stopped == self._number
+    def works(self) -> bool:
+        """True while a request is unanswered."""
+        return bool(self._unanswered)
 
-    def send(self, request: object) -> None:
-        self._number += 1
-        self.works = True
+    @property
+    def stops(self) -> bool:
+        """True if the newest request was asked to stop."""
+        return self._number in self._stopped
+
+    def send(self, request: object) -> int:
         self._peers = getattr(request, "rpc", self._peers)
         self._logged_bytes = os.fstat(self._log.fileno()).st_size
-        line = json.dumps({"request": codec.dump(request)})
-        with self._writing:
+        with self._writing:  # stop() leaves its message to this thread until the request is written
+            self._number += 1
+            self._unanswered.add(self._number)
+            try:
+                line = json.dumps({"request": codec.dump(request)})
+            except BaseException:
+                self._unanswered.discard(self._number)
+                self._number -= 1
+                raise
             self._write(line)
-        if self.stops:  # asked to stop before it was written
-            self.stop()
+        self._write_stops()  # for requests that were asked to stop meanwhile
+        return self._number
 
-    def stop(self) -> None:
-        """Ask the newest request to stop; if another thread is writing, that thread does it afterwards."""
-        if self.works:
-            self._stopped = number = self._number
-            if self._writing.acquire(blocking=False):
-                try:
-                    self._write(json.dumps({"stop": number}))
-                finally:
-                    self._writing.release()
+    def stop(self, number: int | None = None) -> None:
+        """Ask a request to stop; if another thread is writing, that thread does it afterwards."""
+        number = self._number if number is None else number
+        if number in self._unanswered:
+            self._stopped.add(number)
+            self._to_stop.append(number)
+            self._write_stops()
+
+    def _write_stops(self) -> None:
+        while self._to_stop and self._writing.acquire(blocking=False):
+            try:
+                while self._to_stop:
+                    self._write(json.dumps({"stop": self._to_stop.pop()}))
+            finally:
+                self._writing.release()
+
+    def wake(self) -> None:
+        self._arrived.put([])
 
     def outcome(self, on_event: Emit | None, patience_s: float | None = None) -> Outcome:
         """Wait for the outcome of the newest request.
 
         Raises:
-            TimeoutError: none within ``patience_s``.
+            TimeoutError: no outcome within ``patience_s``.
             ChildError: the child has ended, or exceeded the limit that it set itself.
             KeyboardInterrupt: Ctrl-C; the messages read so far have been handled.
         """
         until = math.inf if patience_s is None else time.monotonic() + patience_s
-        with interrupts.held(lambda: self._arrived.put([])) as check:
+
+        def of_request(_: int, event: Event) -> None:
+            if on_event is not None:
+                on_event(event)
+
+        with interrupts.held(self.wake) as check:
             while self._outcome is None or self._outcome[1] != self._number:
                 check()
-                if self._ended:
-                    raise self._death()
-                moment = min(until, self._limit[0] if self._limit else math.inf)
-                left = None if moment == math.inf else max(moment - time.monotonic(), 0)
-                try:
-                    message = self._arrived.get(timeout=left)
-                except queue.Empty:
-                    if self._limit is None or self._limit[0] > moment:
-                        raise TimeoutError from None
-                    _, seconds, what, hint = self._limit
-                    late = f"{what} takes more than {seconds:g} s: it may be a trap"
-                    raise BlamedError(late, hint, "deadline") from None
-                self._take(message, on_event)
-        self.works = False
+                self._receive(of_request, until)
         return self._outcome
 
-    def _take(self, message: list[Any] | None, on_event: Emit | None) -> None:
+    def receive(self, on_event: Callable[[int, Event], None]) -> Outcome | None:
+        """Wait for one message or for :meth:`wake`; return the message if it is the outcome of a request.
+
+        Raises:
+            ChildError: as in :meth:`outcome`.
+        """
+        self._outcome = None
+        self._receive(on_event, math.inf)
+        return self._outcome
+
+    def _receive(self, on_event: Callable[[int, Event], None], until: float) -> None:
+        if self._ended:
+            raise self._death()
+        moment = min(until, self._limit[0] if self._limit else math.inf)
+        left = None if moment == math.inf else max(moment - time.monotonic(), 0)
+        try:
+            message = self._arrived.get(timeout=left)
+        except queue.Empty:
+            if self._limit is None or self._limit[0] > moment:
+                raise TimeoutError from None
+            _, seconds, what, hint = self._limit
+            late = f"{what} takes more than {seconds:g} s: it may be malicious"
+            raise BlamedError(late, hint, "deadline") from None
+        self._take(message, on_event)
+
+    def _take(self, message: list[Any] | None, on_event: Callable[[int, Event], None]) -> None:
         match message:
             case None:
                 self._ended = True
-            case ["event", event]:
-                if on_event is not None:
-                    on_event(event)
+            case ["event", number, event]:
+                on_event(number, event)
             case ["on_card", model, card, hint]:
                 self._on_cards.append((model, card, hint))
             case ["within", None]:
                 self._limit = None
             case ["within", seconds, what, hint]:
                 self._limit = (time.monotonic() + seconds, seconds, what, hint)
-            case ["result" | "error", *_]:
+            case ["result" | "error", number, *_]:
                 self._outcome = tuple(message)
+                self._unanswered.discard(number)
+                self._stopped.discard(number)
 
     def last_outcome(self, on_event: Emit | None) -> Outcome | None:
         """Return the outcome of the newest request, after asking the child to end; None if none comes in time."""
@@ -309,7 +384,7 @@ class _Child:
 
     def _read(self) -> None:
         for line in self._stdout:
-            with contextlib.suppress(ValueError):  # a line cut short by the child's death
+            with contextlib.suppress(ValueError):  # a line truncated by the child's death
                 self._arrived.put(json.loads(line))
         self._arrived.put(None)
 

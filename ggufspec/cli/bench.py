@@ -1,4 +1,4 @@
-"""Command ``ggufspec bench``: measure target-only, draft-only and speculative, and decide whether the draft pays."""
+"""Command ``ggufspec bench``: measure target-only, draft-only and speculative decoding, and judge the draft."""
 
 from __future__ import annotations
 
@@ -13,51 +13,54 @@ from ggufspec.api.options import decoder_options, sampling
 from ggufspec.bench import hooked, prompting
 from ggufspec.bench.history import learn
 from ggufspec.bench.lengths import DEFAULT_TOKENS
-from ggufspec.bench.trial import Spec, check_room
-from ggufspec.bench.versus import ENGINES, Bench, Experiment
+from ggufspec.bench.trial import TrialJob, check_context
+from ggufspec.bench.versus import ENGINES, Bench, BenchExperiment
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
-from ggufspec.cli.parameters import FIXED_LENGTH, Swept, command, one_of, option, seconds, takes
+from ggufspec.cli.parameters import FIXED_LENGTH, SweptOption, command, command_option, one_of, parse_seconds, takes
 from ggufspec.cli.results import check_exports, finish, folder, measured, same_pair, show_models
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.files.write import file_name
+from ggufspec.files.write import as_file_name
 from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as report
 from ggufspec.reports import table, words
 from ggufspec.schema.bench import BenchDocument
-from ggufspec.schema.text import duration
+from ggufspec.schema.text import as_budget, duration
 from ggufspec.settings.registry import DRAFTERS, parse_drafters
 from ggufspec.settings.table import Settings
 
 SWEPT_TOKENS, SWEPT_TRIALS = 128, 5
-_HOOK = "Decoding loop: our own, or hook to also measure llama-cpp-python's Llama with our draft."
-_UNTIL_CLEAR = f"until the verdict is clear; {SWEPT_TRIALS} with --sweep"
-BENCH_PAIR = "demo-360m"  # the demo pair expanded to the shape, and so the cost, of a real one
+_HOOK = "Decoding loop: ggufspec's own, or hook to also measure llama-cpp-python's Llama."
+_UNTIL_CLEAR = f"until clear; {SWEPT_TRIALS} with --sweep"
+BENCH_PAIR = "demo-360m"  # the demo pair expanded to a real pair's shape, and thus to its cost
 
 
 @command(
     "ggufspec bench demo",
-    "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
+    "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -r 10 --export-json result.json",
     "ggufspec bench demo --sweep --draft-policy fixed --draft-max 1,2,4,8",
     confirms=True,
 )
 def bench(
     *,
-    engine: Annotated[str, option(f"--engine {'|'.join(ENGINES)}", _HOOK, rare=True, **one_of(ENGINES))] = "own",
+    engine: Annotated[
+        str, command_option(f"--engine {'|'.join(ENGINES)}", _HOOK, rare=True, **one_of(ENGINES))
+    ] = "own",
     budget: Annotated[
         float | None,
-        option(
+        command_option(
             "--budget TIME",
             "Time limit, such as 10m. Loading is not counted.  [3m; or the profile's; no limit with -r]",
-            parser=seconds,
+            parser=parse_seconds,
         ),
     ] = None,
     depth: Annotated[
-        int, option("--depth N", "Tokens of text in the cache before each prompt; -c holds them.", min=0, rare=True)
+        int,
+        command_option("--depth N", "Tokens in the context before each prompt; must fit in -c.", min=0, rare=True),
     ] = 0,
     sweep: Annotated[
-        bool, option("--sweep", "Measure a list of values: --draft-max 1,2,4,8. One option may have a list.")
+        bool, command_option("--sweep", "Measure a list of values: --draft-max 1,2,4,8. Only one list is allowed.")
     ] = False,
     given: Annotated[
         Settings,
@@ -70,52 +73,54 @@ def bench(
                 "help": "Answer length that the verdict is for.",
                 "shown": f"{DEFAULT_TOKENS}; or the profile's, or that of answers to your prompts",
             },
-            repetitions={"help": "Answers to each prompt.", "shown": _UNTIL_CLEAR},
+            repetitions={"help": "Answers per prompt.", "shown": _UNTIL_CLEAR},
             rare=("sampling", "raw", "fresh", "html"),
         ),
     ],
-    swept: Swept | None,
+    swept: SweptOption | None,
 ) -> int:
     """Measure target-only, draft-only and speculative decoding.
 
-    Says whether the draft was worth it. Answers are interleaved. It ends when the verdict is clear, and at the latest
-    after --budget. The verdict is for whole answers, prompt included, of -n tokens. Without -n, only as much of them is
-    measured as fits the budget, and the rest is extrapolated. Without -p, -f or --prompts, eight short bundled prompts
-    are used: requests by the target's chat template, or plain text if it has none. Without a pair, demo-360m: the demo
-    pair at the cost of a real one, in less than a minute. `ggufspec report` shows results again.
+    Says whether the draft was worth it. The modes' answers are interleaved. It ends when the verdict is clear, or after
+    --budget at the latest. The verdict is for whole answers of -n tokens, prompt included. Without -n, only as much of
+    each answer is measured as fits the budget, and the rest is extrapolated. Without -p, -f or --prompts, eight short
+    bundled prompts are used: chat requests, or plain text if the target has no chat template. Without a pair, demo-360m
+    is measured: the demo pair at the cost of a real one, in less than a minute. `ggufspec report` shows results again.
 
-    --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
-    the same command measures what is missing, --fresh everything again.
+    --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are saved:
+    the same command measures only what is missing, and --fresh measures everything again.
 
-    --depth N puts N tokens of text before each prompt: how fast a long conversation is.
+    --depth N puts N tokens of text before each prompt, to measure the speed of a long conversation.
 
-    --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.DraftModel, in one
-    table with our own loop.
+    --engine hook also measures llama-cpp-python's Llama, with and without ggufspec.DraftModel, in one table with our
+    own loop.
     """
-    sweeping.check(swept, sweep=sweep)
+    sweeping.check_swept(swept, sweep=sweep)
     if swept is None and given.fresh:
         raise UsageError("--fresh needs --sweep: other benches measure everything anyway", "leave --fresh out")
     if depth and engine == "hook":
-        raise UsageError("--depth measures our own loop", "leave --depth or --engine hook away")
+        raise UsageError("--depth works only with our own loop", "leave --depth or --engine hook out")
     if swept and engine == "hook":
-        raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
+        raise UsageError("--sweep works only with our own loop", "leave --sweep or --engine hook out")
     if swept and budget:
-        raise UsageError("--budget ends a bench of one setting", "a sweep that is interrupted goes on where it was")
+        raise UsageError("--budget limits a bench without --sweep", "an interrupted sweep resumes where it stopped")
     own_prompts = inputs.own_prompts(given)
     check_exports(given)
     drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
-    wanted = [DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")]  # by any value of a sweep
+    wanted = [
+        DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")
+    ]  # drafters that any swept value needs
     no_draft = not any(row.needs_model for row in wanted)
     if given.drafter == "none" and swept is None:
-        message = "bench needs a drafter to compare with, and --drafter none is target-only"
+        message = "bench needs a drafter to compare with, but --drafter none is target-only"
         raise UsageError(message, "--drafter lookup needs no model")
     if not given.given(("pair", "model", "model_draft", "hf_repo", "hf_repo_draft")):
         given = replace(given, pair=BENCH_PAIR)
     pair = inputs.pair(given, need_draft=any(row.needs_file for row in wanted), no_draft=no_draft)
     repetitions = given.repetitions or pair.bench.repetitions
-    texts = prompting.Spec(pair.target, own_prompts, bool(given.raw), tuple(pair.bench.prompts or ()))
-    asked = prompting.prepare(texts, verbose=ui.flags().verbose)
-    spec = Spec(
+    texts = prompting.PromptsJob(pair.target, own_prompts, bool(given.raw), tuple(pair.bench.prompts or ()))
+    asked = prompting.make_texts(texts, verbose=ui.flags().verbose)
+    spec = TrialJob(
         target=pair.target,
         draft=pair.draft,
         options=DecoderOptions(),
@@ -126,16 +131,18 @@ def bench(
         depth=depth,
     )
     if swept:
-        return sweeping.measure(sweeping.prepare(pair, spec, swept, given, repetitions or SWEPT_TRIALS), given)
+        return sweeping.measure_sweep(
+            sweeping.place_values(pair, spec, swept, given, repetitions or SWEPT_TRIALS), given
+        )
     own_lengths = bool(own_prompts) and not (given.predict or pair.bench.max_tokens)
     return _measure(pair, spec, given, asked, engine, repetitions, budget, own_lengths=own_lengths)
 
 
 def _measure(
     pair: Pair,
-    spec: Spec,
+    spec: TrialJob,
     given: Settings,
-    asked: prompting.Result,
+    asked: prompting.PromptsResult,
     engine: str,
     repetitions: int | None,
     budget: float | None,
@@ -143,20 +150,20 @@ def _measure(
     own_lengths: bool,
 ) -> int:
     if given.drafter is None and pair.settings.drafter == "none":
-        ui.note(f"the profile of {pair.name} turns speculation off: measured as with --drafter both")
+        ui.note(f"the profile of {pair.name} turns speculation off; measuring as with --drafter both")
         given = replace(given, drafter="both")
     if engine == "hook":
-        hooked.check(decoder_options(given.over(pair.settings)), spec.sampling)
-    resolved = inputs.resolve(pair, given, rival=True, calibrate=inputs.calibrator(given))
-    if engine == "hook":  # a plan may put experts on the CPU
-        hooked.check(resolved.pair, spec.sampling)
-        hooked.check(resolved.alone, spec.sampling)
+        hooked.check_hook(decoder_options(given.over(pair.settings)), spec.sampling)
+    resolved = inputs.resolve_shown(pair, given, best_target_only=True, calibrate=inputs.calibrator(given))
+    if engine == "hook":  # check again, because a plan may put experts on the CPU
+        hooked.check_hook(resolved.pair, spec.sampling)
+        hooked.check_hook(resolved.target_only, spec.sampling)
     spec = replace(spec, draft=pair.draft if resolved.pair.needs_draft else None, options=resolved.pair)
-    check_room(spec, max(asked.tokens))
+    check_context(spec, max(asked.tokens))
     limit = budget or (None if repetitions else pair.bench.budget_s)
-    placed = (ui.flags().verbose, resolved.alone, resolved.plan)
-    run = Bench(Experiment(pair, spec, repetitions, *placed, engine, limit, given.predict is None, own_lengths))
-    kept = folder(given) / f"bench-{file_name(pair.name)}-{run.experiment.key}.json"
+    placed = (ui.flags().verbose, resolved.target_only, resolved.plan)
+    run = Bench(BenchExperiment(pair, spec, repetitions, *placed, engine, limit, given.predict is None, own_lengths))
+    kept = folder(given) / f"bench-{as_file_name(pair.name)}-{run.experiment.key}.json"
     noted = (lambda _: None) if ui.flags().json else ui.note
     modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
     limit = run.experiment.limit_s
@@ -189,9 +196,8 @@ def _next(document: BenchDocument, given: Settings) -> str:
     limit = document.settings.get("budget_s")
     if not isinstance(limit, float):
         return ""
-    minutes, rest = divmod(round(2 * limit), 60)
-    kept = ("prompt", "file", "prompts", "raw", "predict")
-    return same_pair("bench", given, "--budget", f"{60 * minutes + rest}s" if rest else f"{minutes}m", kept=kept)
+    enough = as_budget(max(2 * limit, document.settings.get("enough_s") or 0.0))
+    return same_pair("bench", given, "--budget", enough, kept=("prompt", "file", "prompts", "raw", "predict"))
 
 
 def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
@@ -202,7 +208,7 @@ def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
 
 
 def _show(document: BenchDocument) -> None:
-    """Print a bench, its verdict first; ``--verbose`` adds what that rests on."""
+    """Print a bench, its verdict first; ``--verbose`` adds the evidence for it."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold")
     if document.next:
@@ -210,6 +216,8 @@ def _show(document: BenchDocument) -> None:
     if document.hook is not None:
         out.print(document.hook.text, style="bold")
     out.print(table.terminal(report.results(document), out.width))
+    if footnote := report.footnote(document):
+        out.print(footnote, style="dim")
     if note := document.pair.get("note"):
         out.print(note)
     shown = {}

@@ -1,4 +1,4 @@
-"""Class of commands: it accepts llama.cpp's option names and GGUF files in place of a PAIR, and groups the help."""
+"""Command class that accepts llama.cpp's option names and GGUF files in place of a PAIR, and groups its help."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from ggufspec.errors import UsageError, nearest
+from ggufspec.errors import UsageError, alike, did_you_mean
 from ggufspec.settings import llamacpp
 from ggufspec.settings.table import FLAGS, OPTIONS
 
-OWN = "Options"  # heading of options that only one command has
+OWN = "Options"  # heading for options of a single command
 _PLACEMENT = "Placement and context"
-HEADINGS = {  # in the help, by option group
+HEADINGS = {  # headings in the help, by option group
     "profile": "Models",
     "files": "Models",
     "hub": "Models",
@@ -51,13 +51,13 @@ HEADINGS = {  # in the help, by option group
 _ORDER = dict.fromkeys(("Arguments", "Models", "Prompt", OWN, *HEADINGS.values()))
 RARE = " (rare)"  # heading suffix of options that only --help-all shows
 ALL = "ggufspec.help_all"  # key in a context's ``meta``: True if the help shows everything
-_NAME_WIDTH = 27  # columns of the help's names; longer names get their own line
+_NAME_WIDTH = 27  # columns for names in the help; longer names get a line of their own
 _FLAGS = {flag for row in (*OPTIONS.values(), *FLAGS.values()) for flag in row.flags}
 _ATTACHED = re.compile(r"-?\d+(\.\d+)?")  # value that may follow a short option without a space: -c4096
 
 
-class Command(TyperCommand):
-    """Command whose help has groups; :mod:`ggufspec.cli.parameters` makes its parameters."""
+class GroupedCommand(TyperCommand):
+    """Command with grouped help; :mod:`ggufspec.cli.parameters` makes its parameters."""
 
     # ---- parsing
 
@@ -65,7 +65,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args if ctx.resilient_parsing else self._plain(ctx, args))
 
     def _plain(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return ``args`` with our own names, each value after its option, and GGUF files as ``-m`` and ``-md``.
+        """Return ``args`` with ggufspec's option names, values after their options, and GGUF files as ``-m``, ``-md``.
 
         Raises:
             UsageError: an option is unknown or lacks its value, or there are too many files.
@@ -80,7 +80,7 @@ class Command(TyperCommand):
             if word == "-" or not word.startswith("-"):
                 others.append(word)
                 continue
-            names, value = _read(word, options, ctx.command_path)
+            names, value = _read(word, options, ctx)
             ctx.meta[ALL] = ctx.meta.get(ALL, False) or "--help-all" in names
             plain += names
             option = options[names[-1]]
@@ -107,7 +107,7 @@ class Command(TyperCommand):
         return {flag: one for one in options for flag in (*one.opts, *one.secondary_opts)}
 
     def _files(self, ctx: Any, others: list[str], given: set[str | None]) -> tuple[list[str], list[str]]:
-        """Return (GGUF files as options, the other words) of ``others``; only a command with a PAIR takes files.
+        """Split ``others`` into GGUF files, as options, and other words; only a command with a PAIR takes files.
 
         Raises:
             UsageError: there are more than two files, or an unexpected word.
@@ -119,7 +119,7 @@ class Command(TyperCommand):
         rest = [word for word in others if word not in files]
         if len(files) > 2:
             usage = f"{ctx.command_path} TARGET.gguf DRAFT.gguf"
-            raise UsageError(f"{len(files)} models are given, and a pair has two", usage)
+            raise UsageError(f"{len(files)} models are given, but a pair has two", usage)
         stray = rest[0] if rest and (files or " " in rest[0]) else rest[1] if len(rest) > 1 else None
         if stray is not None:
             pair = files or [word for word in rest[:1] if word != stray]
@@ -149,7 +149,7 @@ class Command(TyperCommand):
         return ["[OPTIONS]", *(_argument(one) for one in self.params if isinstance(one, TyperArgument))]
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write the first paragraph, or all of them if everything is shown."""
+        """Write the first paragraph of the help text, or all paragraphs if every option is shown."""
         text = inspect.cleandoc(self.help or "")
         if self._has_more and not ctx.meta.get(ALL):
             text = text.partition("\n\n")[0]
@@ -193,19 +193,19 @@ class Command(TyperCommand):
 
 
 def variables(flags: Mapping[str, str], everything: bool | None) -> str:
-    """Return the help's note on environment variables, given the flag of each; empty without any."""
+    """Return the help's note on environment variables, whose ``flags`` are given by name; "" without variables."""
     if not flags:
         return ""
     if everything:
         every = ", ".join(f"{name} ({flag})" for name, flag in flags.items())
-        return f"Variables set options too: {every}. A flag wins over a variable, a variable over the profile."
+        return f"Variables set options too: {every}. A flag overrides a variable, which overrides the profile."
     name = "GGUFSPEC_NGL" if "GGUFSPEC_NGL" in flags else next(iter(flags))
     rest = "; --help-all lists all." if len(flags) > 1 else "."
-    return f"A variable can set an option: {name} is {flags[name]}{rest}"
+    return f"The variable {name} sets {flags[name]}{rest}"
 
 
-def _read(word: str, options: Mapping[str, TyperOption], command: str) -> tuple[list[str], str | None]:
-    """Return (our names of the option, or of several flags in one word; the value within the word)."""
+def _read(word: str, options: Mapping[str, TyperOption], context: Any) -> tuple[list[str], str | None]:
+    """Return ggufspec's name for an option (names for several flags in one word), and the value within the word."""
     name, equals, value = word.partition("=")
     if name.startswith("--"):
         name = name.replace("_", "-")  # as llama.cpp does
@@ -219,14 +219,31 @@ def _read(word: str, options: Mapping[str, TyperOption], command: str) -> tuple[
     flags = [f"-{letter}" for letter in word[1:]]
     if all(flag in options and options[flag].is_flag for flag in flags):
         return flags, None
-    hint = llamacpp.ADVICE.get(name, "")
+    hint, command = llamacpp.ADVICE.get(name, ""), context.command_path
     if name in _FLAGS and not hint:
         raise UsageError(f"{command} does not take {name}", _help(command))
-    alike = [flag for flag in options if flag.startswith("--") == name.startswith("--")]
-    hint = hint or nearest(name, alike, 2)
+    same_dashes = [flag for flag in options if flag.startswith("--") == name.startswith("--")]
+    hint = hint or did_you_mean(name, same_dashes, 2)
     if not hint and short in options and not name.startswith("--"):
         hint = f"did you mean {short} {attached}?"
-    raise UsageError(f"no such option: {name}", hint or _help(command))
+    elif not hint:
+        others = _others(context)
+        if name in others:
+            raise UsageError(
+                f"{command} does not take {name}", f"{name} is an option of {others[name]}; {_help(command)}"
+            )
+        hint = "".join(f"{near} is an option of {others[near]}; " for near in alike(name, others)) + _help(command)
+    raise UsageError(f"no such option: {name}", hint)
+
+
+def _others(context: Any) -> dict[str, str]:
+    """Return every long option with the commands that take it. Imports all commands, so call it only for errors."""
+    found: dict[str, list[str]] = {}
+    for name, command in getattr(context.find_root().command, "commands", {}).items():
+        for one in getattr(command, "whole", command).params:
+            for flag in (flag for flag in one.opts if flag.startswith("--") and not getattr(one, "hidden", False)):
+                found.setdefault(flag, []).append(name)
+    return {flag: " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) for flag, names in found.items()}
 
 
 def _help(command: str) -> str:
@@ -257,7 +274,7 @@ def _about(one: Any) -> str:
 
 
 def _wrapped(text: str, room: int) -> str:
-    """Wrap a text so that names of options stay whole and no formatter breaks lines again."""
+    """Wrap a text without breaking option names, and mark it so that no formatter wraps it again."""
     return "\b\n" + "\n".join(textwrap.wrap(text, room, break_on_hyphens=False))
 
 

@@ -16,7 +16,7 @@ from ggufspec.bench.matrix import (
     NONE,
     TOKENS,
     WORDS,
-    File,
+    LabelledModel,
     Matrix,
     Pairing,
     check_twice,
@@ -27,17 +27,18 @@ from ggufspec.bench.matrix import (
 from ggufspec.bench.run_log import RunLog
 from ggufspec.bench.trials import Progress
 from ggufspec.cli import inputs, pull, ui
-from ggufspec.cli.live import Live, live
-from ggufspec.cli.parameters import FIXED_LENGTH, command, option, profile_names, seconds, takes
+from ggufspec.cli.live import ProgressLine, live
+from ggufspec.cli.parameters import FIXED_LENGTH, command, command_option, parse_seconds, profile_names, takes
 from ggufspec.cli.results import check_exports, finish, folder, measured
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files import untrusted
 from ggufspec.files.write import check_writable
-from ggufspec.models.hub.choice import Name, hub_file, parse
-from ggufspec.models.profile import load_profile, on_hub, resolve
+from ggufspec.models.hub.choice import HubName, hub_file, parse_name
+from ggufspec.models.locate import first_part
+from ggufspec.models.profile import load_profile, local_pair, on_hub
 from ggufspec.reports import compare as report
 from ggufspec.reports import table
-from ggufspec.reports.compare import Sort
+from ggufspec.reports.compare import CompareSort
 from ggufspec.schema.compare import CompareDocument
 from ggufspec.settings.registry import drafts_with_file
 from ggufspec.settings.table import Settings
@@ -46,8 +47,8 @@ _EXAMPLE = "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf"
 
 
 @command(
-    "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html c.html",
-    "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL:Q8_0 --sort speed",
+    "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf --html c.html",
+    "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL --sort speed",
     "ggufspec compare llama3-70b llama3.1-8b",
     confirms=True,
 )
@@ -64,17 +65,17 @@ def compare(
     ] = None,
     budget: Annotated[
         float | None,
-        option(
+        command_option(
             "--budget TIME",
-            "Time limit, such as 90s or 10m. To fit, answers get shorter, then trials, prompts and last cells fewer.  "
-            "[none]",
-            parser=seconds,
+            "Time limit, such as 90s or 10m. To meet it, answers get shorter first; then trials, prompts and the last "
+            "cells are cut.  [none]",
+            parser=parse_seconds,
         ),
     ] = None,
-    no_quality: Annotated[bool, option("--no-quality", "Skip measuring the targets' quality.")] = False,
+    no_quality: Annotated[bool, command_option("--no-quality", "Skip measuring the targets' quality.")] = False,
     sort: Annotated[
-        Sort, option("--sort COLUMN", f"Column to sort the rows by. One of {', '.join(Sort)}.")
-    ] = Sort.MATRIX,
+        CompareSort, command_option("--sort COLUMN", f"Column to sort the rows by. One of {', '.join(CompareSort)}.")
+    ] = CompareSort.MATRIX,
     given: Annotated[
         Settings,
         takes(
@@ -83,22 +84,22 @@ def compare(
             model={"metavar": "FILE,FILE", "help": "Target models, GGUF files."},
             model_draft={
                 "metavar": "FILE,FILE",
-                "help": "Draft models for each target. lookup needs no file, nor does mtp, the target's own head; none "
-                "is target-only, which is always measured.",
+                "help": "Draft models for each target. lookup and mtp, the target's own head, need no file; none is "
+                "target-only, which is always measured.",
             },
             hf_repo={"metavar": "REPO", "help": "Target models, USER/REPO:QUANT,QUANT."},
             hf_repo_draft={"metavar": "REPO", "help": "Draft models, USER/REPO:QUANT,QUANT."},
             predict={**FIXED_LENGTH, "shown": f"{TOKENS}; what fits with --budget"},
-            repetitions={"default": 3, "help": "Trials of each cell; leaders get more."},
-            rare=("sampling", "raw", "fresh"),
+            repetitions={"default": 3, "help": "Trials per cell; leaders get more."},
+            rare=("sampling", "raw", "fresh", "file", "draft_max"),
         ),
     ],
 ) -> int:
     """Compare many pairs by speed, memory, energy and quality.
 
-    Pairs every target with every draft; speedup and acceptance rate are columns, too. Every cell runs at its own best
-    placement, in turn with the others. A failure is a row with its reason. The same command resumes an interrupted
-    run. Quality is measured against the largest target.
+    Pairs every target with every draft, and also shows speedup and acceptance rate. Every cell runs at its own best
+    placement, interleaved with the others. A failed cell is shown with the reason. The same command resumes an
+    interrupted run. Quality is measured against the largest target.
     """
     own_prompts = inputs.own_prompts(given)
     check_exports(given)
@@ -137,11 +138,11 @@ def compare(
 def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
     """Return every pairing, each target's target-only run first; missing files are downloaded from the hub."""
     if profiles and (given.model is not None or given.hf_repo is not None):
-        hint = "give profiles, or -m (which GGUFSPEC_MODEL may hold) and -hf"
+        hint = "give either profiles, or -m (or GGUFSPEC_MODEL) and -hf"
         raise UsageError("both profiles and targets are given", hint)
     targets = [*_files(given.model, "-m"), *_of_hub(given.hf_repo, "-hf")]
     draft_files = [*_files(given.model_draft, "-md"), *_of_hub(given.hf_repo_draft, "-hfd")]
-    words = {word for text in (given.model_draft, given.hf_repo_draft) for word in split(text)} & {*WORDS}
+    words = {word for text in (given.model_draft, given.hf_repo_draft) for word in split_list(text)} & {*WORDS}
     given_drafts = bool(draft_files or words)
     if not given_drafts and not profiles and (word := without_file(given.drafter)):
         words = {word}
@@ -150,7 +151,7 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
         raise UsageError(f"{what}: the matrix is empty", _EXAMPLE)
     check_twice(targets, "target")
     check_twice(draft_files, "draft")
-    drafts: list[File | str | None] = [None, *draft_files, *(word for word in WORDS if word in words - {NONE})]
+    drafts: list[LabelledModel | str | None] = [None, *draft_files, *(word for word in WORDS if word in words - {NONE})]
     if not profiles:
         pairings = [Pairing(target, draft, Settings()) for target in targets for draft in drafts]
     else:
@@ -160,54 +161,50 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
     return with_target_only(pairings)
 
 
-def split(text: str | None) -> list[str]:
+def split_list(text: str | None) -> list[str]:
     """Split a list at commas, unless it is an existing file with a comma in its name."""
     if text and untrusted.is_file(Path(text)):
         return [text]
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _files(text: str | None, flag: str) -> list[File]:
+def _files(text: str | None, flag: str) -> list[LabelledModel]:
     words = WORDS if flag == "-md" else ()
-    parts = split(text)
+    parts = split_list(text)
     if text is not None and not parts:
         raise UsageError(f"{flag} names no file: the matrix is empty", _EXAMPLE)
-    paths = [_expanded(part) for part in parts if part not in words]
+    paths = [untrusted.at_home(part) for part in parts if part not in words]  # a shell expands ~ at most in the first
     for path in paths:
         if not path.is_file():
             reason = "is a folder" if path.is_dir() else "does not exist"
             raise ModelError(f"{path} {reason}", f"ls {path if path.is_dir() else path.parent}")
-    return [File(path, path.absolute()) for path in paths]
+    paths = [first_part(path) for path in paths]  # any part of a split model may be given
+    return [LabelledModel(path, path.absolute()) for path in paths]
 
 
-def _expanded(text: str) -> Path:
-    """Expand ``~``, which a shell expands only at the beginning of a list."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # the home of an unknown user
-        return Path(text)
-
-
-def _of_hub(text: str | None, flag: str) -> list[File]:
-    """Return files of ``USER/REPO:Q3_K_S,Q4_K_M``; a part without a slash is of the repository before it."""
+def _of_hub(text: str | None, flag: str) -> list[LabelledModel]:
+    """Return the files in ``USER/REPO:Q3_K_S,Q4_K_M``; an item without a slash belongs to the preceding repository."""
     example = f"{flag} USER/REPO:Q3_K_S,Q4_K_M"
-    if text is not None and not split(text):
+    if text is not None and not split_list(text):
         raise UsageError(f"{flag} names no repository: the matrix is empty", example)
-    names: list[Name] = []
-    for part in split(text):
+    names: list[HubName] = []
+    for part in split_list(text):
         if part in WORDS:
             continue
         if "/" in part.partition("@")[0]:
-            names.append(parse(part))
+            names.append(parse_name(part))
         elif names:
-            more = parse(f"{names[-1].repo}:{part}")
+            more = parse_name(f"{names[-1].repo}:{part}")
             names.append(replace(more, revision=more.revision or names[-1].revision))
         else:
             raise UsageError(f"{part!r} names no repository", example)
     sources = [hub_file(str(name), draft=flag == "-hfd") for name in names]
-    again = " && ".join(pull.command_line(None, str(name), None) for name in names)  # pull takes no lists
+    again = " && ".join(pull.command_line(None, str(name), None) for name in names)  # `ggufspec pull` takes no lists
     paths = pull.have(sources, "the comparison", again)
-    return [File(path, PurePath("/", source.repo, source.file)) for path, source in zip(paths, sources, strict=True)]
+    return [
+        LabelledModel(path, PurePath("/", source.repo, source.file))
+        for path, source in zip(paths, sources, strict=True)
+    ]
 
 
 def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairing]:
@@ -217,9 +214,9 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairi
             profile = profile.model_copy(update={"draft": None})
         sources = [source for one in (profile.target, profile.draft) if one and (source := on_hub(one))]
         pull.have(sources, f"profile {profile.name!r}", pull.command_line(name, None, None))
-        pair = resolve(profile)
+        pair = local_pair(profile)
         files = [
-            File(file, PurePath("/", one.repo, one.file) if one.repo else file.absolute())
+            LabelledModel(file, PurePath("/", one.repo, one.file) if one.repo else file.absolute())
             for file, one in ((pair.target, profile.target), (pair.draft, profile.draft))
             if file is not None and one is not None
         ]
@@ -228,7 +225,7 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairi
         yield Pairing(files[0], draft, pair.settings)
 
 
-def _watched(comparison: Comparison, line: Live) -> Progress:
+def _watched(comparison: Comparison, line: ProgressLine) -> Progress:
     """Return a callback that shows progress, and each cell after its first trial."""
     shown = set[str]()
 
@@ -242,21 +239,23 @@ def _watched(comparison: Comparison, line: Live) -> Progress:
     return progress
 
 
-def _show(document: CompareDocument, sort: Sort) -> None:
+def _show(document: CompareDocument, sort: CompareSort) -> None:
     out = ui.out()
     names = report.names_of(document, max(12, out.width // 4))
-    if report.has_quality(document):
-        out.print(table.terminal(report.quality(document, names[0]), out.width))
-    out.print(table.terminal(report.results(document, sort, names, grouped=True), out.width))
+    shown = [report.quality(document, names[0])] if report.has_quality(document) else []
+    shown.append(report.results(document, sort, names, grouped=True))
+    for one in shown:
+        out.print(table.terminal(one, out.width))
     for reason in report.failures(document):
         out.print(Text.assemble(("failed ", "bold red"), reason))
     out.print(report.verdict(document), style="bold")
-    if portions := report.portions(document, names):
+    if portions := report.portions_of_best(document, names):
         out.print(f"{portions.title}:")
         out.print(table.terminal(portions, out.width))
-    legend = ["* is the best of its column", "± is the 95% interval"]
+    legend = table.marks(*shown)
     if tokens := next((model.quality.tokens for model in document.targets if model.quality), 0):
-        legend.append(f"quality by a bundled text of {tokens:,} tokens")
-    out.print(f"{'; '.join(legend)}.", style="dim")
+        legend.append(f"quality measured on a bundled text of {tokens:,} tokens")
+    if legend:
+        out.print(f"{'; '.join(legend)}.", style="dim")
     for warning in document.warnings:
         out.print(f"Warning: {warning}.", style="yellow")

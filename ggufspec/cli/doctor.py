@@ -12,14 +12,15 @@ from rich.text import Text
 
 from ggufspec import __version__
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, option
+from ggufspec.cli.parameters import command, command_option
 from ggufspec.errors import ChildError, GgufspecError
+from ggufspec.files import untrusted
 from ggufspec.hardware import gpus, host, install
-from ggufspec.hardware.gpus import Survey
+from ggufspec.hardware.gpus import GpuSurvey
 from ggufspec.llamacpp import chat_build, probe
 from ggufspec.reports import doctor as report
 from ggufspec.reports import table
-from ggufspec.schema.doctor import DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
+from ggufspec.schema.doctor import DoctorDocument, HostMachine, LlamaCpp, Prebuilt, SelfCheck
 from ggufspec.schema.text import counted, gib, of_file
 from ggufspec.verify import selfcheck
 
@@ -29,16 +30,14 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 @command("ggufspec doctor", "ggufspec doctor --quick --json")
 def doctor(
     quick: Annotated[
-        bool, option("--quick", "Skip the self-check. It computes known models for 5 to 15 seconds.")
+        bool, command_option("--quick", "Skip the self-check. It runs known models for 5 to 15 seconds.")
     ] = False,
     chat_library: Annotated[
         bool,
-        option(
-            "--chat-library", "Compile what tools and JSON schemas need. It takes some seconds; nothing else is done."
-        ),
+        command_option("--chat-library", "Only compile what tools and JSON schemas need. It takes a few seconds."),
     ] = False,
 ) -> int:
-    """Show what is installed and what is wrong with it. The exit code is 1 if something is an error."""
+    """Show what is installed and what is wrong with it. The exit code is 1 if there is an error."""
     if chat_library:
         return _compile_chat_library()
     llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), install.built()
@@ -62,7 +61,7 @@ def doctor(
 def _compile_chat_library() -> int:
     with ui.busy("compiling for llama.cpp's chat library"):
         path = chat_build.build(os.environ.get("CXX", ""))
-    ui.note(f"llama.cpp's chat library can be used: {path}")
+    ui.note(f"llama.cpp's chat library is ready: {path}")
     return 0
 
 
@@ -74,7 +73,7 @@ def _llama_cpp() -> LlamaCpp:
     try:
         found = probe.inspect()
     except ChildError as error:
-        return LlamaCpp(number, error=error.message, fix=install.mend())
+        return LlamaCpp(number, error=error.message, fix=install.repair_command())
     except GgufspecError as error:
         return LlamaCpp(number, error=error.message, fix=error.hint)
     return LlamaCpp(
@@ -90,19 +89,19 @@ def _llama_cpp() -> LlamaCpp:
 
 def _self_check() -> SelfCheck:
     with ui.busy() as say:
-        return selfcheck.check(on_step=lambda step: say(f"self-check: {step.type}"))
+        return selfcheck.self_check(on_step=lambda step: say(f"self-check: {step.type}"))
 
 
-def _prebuilt(survey: Survey) -> Prebuilt | None:
+def _prebuilt(survey: GpuSurvey) -> Prebuilt | None:
     wheels = install.choose_wheels(install.machine_facts(survey))
     if wheels is None:
         return None
     return Prebuilt(wheels.backend, wheels.index, install.prebuilt_line(wheels), wheels.lacks)
 
 
-def _machine() -> Machine:
+def _machine() -> HostMachine:
     folder = _model_folder()
-    return Machine(
+    return HostMachine(
         cpu=host.cpu_name(),
         cores=host.physical_cores(),
         total_memory_bytes=host.total_memory_bytes(),
@@ -116,10 +115,10 @@ def _machine() -> Machine:
 
 
 def _model_folder() -> Path:
-    """Return the Hugging Face cache. Source: huggingface_hub/constants.py."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Return the Hugging Face cache folder. Source: huggingface_hub/constants.py."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or Path(cache) / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    return untrusted.at_home(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
 
 
 def _show(document: DoctorDocument) -> None:
@@ -131,12 +130,12 @@ def _show(document: DoctorDocument) -> None:
         ("built as", llama.system),
         ("NVIDIA", f"driver {document.driver or 'of unknown version'}" if document.driver is not None else ""),
         ("processor", f"{machine.cpu}, {counted(machine.cores, 'core')} to use"),
-        ("memory", f"{gib(machine.free_memory_bytes)} of {gib(machine.total_memory_bytes)} GiB can be had"),
+        ("memory", f"{gib(machine.free_memory_bytes)} of {gib(machine.total_memory_bytes)} GiB available"),
         ("models", f"{machine.model_folder}, {of_file(machine.free_disk_bytes)} free"),
     ]
     out.print(table.pairs((name, value) for name, value in facts if value))
     if llama.devices:
-        out.print(table.terminal(report.devices(document)))
+        out.print(table.terminal(report.device_rows(document)))
     if document.cards:
         out.print(table.terminal(report.cards(document)))
     else:
@@ -144,7 +143,7 @@ def _show(document: DoctorDocument) -> None:
     lines: list[tuple[str | Text, str | Text]] = []
     for finding in document.findings:
         lines.append((Text(f"{finding.level:<7}", f"not bold {_COLOURS[finding.level]}"), finding.text))
-        if finding.fix and len(finding.fix) + len("warning  ") > out.width:  # on one line, to be copied
+        if finding.fix and len(finding.fix) + len("warning  ") > out.width:  # on one line, so that it can be copied
             out.print(table.pairs(lines))
             out.print(Text.assemble(("  fix    ", "dim"), (finding.fix, "bold")), soft_wrap=True)
             lines = []
@@ -156,6 +155,6 @@ def _show(document: DoctorDocument) -> None:
         out.print()
         names = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}
         name = names.get(prebuilt.backend, prebuilt.backend.capitalize())
-        out.print(f"Without a compiler: the {name} wheels of llama-cpp-python (this project has not tried them)")
-        out.print(prebuilt.command, style="bold", soft_wrap=True)  # to be copied whole
+        out.print(f"Without a compiler: the {name} wheels of llama-cpp-python (untested by this project)")
+        out.print(prebuilt.command, style="bold", soft_wrap=True)  # on one line, so that it can be copied
         out.print(f"They lack {'; '.join(prebuilt.lacks)}.", style="dim")

@@ -1,4 +1,4 @@
-"""Class of command groups: the top one, and ``profiles``."""
+"""Class of the command groups: the top level and ``profiles``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from ggufspec.errors import UsageError, nearest
+from ggufspec.errors import UsageError, did_you_mean
 
-OTHER_NAMES = {  # words that people type: the command that they mean
+OTHER_NAMES = {  # word that people may type: the command that they mean
     "download": "pull",
     "generate": "run",
     "server": "serve",
@@ -19,7 +19,7 @@ OTHER_NAMES = {  # words that people type: the command that they mean
 }
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Commands by name; the error for an unknown name suggests the nearest."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
@@ -30,6 +30,6 @@ class Group(TyperGroup):
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             others = (other for other, meant in OTHER_NAMES.items() if meant in self.commands)
-            hint = nearest(name, self.commands, 2) or nearest(name, others) or f"{ctx.command_path} --help"
+            hint = did_you_mean(name, self.commands, 2) or did_you_mean(name, others) or f"{ctx.command_path} --help"
             raise UsageError(f"there is no command {name!r}", hint)
         return super().resolve_command(ctx, args)

@@ -23,7 +23,7 @@ class _Left(ProgressColumn):
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
+class ProgressLine:
     """Progress line: call it with the step and the seconds left (infinity if unknown); ``say`` prints above it."""
 
     update: Callable[[str, float], None]
@@ -34,10 +34,10 @@ class Live:
 
 
 @contextmanager
-def live() -> Iterator[Live]:
-    """Show the line if :func:`ggufspec.cli.ui.is_live`; otherwise print nothing."""
+def live() -> Iterator[ProgressLine]:
+    """Show a progress line if :func:`ggufspec.cli.ui.is_live`; otherwise print nothing."""
     if not ui.is_live():
-        yield Live(lambda *_: None, lambda _: None)
+        yield ProgressLine(lambda *_: None, lambda _: None)
         return
     what = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
     console = ui.err()
@@ -52,4 +52,4 @@ def live() -> Iterator[Live]:
         def update(text: str, left_s: float) -> None:
             bar.update(task, description=visible(text), ends_s=time.monotonic() + left_s)
 
-        yield Live(update, lambda text: console.print(text, style="dim"))
+        yield ProgressLine(update, lambda text: console.print(text, style="dim"))

@@ -7,12 +7,12 @@ from typing import Annotated
 
 from ggufspec.api import repository
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import FILES_OR_URLS, command, option, takes
+from ggufspec.cli.parameters import FILES_OR_URLS, command, command_option, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import UsageError
 from ggufspec.hardware.backends import is_guess
 from ggufspec.models.hub.client import UnreachableError
-from ggufspec.models.hub.repository import Repository
+from ggufspec.models.hub.repository import HubRepository
 from ggufspec.reports import plan as report
 from ggufspec.reports import ranking as ranks
 from ggufspec.reports import table
@@ -29,12 +29,13 @@ from ggufspec.settings.table import Settings
 def plan(
     *,
     calibrate: Annotated[
-        bool, option("--calibrate", "Measure this machine's speed again. It takes about ten seconds and is saved.")
+        bool,
+        command_option("--calibrate", "Measure this machine's speed again. It takes about ten seconds and is saved."),
     ] = False,
-    sweep: Annotated[bool, option("--sweep", "Predict tokens/s over the target's layers.")] = False,
-    search: Annotated[str | None, option("--search WORDS", "Rank models found on the hub.")] = None,
+    sweep: Annotated[bool, command_option("--sweep", "Predict tokens/s by number of offloaded layers.")] = False,
+    search: Annotated[str | None, command_option("--search WORDS", "Rank models found on the hub.")] = None,
     draft_repo: Annotated[
-        str | None, option("--draft-repo USER/REPO", "Rank this repository's drafts for the target.")
+        str | None, command_option("--draft-repo USER/REPO", "Rank this repository's drafts for the target.")
     ] = None,
     given: Annotated[
         Settings,
@@ -47,25 +48,24 @@ def plan(
 ) -> int:
     """Show what fits, how fast it is, and whether the draft pays.
 
-    Says where each layer goes, too. Needs no download: headers are read from the hub by range, a few MB. Needs no card:
-    --gpu or --vram names one. -hf USER/REPO without a QUANT ranks all models of the repository.
+    Also shows where each layer goes. Needs no download, because it reads only headers from the hub, a few MB. Needs no
+    GPU: name one with --gpu or --vram. -hf USER/REPO without a QUANT ranks all models in the repository.
     """
     _check_ranked(given, search, draft_repo)
-    with ui.busy("asking the hub"):
-        among = repository.several(given.hf_repo)
+    among = repository.several(given.hf_repo)
     if among or search is not None or draft_repo is not None:
         if sweep:
-            raise UsageError("--sweep is of one pair, and several are ranked", "name the files: -hf USER/REPO:QUANT")
+            raise UsageError("--sweep needs a single pair, not a ranking", "name the files: -hf USER/REPO:QUANT")
         if given.mmproj is not None:
-            raise UsageError("--mmproj is of one target, and several are ranked", "name the file: -hf USER/REPO:QUANT")
+            raise UsageError("--mmproj needs a single target, not a ranking", "name the file: -hf USER/REPO:QUANT")
         return _rank(given, among, search, draft_repo, calibrate=calibrate)
     calibrator = inputs.calibrator(given, always=calibrate)
     try:
-        opened = inputs.open_here(inputs.pair_spec(given), given)
+        opened = inputs.open_here(inputs.pair_spec(given), given, loads=True)
     except UnreachableError as unreachable:
         raise UnreachableError(unreachable.message, _offline(given, unreachable.hint)) from None
-    made = inputs.make_plan(opened, calibrate=calibrator)
-    document = made.document(sweep=sweep, contexts=ui.flags().json or ui.flags().verbose)  # contexts double the time
+    made = inputs.make_plan_shown(opened, calibrate=calibrator)
+    document = made.document(sweep=sweep, contexts=ui.flags().json or ui.flags().verbose)  # doubles the planning time
     ui.result(document, lambda: show_plan(document, has_contexts=made.has_contexts))
     return 0
 
@@ -94,7 +94,7 @@ def _offline(given: Settings, hint: str) -> str:
 
 
 def _rank(
-    given: Settings, among: Repository | None, search: str | None, draft_repo: str | None, *, calibrate: bool
+    given: Settings, among: HubRepository | None, search: str | None, draft_repo: str | None, *, calibrate: bool
 ) -> int:
     measure = inputs.calibrator(given, always=calibrate)
     with inputs.planning() as on_event:
@@ -114,10 +114,11 @@ def _rank(
 
 
 def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
-    """Print a plan, its choice first; ``--verbose`` adds what that rests on."""
+    """Print a plan, its choice first; ``--verbose`` adds the figures behind it."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.why, style="bold green" if document.choice == "speculative" else "bold")
-    out.whole(f"next: {document.next}", style="bold")
+    for typed in (document.next, *document.also):
+        out.whole(f"next: {typed}", style="bold")
     out.print(table.terminal(report.options(document)))
     for explanation in report.explanations(document):
         out.print(explanation, style="dim")
@@ -127,8 +128,8 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     if everything and document.draft_lengths:
         out.print(table.terminal(report.draft_lengths(document)))
         out.print(
-            "Accepted is accepted ÷ drafted tokens, as it is expected. The draft pays where a log has more than Pays "
-            "above, which it has if a token is accepted with the chance beside that.",
+            "Accepted is the expected ratio accepted ÷ drafted tokens. The draft pays where a log shows more than Pays "
+            "above; the chance next to it is the same limit for a single token.",
             style="dim",
         )
     if everything and len(document.contexts) > 1:
@@ -136,9 +137,7 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     if len(document.sweep) > 1:
         out.print(table.terminal(report.sweep(document)))
     elif document.sweep:
-        out.print(
-            "There is no card: nothing is offloaded, whatever -ngl is. --gpu or --vram sweeps over a card's layers."
-        )
+        out.print("No GPU found: nothing is offloaded, whatever -ngl is. Use --gpu or --vram to sweep a GPU's layers.")
     out.print(f"The plan is for {report.context(document)}.", style="dim")
     bytes_are = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
     speeds_are = f"{'guesses' if document.guessed else 'predictions'}, {document.speed}"
@@ -146,7 +145,7 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     if says_bytes or document.guessed:
         out.print(f"Bytes are {bytes_are}. " * says_bytes + f"Speeds are {speeds_are}.", style="dim")
     if everything and any(is_guess(device.overhead_bytes) for device in document.devices):
-        out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
+        out.print("The driver's overhead is a guess until a bench has run on the GPU.", style="dim")
     if everything and (document.draft is not None or document.options["speculative"] is not None):
         chance = document.predicted["acceptance"]
         out.print(f"Chance per token: {chance:.0%}, {document.settings['acceptance_from']}.", style="dim")
@@ -154,4 +153,4 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
         out.say(f"Note: {note}.", style="yellow")
     if not everything and not ui.flags().quiet:
         more = "draft lengths, " * bool(document.draft_lengths) + "other contexts, " * has_contexts
-        out.print(f"-v adds {more}all memory and what figures rest on.", style="dim")
+        out.print(f"-v adds {more}all memory and the basis of the figures.", style="dim")

@@ -12,23 +12,33 @@ from typing import Annotated, Any
 import tomlkit
 import typer
 
-from ggufspec.api.options import decoder_options, machine, with_context
+from ggufspec.api.options import decoder_options, machine_to_plan_for, with_context
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, commands_of, epilog, option, own_profile_names, profile_names, takes
+from ggufspec.cli.parameters import (
+    command,
+    command_option,
+    commands_of,
+    epilog,
+    own_profile_names,
+    profile_names,
+    takes,
+)
+from ggufspec.cli.results import check_overwrites
 from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.files import untrusted
 from ggufspec.files.write import write_whole
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.models import expanded, heads, locate
 from ggufspec.models import profile as stored
 from ggufspec.models.compat import Compatibility
-from ggufspec.models.headers import Known, cached_header, read_headers
+from ggufspec.models.headers import KnownHeader, cached_header, read_headers
 from ggufspec.models.hub import client
 from ggufspec.models.hub.client import HubFile
 from ggufspec.models.profile import ModelSource, Profile, load_profile
 from ggufspec.models.vocabulary import check_pair, judge_known
 from ggufspec.planning import outline
-from ggufspec.planning.plan import Machine
+from ggufspec.planning.plan import PlanMachine
 from ggufspec.reports import profiles as report
 from ggufspec.reports import table
 from ggufspec.schema import profiles as schema
@@ -56,34 +66,34 @@ def profiles(context: typer.Context) -> int:
     name="list",
 )
 def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
-    """List the profiles, and what fits here or on another card.
+    """List the profiles, and what fits here or on another GPU.
 
-    Yours are marked with a star. Nothing is asked of the hub: sizes are those of headers that were read before, by plan
-    or check, or the profile's, which are unchecked. Where a pair does not fit whole: the target's layers that fit on
-    the cards next to the draft.
+    Yours are marked with a star. The hub is not contacted: sizes come from headers that plan or check has read, or from
+    the profile, which is unchecked. If a pair does not fit whole, the list shows how many target layers fit on the GPUs
+    next to the draft.
     """
     machine = _machine(given)
-    rows = [_row(stored.find(name), machine) for name in stored.known_profiles()]
+    rows = [_row(stored.find_profile(name), machine) for name in stored.known_profiles()]
     shown = tuple(sorted(rows, key=lambda row: (row.group, row.name)))
     document = schema.ProfilesDocument(shown, str(stored.user_folder()), _budgets(machine) if machine else {})
     out, there = ui.out(), " + ".join((*(given.gpu or ()), *(given.vram or ())))
-    ui.result(document, lambda: out.print(table.terminal(report.listing(document, out.width, there))))
+    ui.result(document, lambda: out.print(table.terminal(report.profile_rows(document, out.width, there))))
     if ui.flags().json:
         return 0
     for row in shown:
         if row.error:
             ui.note(row.error)
     if any(row.fits == "unknown" for row in shown):
-        ui.note("? is not known until its headers are read: ggufspec plan NAME, or ggufspec profiles check NAME")
+        ui.note("? is unknown until its headers are read: ggufspec plan NAME, or ggufspec profiles check NAME")
     if any(model and model.repo and not model.read for row in shown for model in (row.target, row.draft)):
-        ui.note("files of the hub are unchecked, and ≈ sizes rounded, until ggufspec profiles check NAME has read them")
+        ui.note("files on the hub are unchecked, and ≈ sizes rounded, until ggufspec profiles check NAME has read them")
     return 0
 
 
 @command("ggufspec profiles show llama3-70b")
 def show(name: Name) -> int:
-    """Show one profile, and what is known of it here."""
-    path = stored.find(name)
+    """Show one profile, and what is known about it here."""
+    path = stored.find_profile(name)
     profile = load_profile(path)
     verdict = _judged(profile, *_known(profile))
     found = (verdict.answer, verdict.reasons) if verdict else (None, ())
@@ -94,31 +104,31 @@ def show(name: Name) -> int:
 
 @command(
     "ggufspec profiles new my-pair",
-    "ggufspec profiles new my-pair -hf USER/TARGET-GGUF:Q4_K_M -hfd USER/DRAFT-GGUF:Q8_0",
+    "ggufspec profiles new my-pair -hf USER/TARGET:Q4_K_M -hfd USER/DRAFT:Q8_0",
     confirms=True,
 )
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help=_HELP)],
     *,
-    why: Annotated[str | None, option("--why TEXT", "What the pair is for.")] = None,
-    force: Annotated[bool, option("--force", "As -y.", hidden=True)] = False,
+    why: Annotated[str | None, command_option("--why TEXT", "What the pair is for.")] = None,
+    force: Annotated[bool, command_option("--force", "As -y.", hidden=True)] = False,
     given: Annotated[
         Settings,
         takes(*("files", "hub", "ctx_size", "draft_max"), ctx_size={"default": None}, draft_max={"shown": ""}),
     ],
 ) -> int:
-    """Write a profile of your own. Its models must be found, and a draft must serve the target.
+    """Write a profile of your own. Its models must exist, and its draft must be compatible with the target.
 
     Asks on a terminal if no target is given. A profile of yours overrides a bundled one of the same name.
     """
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
-        raise UsageError(f"{name!r} is not a profile name", "letters, digits and . _ + - after the first: my-pair")
+        raise UsageError(f"{name!r} is not a profile name", "start with a letter or digit, then also . _ + -: my-pair")
     path = stored.user_folder() / f"{name}.toml"
-    if path.exists() and not (force or ui.flags().yes):
-        raise UsageError(f"there is a profile {name!r} at {path}", "-y overwrites it; or choose another name")
+    if path.exists() and not force:
+        check_overwrites(path, "-y overwrites it; or choose another name")
     if not given.given(("model", "hf_repo")):
         given = _asked(given)
-        why = why or _ask("What is it for? (Enter for nothing)")
+        why = why or _ask("What is it for? (Enter to skip)")
     spec = inputs.pair_spec(given)
     places = [_place(source) for source in (spec.target, spec.draft) if source]
     with inputs.planning() as tell:
@@ -137,9 +147,9 @@ def new(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         hint = f"XDG_CONFIG_HOME=FOLDER ggufspec profiles new {name} …"
-        raise GgufspecError(f"{path.parent} cannot be made: {error.strerror}", hint) from None
+        raise GgufspecError(f"{path.parent} cannot be created: {error.strerror}", hint) from None
     write_whole(path, f"# Made with: ggufspec profiles new\n{tomlkit.dumps(profile)}")
-    load_profile(path)  # fails now if it cannot be read
+    load_profile(path)  # fails now if the profile cannot be read
     for warning in warnings:
         ui.note(f"note: {warning}")
     if (stored.bundled_folder() / path.name).is_file():
@@ -179,9 +189,9 @@ def check(
         typer.Argument(metavar="[NAME]...", help="Profiles by name.  [all]", autocompletion=profile_names),
     ] = None,
 ) -> int:
-    """Ask the hub whether the files of profiles are there. Ask whether the drafts serve their targets, too.
+    """Check that the files of profiles are on the hub. Also check that drafts are compatible with their targets.
 
-    Reads headers, a few MB a model. The exit code is 1 if a profile fails.
+    Reads headers, a few MB per model. The exit code is 1 if a profile fails.
     """
     wanted = list(dict.fromkeys(names or stored.known_profiles()))
     found = []
@@ -204,24 +214,24 @@ def check(
 # ---- facts known offline --------------------------------------------------------------------------------------------
 
 
-def _machine(given: Settings = Settings()) -> Machine | None:
+def _machine(given: Settings = Settings()) -> PlanMachine | None:
     """Return this machine, or one with the given GPUs; None if llama.cpp cannot report its devices."""
     try:
-        return machine(given, physical_cores())
-    except UsageError:  # no such GPU
+        return machine_to_plan_for(given, physical_cores())
+    except UsageError:  # there is no such GPU
         raise
     except GgufspecError as error:
-        ui.note(f"what fits here is not known: {error.message}")
+        ui.note(f"what fits here is unknown: {error.message}")
         return None
 
 
-def _budgets(machine: Machine) -> dict[str, int]:
+def _budgets(machine: PlanMachine) -> dict[str, int]:
     if not machine.cards:
         return {"CPU": machine.memory_bytes}
     return {card.name: machine.budget_bytes(card) for card in machine.cards}
 
 
-def _row(path: Path, machine: Machine | None) -> schema.ProfileRow:
+def _row(path: Path, machine: PlanMachine | None) -> schema.ProfileRow:
     try:
         profile = load_profile(path)
     except GgufspecError as error:
@@ -243,23 +253,23 @@ def _row(path: Path, machine: Machine | None) -> schema.ProfileRow:
     )
 
 
-def _model(source: ModelSource, known: Known | None) -> schema.ProfileModel:
+def _model(source: ModelSource, known: KnownHeader | None) -> schema.ProfileModel:
     size, layers = (known.header.size_bytes, known.header.layers) if known else (source.size_bytes, source.layers)
-    file = expanded.file_name(Path(source.file).stem, source.expand) if source.expand else source.file
+    file = expanded.expanded_name(Path(source.file).stem, source.expand) if source.expand else source.file
     given = (source.repo, file, source.revision, source.gpu_layers)
     return schema.ProfileModel(*given, size, layers, known is not None, source.approximate)
 
 
-def _known(profile: Profile) -> tuple[Known | None, Known | None]:
+def _known(profile: Profile) -> tuple[KnownHeader | None, KnownHeader | None]:
     """Return the headers available offline: cached ones, and those of local files."""
     with suppress(GgufspecError):
         if stored.is_made(profile):
-            target, draft = stored.sources(profile)
+            target, draft = stored.header_sources(profile)
             return _kept_header(target), _kept_header(draft)
     return None, None
 
 
-def _kept_header(source: Path | HubFile | None) -> Known | None:
+def _kept_header(source: Path | HubFile | None) -> KnownHeader | None:
     if not isinstance(source, Path):
         return cached_header(source) if source else None
     with suppress(GgufspecError):
@@ -267,14 +277,16 @@ def _kept_header(source: Path | HubFile | None) -> Known | None:
     return None
 
 
-def _judged(profile: Profile, target: Known | None, draft: Known | None) -> Compatibility | None:
-    """Return whether the draft, or the target's own MTP blocks, can serve the target; None if unknown."""
+def _judged(profile: Profile, target: KnownHeader | None, draft: KnownHeader | None) -> Compatibility | None:
+    """Return whether the draft, or the target's own MTP blocks, can draft for the target; None if unknown."""
     own = profile.draft is None and "mtp" in parse_drafters(profile.settings.drafter or "none")
     draft = target if own else draft
     return judge_known(target, draft, "mtp" if own else "") if target and draft else None
 
 
-def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> outline.Fit | None:
+def _fits(
+    profile: Profile, target: KnownHeader | None, draft: KnownHeader | None, machine: PlanMachine | None
+) -> outline.PairFit | None:
     """Return how much of the pair fits on this machine; None if unknown."""
     if machine is None:
         return None
@@ -286,7 +298,7 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
     except GgufspecError:
         return None
 
-    def part(known: Known | None, model: ModelSource, context: ContextOptions) -> outline.Part | None:
+    def part(known: KnownHeader | None, model: ModelSource, context: ContextOptions) -> outline.ModelMemory | None:
         if known:
             return outline.of_header(known.header, context, machine.card_names)
         if model.size_bytes is None or model.layers is None or model.cache_bytes is None:
@@ -294,16 +306,16 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
         return outline.of_sizes(model.size_bytes, model.layers, model.cache_bytes, context)
 
     placed = part(target, profile.target, decoder.context(with_draft=profile.draft is not None))
-    if target and draft and heads.kind_of(draft.header):  # a head has a few blocks of the target's shape
+    if target and draft and heads.head_kind(draft.header):  # a head has a few blocks of the target's shape
         draft = replace(draft, header=heads.as_read(target.header, draft.header))
-    beside = part(draft, profile.draft, decoder.draft_context()) if profile.draft else None
-    if placed is None or (beside is None) != (profile.draft is None):
+    draft_part = part(draft, profile.draft, decoder.draft_context()) if profile.draft else None
+    if placed is None or (draft_part is None) != (profile.draft is None):
         return None
     overhead = sum(card.overhead_bytes for card in machine.cards)
     room = sum(_budgets(machine).values()) - overhead if machine.cards else None
     pools = [card.pool_bytes for card in machine.cards if card.pool_bytes is not None]
     memory = min([machine.memory_bytes, *(max(0, pool - (room or 0)) for pool in pools)])
-    return outline.fit(placed, beside, room, memory)
+    return outline.quick_fit(placed, draft_part, room, memory)
 
 
 def _comment(path: Path) -> str:
@@ -315,9 +327,9 @@ def _comment(path: Path) -> str:
 
 
 def _check(name: str) -> schema.ProfileCheck:
-    """Check all that can be wrong with a profile; a failure is a row, not an exception."""
+    """Check a profile and its models; list all errors in the result instead of raising them."""
     failures: list[GgufspecError] = []
-    known: list[Known] = []
+    known: list[KnownHeader] = []
     warnings: tuple[str, ...] = ()
     sizes: list[int | None] = [None, None]
     try:
@@ -326,7 +338,7 @@ def _check(name: str) -> schema.ProfileCheck:
             if model is None:
                 continue
             try:
-                place = stored.on_hub(model) or stored.source(model, profile)
+                place = stored.on_hub(model) or stored.model_source(model, profile)
                 sizes[index] = None if isinstance(place, Path) else _size_on_hub(place)
                 known.append(_header(place, sizes[index]))
                 sizes[index] = known[-1].header.size_bytes
@@ -344,12 +356,12 @@ def _check(name: str) -> schema.ProfileCheck:
 
 
 def _size_on_hub(place: HubFile) -> int:
-    """Return the bytes of all parts according to the hub, even if the file is local."""
+    """Return the total size of a model's parts according to the hub, even if it was downloaded."""
     parts = locate.part_names(place.file)
     return sum(client.remote_file(place.repo, part, place.revision).size_bytes for part in parts)
 
 
-def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
+def _header(place: Path | HubFile, size_bytes: int | None) -> KnownHeader:
     (known,) = read_headers([place])
     if size_bytes is not None and known.header.size_bytes != size_bytes:
         message = f"{place} has {size_bytes:,} bytes on the hub and {known.header.size_bytes:,} here"
@@ -361,12 +373,12 @@ def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
 
 
 def _asked(given: Settings) -> Settings:
-    """Ask on the terminal for the target, and for the draft unless that is given."""
+    """Ask on the terminal for the target and the draft, if they are not given."""
     ways = f"{OPTIONS['hf_repo'].flag} USER/REPO:QUANT, or {OPTIONS['model'].flag} FILE"
     no_target = UsageError("no target is given", ways)
     if not ui.can_ask():
         raise no_target
-    place = "a file, or USER/REPO:QUANT in the hub"
+    place = "a file, or USER/REPO:QUANT on the hub"
     for question, file, repo in (
         (f"The target: {place}", "model", "hf_repo"),
         (f"The draft: {place} (Enter for none)", "model_draft", "hf_repo_draft"),
@@ -384,21 +396,21 @@ def _ask(question: str) -> str:
 
 
 def _place(source: str | Path | HubFile) -> Path | HubFile:
-    """Return a file of the hub, or the absolute path of a local one."""
+    """Return a hub file, or the absolute path of a local file."""
     place = locate.plain(source)
     if not isinstance(place, str):
         return place
     if locate.is_url(place):
-        raise UsageError(f"a profile names files of this machine and of the hub, not {place}", "download it first")
-    return Path(place).expanduser().absolute()
+        raise UsageError(f"a profile names files on this machine or on the hub, not {place}", "download it first")
+    return untrusted.at_home(place).absolute()
 
 
 def _page(place: Path | HubFile) -> str:
-    return str(place) if isinstance(place, Path) else client.page(place.repo)
+    return str(place) if isinstance(place, Path) else client.model_page_url(place.repo)
 
 
-def _table(place: Path | HubFile, known: Known) -> dict[str, Any]:
-    """Return a model's table; for a file of the hub with the sizes that the list of profiles needs."""
+def _table(place: Path | HubFile, known: KnownHeader) -> dict[str, Any]:
+    """Return a model's TOML table; for a hub file it includes the sizes that ``profiles list`` shows."""
     if isinstance(place, Path):
         return {"file": str(place)}
     header = known.header

@@ -14,13 +14,13 @@ from rich.table import Column
 
 from ggufspec.child import Emit, Event
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, option, takes
+from ggufspec.cli.parameters import command, command_option, takes
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 from ggufspec.models.heads import sidecar
 from ggufspec.models.hub import client, download
-from ggufspec.models.hub.choice import Name, hub_file, parse
+from ggufspec.models.hub.choice import HubName, hub_file, parse_name
 from ggufspec.models.hub.client import HubFile
-from ggufspec.models.hub.download import Order, check_room
+from ggufspec.models.hub.download import DownloadOrder, check_disk
 from ggufspec.models.hub.repository import last_read
 from ggufspec.models.profile import load_profile, on_hub
 from ggufspec.reports import table
@@ -38,9 +38,9 @@ from ggufspec.settings.table import Settings
 )
 def pull(
     *,
-    dry_run: Annotated[bool, option("--dry-run", "Show files, sizes and free disk; download nothing.")] = False,
+    dry_run: Annotated[bool, command_option("--dry-run", "Show files, sizes and free disk; download nothing.")] = False,
     row: Annotated[
-        int | None, option("--row N", "Row of the table that plan -hf USER/REPO prints, as the target.")
+        int | None, command_option("--row N", "Target, by its row number in the table that plan -hf USER/REPO prints.")
     ] = None,
     given: Annotated[Settings, takes("profile", "hub")],
 ) -> int:
@@ -53,8 +53,7 @@ def pull(
         ui.note(f"row {row} is {given.hf_repo}")
     sources = _sources(given.pair, given.hf_repo, given.hf_repo_draft)
     again = command_line(given.pair, given.hf_repo, given.hf_repo_draft)
-    with ui.busy("asking the hub"):
-        order = download.look(sources)
+    order = download.look_up(sources)
     if not dry_run:
         _ask(order, again)
         order = _fetch(order, again)
@@ -62,34 +61,34 @@ def pull(
     if sources or ui.flags().json:
         ui.result(document, lambda: _show(document))
     else:
-        ui.note(f"{given.pair or 'demo'} is here: its profile names files of this machine")
+        ui.note(f"{given.pair or 'demo'} is here: its profile names local files")
     for file in document.heads if given.hf_repo and not ui.flags().json else ():
-        ui.note(_offered(parse(str(given.hf_repo)), file))
+        ui.note(_offered(parse_name(str(given.hf_repo)), file))
     return 0
 
 
 def _of_row(repo: str | None, row: int) -> str:
-    if repo is None or (name := parse(repo)).model:
-        raise UsageError("--row is of a repository's table", "ggufspec pull -hf USER/REPO --row 3")
+    if repo is None or (name := parse_name(repo)).model:
+        raise UsageError("--row needs a repository without a QUANT", "ggufspec pull -hf USER/REPO --row 3")
     found = last_read(name.repo, name.revision)
     if found is None:
-        hint = f"ggufspec plan -hf {repo} prints it where there are several models"
+        hint = f"ggufspec plan -hf {repo} prints one if it has several models"
         raise UsageError(f"no table of {repo} was printed here", hint)
     if not 1 <= row <= len(found.models):
         raise UsageError(f"the table of {repo} has {counted(len(found.models), 'row')}", f"ggufspec plan -hf {repo}")
     return str(replace(name, model=found.models[row - 1].file))
 
 
-def _heads(repo: str | None, order: Order) -> tuple[str, ...]:
+def _heads(repo: str | None, order: DownloadOrder) -> tuple[str, ...]:
     """Return the heads in the target's repository that were not requested."""
     if repo is None:
         return ()
-    name, named = parse(repo), {item.source.file for item in order.items}
-    heads = client.choose(name.repo, name.revision, lambda files: filter(sidecar, files))
+    name, named = parse_name(repo), {item.source.file for item in order.items}
+    heads = client.choose_names(name.repo, name.revision, lambda files: filter(sidecar, files))
     return tuple(sorted(file for file in heads if file.endswith(".gguf") and file not in named))
 
 
-def _offered(target: Name, file: str) -> str:
+def _offered(target: HubName, file: str) -> str:
     kind = sidecar(file)
     assert kind is not None
     fetch = f"-hfd {replace(target, model=file)} fetches it too" if kind.drafter else "ggufspec cannot run it"
@@ -99,19 +98,18 @@ def _offered(target: Name, file: str) -> str:
 def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
     """Return local files of models that a command is about to run; download missing ones first, after asking.
 
-    ``sources`` name any part of a split model; messages contain ``name`` and ``again``, the command that downloads.
+    ``sources`` name any part of a split model; messages contain ``name`` and ``again``, the download command.
     """
-    missing = [source for source in sources if download.here(source) is None]
+    missing = [source for source in sources if download.cached_model(source) is None]
     if missing:
         if not ui.flags().yes and not ui.can_ask():
             files = " and ".join(f"{source.repo}/{source.file}" for source in missing)
             verb = "is" if len(missing) == 1 else "are"
             raise ModelError(f"{files} of {name} {verb} not on this machine", again)
-        with ui.busy("asking the hub"):
-            order = download.look(missing)
+        order = download.look_up(missing)
         _ask(order, again)
         _fetch(order, again)
-    paths = [download.here(source) for source in sources]
+    paths = [download.cached_model(source) for source in sources]
     return tuple(path for path in paths if path is not None)
 
 
@@ -136,17 +134,17 @@ def _sources(name: str | None, repo: str | None, draft_repo: str | None) -> tupl
     return tuple(dict.fromkeys(found))
 
 
-def _ask(order: Order, again: str) -> None:
-    """Ask whether to download missing files; raise an error if refused, or if the disk is too small."""
+def _ask(order: DownloadOrder, again: str) -> None:
+    """Ask whether to download missing files; raise an error if refused, or if they do not fit on the disk."""
     missing = [item for item in order.items if item.path is None]
     if not missing:
         return
-    check_room(order)
+    check_disk(order)
     if ui.flags().yes:
         return
     what = f"{counted(len(missing), 'file')}, {of_download(order.missing_bytes)}"
     if not ui.can_ask():
-        raise GgufspecError(f"{what}, would be downloaded, and there is no terminal to ask on", f"{again} -y")
+        raise GgufspecError(f"{what}, would be downloaded, but there is no terminal to ask on", f"{again} -y")
     for item in missing:
         ui.note(f"{item.source}: {of_download(item.missing_bytes)} of {of_download(item.size_bytes)} are missing")
     question = f"Fetch {what}, to {order.folder} ({of_download(order.free_bytes)} free)?"
@@ -154,7 +152,7 @@ def _ask(order: Order, again: str) -> None:
         raise GgufspecError("nothing was downloaded", f"{again} -y")
 
 
-def _fetch(order: Order, again: str) -> Order:
+def _fetch(order: DownloadOrder, again: str) -> DownloadOrder:
     try:
         with _bars() as show:
             return download.fetch(order, show)
@@ -162,12 +160,17 @@ def _fetch(order: Order, again: str) -> Order:
         raise StopError("interrupted; what was downloaded is kept", f"{again}, which resumes") from None
 
 
+def _note_pause(event: Event) -> None:
+    if event["event"] == "waiting":
+        ui.show_pause(None, str(event["why"]), event["seconds"])
+
+
 @contextmanager
 def _bars() -> Iterator[Emit]:
     """Show a bar for the current file on an interactive stderr: bytes, rate, time left."""
     err = ui.err()
     if not ui.is_live():
-        yield lambda _: None
+        yield _note_pause
         return
     room = max(12, err.width - 48)  # columns left for the name and the bar
     columns = (
@@ -188,7 +191,7 @@ def _bars() -> Iterator[Emit]:
             state = {"waiting": f"again in {pause_s} s: ", "checking": "checking "}.get(phase, "")
             text = shortened(state + name, min(room, 60))
             if (file, phase) != before:
-                bars.reset(task, total=event["total"], completed=done, description=text)  # restarts the rate
+                bars.reset(task, total=event["total"], completed=done, description=text)  # this restarts the rate
                 before = file, phase
             else:
                 bars.update(task, completed=done, description=text)
@@ -196,7 +199,7 @@ def _bars() -> Iterator[Emit]:
         yield show
 
 
-def _document(order: Order, dry_run: bool, heads: tuple[str, ...]) -> PullDocument:
+def _document(order: DownloadOrder, dry_run: bool, heads: tuple[str, ...]) -> PullDocument:
     files = tuple(
         PulledFile(
             repo=item.source.repo,
@@ -226,6 +229,6 @@ def _show(document: PullDocument) -> None:
         name, commit = f"{file.repo}/{file.file}", file.commit[:9]
         rows.append((name, *map(of_download, (file.bytes, *here)), commit, *checked))
     out = ui.out()
-    out.print(table.terminal(table.Table("", columns, tuple(rows))))
+    out.print(table.terminal(table.ReportTable("", columns, tuple(rows))))
     needed = f"{of_download(document.needed_bytes)} to fetch, " if document.dry_run else ""
     out.print(f"{needed}{of_download(document.free_bytes)} free for {document.folder}", style="dim", soft_wrap=True)

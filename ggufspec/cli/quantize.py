@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from ggufspec import child
-from ggufspec.bench.summary import machine
+from ggufspec.bench.summary import machine_and_versions
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, option, takes
+from ggufspec.cli.parameters import command, command_option, takes
+from ggufspec.cli.results import check_overwrites
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware.host import free_disk_bytes, physical_cores
 from ggufspec.llamacpp import quantize as job
@@ -20,7 +21,7 @@ from ggufspec.models.header import ModelHeader
 from ggufspec.models.headers import read_headers
 from ggufspec.reports import table
 from ggufspec.reports.quantize import outputs, results
-from ggufspec.schema.quantize import Quantised, QuantizeDocument
+from ggufspec.schema.quantize import QuantisedFile, QuantizeDocument
 from ggufspec.schema.text import of_download
 from ggufspec.settings.table import Settings
 
@@ -34,21 +35,23 @@ _ROOM = 16 << 20  # bytes to leave free on the disk
 )
 def quantize(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Model in F32, F16 or BF16.", show_default=False)],
-    types: Annotated[str, option("--types TYPES", "Types, as listed above: Q8_0,Q4_K_M,Q3_K_L.")],
-    folder: Annotated[Path | None, option("-o --output FOLDER", "Folder to write to.  [the folder of FILE]")] = None,
-    force: Annotated[bool, option("--force", "As -y.", hidden=True)] = False,
+    types: Annotated[str, command_option("--types TYPES", "Types, as listed above: Q8_0,Q4_K_M,Q3_K_L.")],
+    folder: Annotated[
+        Path | None, command_option("-o --output FOLDER", "Folder to write to.  [the folder of FILE]")
+    ] = None,
+    force: Annotated[bool, command_option("--force", "As -y.", hidden=True)] = False,
     requantize: Annotated[
-        bool, option("--requantize", "Accept a FILE that is already quantised. Quality is lost twice.")
+        bool, command_option("--requantize", "Accept a FILE that is already quantised. Quality is lost twice.")
     ] = False,
     *,
     given: Annotated[Settings, takes("threads")],
 ) -> int:
-    """Write one model in several weight types. The files, STEM-TYPE.gguf, are the grid for compare.
+    """Write one model in several weight types. The files, STEM-TYPE.gguf, are a grid for compare.
 
-    Sizes are worked out before anything is written, and the disk must have room for all.
+    Sizes are computed before anything is written, and the disk must have room for all files.
 
     \b
-    The types; those that need an importance matrix are not among them:
+    The types, without those that need an importance matrix:
       whole   F32, F16, BF16
       8 bits  Q8_0
       6 bits  Q6_K
@@ -56,7 +59,7 @@ def quantize(
       4 bits  Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS
       3 bits  Q3_K_L, Q3_K_M, Q3_K_S, IQ3_M, IQ3_S
       2 bits  Q2_K
-    """  # noqa: D301 - Typer takes the character for: lines as they are
+    """  # noqa: D301 - the character tells Typer not to rewrap
     wanted = tuple(dict.fromkeys(job.check_type(name.strip()) for name in types.split(",") if name.strip()))
     if not wanted:
         raise UsageError("no type is given", "--types Q8_0,Q4_K_M")
@@ -70,32 +73,32 @@ def quantize(
     for path in paths.values():
         if path.exists() and path.samefile(file):
             raise UsageError(f"{path} is the model itself", "-o FOLDER writes elsewhere")
-        if path.exists() and not (force or ui.flags().yes):
-            raise UsageError(f"{path} exists already", "-y overwrites it; -o FOLDER writes elsewhere")
+        if path.exists() and not force:
+            check_overwrites(path, "-y overwrites it; -o FOLDER writes elsewhere")
     if quantised:
         ui.note(
-            f"warning: {file.name} is quantised already (mostly {quantised}); what it lost, every type here loses too"
+            f"warning: {file.name} is quantised already (mostly {quantised}); every type made from it has that loss too"
         )
 
-    chosen = _done(job.Spec(file.absolute(), wanted, 1)).chosen
+    chosen = _done(job.QuantizeJob(file.absolute(), wanted, 1)).chosen
     needed, free = sum(one.file_bytes for one in chosen.values()), free_disk_bytes(where)
     if needed + _ROOM > free:
         each = ", ".join(f"{name} {of_download(one.file_bytes)}" for name, one in chosen.items())
-        message = f"{each}: {of_download(needed)}, and {where} has {of_download(free)} free"
+        message = f"{each}: {of_download(needed)}, but {where} has only {of_download(free)} free"
         raise GgufspecError(message, f"df -h {where}")
     for name, one in chosen.items():
         if one.unfit:
             share = f"{one.unfit} of {len(one.types)} tensors"
-            ui.note(f"{name}: another type for {share}, whose rows are no multiple of its block")
-    rows: list[Quantised] = []
+            ui.note(f"{name}: another type for {share}, because their rows are not a multiple of its block")
+    rows: list[QuantisedFile] = []
     numbers = sum(math.prod(tensor.shape) for tensor in header.tensors)
     for name, path in paths.items():
         began = time.monotonic()
-        _done(job.Spec(file.absolute(), (name,), count, path, requantize))
+        _done(job.QuantizeJob(file.absolute(), (name,), count, path, requantize))
         one, size = chosen[name], path.stat().st_size
         bits = 8 * one.tensor_bytes / numbers
-        rows.append(Quantised(name, str(path), one.file_bytes, size, bits, time.monotonic() - began))
-    document = QuantizeDocument(str(file), header.size_bytes, numbers, machine(), tuple(rows))
+        rows.append(QuantisedFile(name, str(path), one.file_bytes, size, bits, time.monotonic() - began))
+    document = QuantizeDocument(str(file), header.size_bytes, numbers, machine_and_versions(), tuple(rows))
     ui.result(document, lambda: ui.out().print(table.terminal(results(document))))
     return 0
 
@@ -109,17 +112,17 @@ def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
     kind = max(lossy, key=lambda kind: lossy[kind], default="")
     if kind and not requantize:
         raise UsageError(
-            f"{file.name} is quantised already (mostly {kind}): another type made of it has the losses of both",
+            f"{file.name} is quantised already (mostly {kind}): another type made from it has the losses of both",
             "start from the model's F16 file, or accept the loss with --requantize",
         )
     return kind
 
 
-def _done(spec: job.Spec) -> job.Result:
+def _done(spec: job.QuantizeJob) -> job.QuantizeResult:
     """Run the job in a child process with progress shown; a file appears only when complete."""
     with ui.progress() as progress:
 
         def show(event: dict[str, Any]) -> None:
             progress(event["done"], event["of"], event["name"])
 
-        return child.call(job.__name__, spec, job.Result, on_event=show, verbose=ui.flags().verbose)
+        return child.call(job.__name__, spec, job.QuantizeResult, on_event=show, verbose=ui.flags().verbose)

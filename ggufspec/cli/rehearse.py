@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ggufspec.bench import rehearse as rehearsal
-from ggufspec.bench.batch_timing import Result, measure
-from ggufspec.bench.rehearse import Stage
+from ggufspec.bench.batch_timing import BatchTimingResult, time_batches
+from ggufspec.bench.rehearse import RehearsalStage
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import FILES_OR_URLS, command, option, takes
+from ggufspec.cli.parameters import FILES_OR_URLS, command, command_option, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import GgufspecError
 from ggufspec.files.cache import cache_folder, writable
 from ggufspec.files.write import scratch
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models import dummy_weights
-from ggufspec.models.dummy_weights import Result as DummyWeights
-from ggufspec.models.headers import Known
+from ggufspec.models.dummy_weights import DummyWeights
+from ggufspec.models.headers import KnownHeader
 from ggufspec.planning import rehearsed
 from ggufspec.planning.plan import Plan
 from ggufspec.reports import rehearse as report
@@ -35,24 +35,24 @@ from ggufspec.settings.table import Settings
 @command("ggufspec rehearse llama3-70b", "ggufspec rehearse -hf USER/TARGET:Q4_K_M -hfd USER/DRAFT:Q8_0 -c 8192")
 def rehearse(
     *,
-    depth: Annotated[int, option("--depth N", "Tokens in the cache while batches are timed.", min=1)] = 128,
-    keep: Annotated[bool, option("--keep", "Keep the dummy files. Prints where they are.")] = False,
+    depth: Annotated[int, command_option("--depth N", "Tokens in the cache while batches are timed.", min=1)] = 128,
+    keep: Annotated[bool, command_option("--keep", "Keep the dummy files. Prints where they are.")] = False,
     given: Annotated[
         Settings,
         takes(
             *("profile", "files", "hub", "placement", "devices", "drafter", "draft_max", "context", "repetitions"),
             **FILES_OR_URLS,
-            repetitions={"default": 9, "help": "Rounds of timing; fewer if they take long."},
+            repetitions={"default": 9, "help": "Timing rounds; fewer if they take long."},
         ),
     ],
 ) -> int:
     """Measure a pair's speed before it is downloaded. It runs on dummy weights of the same shape.
 
-    Only headers are read, some MB. Speed, memory and the cost of verifying are real; acceptance, which takes real
-    weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
+    Only headers are downloaded, a few MB. Speed, memory and the cost of verification are real; acceptance, which needs
+    real weights, is assumed to be 50 to 90 %. Later plans for the same models use the measurements.
     """
     pair, rpc = inputs.pair_spec(given), given.rpc or ()
-    made_plan = inputs.make_plan(inputs.open_here(pair, given))
+    made_plan = inputs.make_plan_shown(inputs.open_here(pair, given))
     plan, headers = made_plan.plan, [made_plan.opened.target]
     if made_plan.opened.draft is not None and plan.request.draft is not None and not plan.request.draft.in_target:
         headers.append(made_plan.opened.draft)
@@ -63,7 +63,7 @@ def rehearse(
     with _dummy_weights(headers, keep=keep) as made:
         runs = [_run(plan, stage, made, depth=depth, rounds=given.value("repetitions"), rpc=rpc) for stage in stages]
     _keep(plan, stages, runs, made_plan.opened.options.threads or physical_cores())
-    shown = rehearsal.document(
+    shown = rehearsal.rehearse_document(
         plan,
         runs,
         pair=made_plan.described(),
@@ -80,7 +80,7 @@ def rehearse(
 
 
 @contextmanager
-def _dummy_weights(headers: Sequence[Known], *, keep: bool) -> Iterator[list[DummyWeights]]:
+def _dummy_weights(headers: Sequence[KnownHeader], *, keep: bool) -> Iterator[list[DummyWeights]]:
     """Make dummy weights for the pair, each in its own folder, and remove them afterwards unless ``keep``."""
     root = cache_folder() / "dummy_weights"
     root = root if keep else writable(root)
@@ -93,7 +93,7 @@ def _dummy_weights(headers: Sequence[Known], *, keep: bool) -> Iterator[list[Dum
         made: list[DummyWeights] = []
 
         def forget() -> None:
-            if len(made) < len(headers):  # making them failed
+            if len(made) < len(headers):  # stopped before all files were written
                 shutil.rmtree(folder, ignore_errors=True)
 
         stack.callback(forget)
@@ -105,14 +105,14 @@ def _dummy_weights(headers: Sequence[Known], *, keep: bool) -> Iterator[list[Dum
                 say(f"writing dummy weights for {known.header.name}")
                 own = folder / known.sparse.name.split(".", 1)[0]
                 own.mkdir(exist_ok=True)
-                made.append(dummy_weights.make(known, own, verbose=ui.flags().verbose))
+                made.append(dummy_weights.make_dummy(known, own, verbose=ui.flags().verbose))
         if keep:
-            ui.note(f"the dummy files stay in {folder}")
+            ui.note(f"the dummy files are kept in {folder}")
         yield made
 
 
 def _run(
-    plan: Plan, stage: Stage, made: list[DummyWeights], *, depth: int, rounds: int, rpc: tuple[str, ...]
+    plan: Plan, stage: RehearsalStage, made: list[DummyWeights], *, depth: int, rounds: int, rpc: tuple[str, ...]
 ) -> RehearsedRun:
     if error := rehearsal.lacking(plan, stage):
         return RehearsedRun(stage.name, None, None, 0, 0, left_out=error.message)
@@ -127,22 +127,22 @@ def _run(
             else:
                 say(f"{event['event']} for {name}")
 
-        result: Result = measure(spec, on_event=on_event, verbose=ui.flags().verbose)
+        result: BatchTimingResult = time_batches(spec, on_event=on_event, verbose=ui.flags().verbose)
     return rehearsal.run_of(stage, result, plan)
 
 
-def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: int) -> None:
+def _keep(plan: Plan, stages: list[RehearsalStage], runs: list[RehearsedRun], threads: int) -> None:
     """Save the measurements for later plans."""
-    machine, question = rehearsed.identity(plan.machine.cards), plan.request
+    machine, question = rehearsed.devices_identity(plan.machine.cards), plan.request
     for stage, run in zip(stages, runs, strict=True):
         models = ((question.target, run.target, stage.target), (question.draft, run.draft, stage.draft))
         for subject, model, placement in models:
             if subject is None or model is None or placement is None or subject.as_read is not None:
-                continue  # a head's time is not that of a model of its shape
+                continue  # a head takes a different time than a model of its shape
             context = stage.context if placement is stage.target else subject.context
             seconds = {width: spread.median for width, spread in model.batch_s.items()}
             offloaded = replace(placement, gpu_layers=placement.offloaded(subject.header.blocks))
-            point = rehearsed.Point(
+            point = rehearsed.RehearsedSpeed(
                 placement=offloaded,
                 threads=threads,
                 depth=model.depth,
@@ -161,7 +161,7 @@ def _show(document: RehearseDocument) -> None:
     out.print(table.terminal(report.runs(document)))
     if document.expected:
         out.print(table.terminal(report.batches(document)))
-        out.print(table.terminal(report.expected(document)))
+        out.print(table.terminal(report.expected_rows(document)))
     is_worth_it = document.break_even_acceptance is not None
     out.print(document.why, style="bold green" if is_worth_it else "bold")
     out.print(f"{document.label[0].upper()}{document.label[1:]}.", style="dim")

@@ -1,4 +1,4 @@
-"""Frame of a long measurement: check its export files; then show and write its document, and choose the exit code."""
+"""Steps before and after a long measurement: check export files; show and save its document, return the exit code."""
 
 from __future__ import annotations
 
@@ -31,20 +31,27 @@ _EXPORTS = ("export_json", "export_markdown", "export_csv", "html")
 
 
 def check_exports(given: Settings, *more: Path | None) -> None:
-    """Check before the run that the export files and ``more`` can be written; empty files may be overwritten.
+    """Check before the run that export files and ``more`` can be written; empty ones are overwritten without asking.
 
     Raises:
         GgufspecError: a file cannot be written.
-        UsageError: it exists, and ``-y`` is not given.
+        UsageError: a file exists and may not be overwritten.
     """
     for path in filter(None, (*given.given(_EXPORTS).values(), *more)):
         check_writable(path)
-        if not ui.flags().yes and path.is_file() and path.stat().st_size:
-            raise UsageError(f"{path} exists already", "-y overwrites it; or name another file")
+        if path.is_file() and path.stat().st_size:
+            check_overwrites(path)
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file that the user named and :func:`check_exports` checked, and note that."""
+def check_overwrites(path: Path, hint: str = "add -y to overwrite it, or name another file") -> None:
+    """Raise a UsageError unless ``-y``, or an answer on the terminal, permits overwriting a file that exists."""
+    question = f"{path} exists already. Overwrite it?"
+    if not ui.flags().yes and not (ui.can_ask() and ui.confirmed(question, default=False)):
+        raise UsageError(f"{path} exists already", hint)
+
+
+def write_export(path: Path, text: str) -> None:
+    """Write an export file that :func:`check_exports` has checked, and print a note."""
     write_whole(path, text)
     if path.is_file():  # not a device or pipe
         ui.note(f"wrote {path}")
@@ -59,7 +66,7 @@ def measured(
     has_results: Callable[[], object],
     shown: Callable[[], AbstractContextManager[Any]] = ui.progress,
 ) -> bool:
-    """Run with progress shown; return whether Ctrl-C ended it after some results.
+    """Run a measurement and show its progress; return True if Ctrl-C ended it after some results.
 
     Raises:
         StopError: Ctrl-C came before the first result.
@@ -87,7 +94,7 @@ def finish(
     failed: GgufspecError | None = None,
     hint: str = "the same command resumes",
 ) -> int:
-    """Print the document, then write its files: a full disk costs a file, not the result.
+    """Print the document before writing its files, so that a full disk does not lose the result.
 
     ``kept`` is the document's own file, ``resumed`` the number of trials that an earlier run measured, ``failed`` an
     earlier failure, and ``hint`` what to do after Ctrl-C. Returns the exit code: 130 after Ctrl-C, the first failure's,
@@ -98,7 +105,7 @@ def finish(
         ui.note(note)
     failures = [failed] if failed else []
 
-    def export(path: Path | None, text: Callable[[], str], how: Callable[[Path, str], None] = write) -> bool:
+    def export(path: Path | None, text: Callable[[], str], how: Callable[[Path, str], None] = write_export) -> bool:
         if path is None:
             return False
         try:
@@ -120,13 +127,13 @@ def finish(
     if document.interrupted:
         if hint and given.given(_EXPORTS):
             hint += "; -y overwrites what it wrote"
-        ui.failure("interrupted; what is shown was measured before", hint, stopped=True)
+        ui.failure("interrupted; the results so far are shown", hint, stopped=True)
         return 130
     return failures[0].exit_code if failures else 0
 
 
 def same_pair(command: str, given: Settings, *more: str, kept: Iterable[str] = ()) -> str:
-    """Return another command for the same pair, with its placement and drafters, and the options ``kept``."""
+    """Return the command line of another command for the same pair: placement, drafters and the options ``kept``."""
     names = ["pair", "model", "model_draft", "hf_repo", "hf_repo_draft", "drafter"]
     names += ["gpu_layers", "gpu_layers_draft", "ctx_size", "threads", *kept]
     found = [(OPTIONS[name].flags[:1], value) for name, value in given.given(names).items()]
@@ -135,7 +142,7 @@ def same_pair(command: str, given: Settings, *more: str, kept: Iterable[str] = (
 
 
 def show_models(shown: dict[str, Any]) -> None:
-    """Print a line per model from ``shown`` by role, ``target`` and ``draft``."""
+    """Print one line each for the target and the draft; ``shown`` maps these roles to texts."""
     for role in ("target", "draft"):
         if shown.get(role):
             ui.out().print(Text.assemble((f"{role:<6} ", "bold"), shown[role]))

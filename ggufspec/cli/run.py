@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ggufspec.api.options import sampling
-from ggufspec.api.resolve import Resolved
+from ggufspec.api.resolve import ResolvedOptions
 from ggufspec.bench import trial
 from ggufspec.bench.history import spilled
-from ggufspec.bench.summary import notes_of, settings_of, summarise
-from ggufspec.bench.trial import Result, Spec
+from ggufspec.bench.summary import notes_of, summarise, used_settings
+from ggufspec.bench.trial import TrialJob, TrialResult
 from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.models import draft_line
 from ggufspec.cli.parameters import command, takes
+from ggufspec.decoding.answer import Statistics
 from ggufspec.errors import StopError, UsageError
 from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import Pair
 from ggufspec.prompting.conversation import Conversation, plain_text
-from ggufspec.reports.words import prompt_figures
+from ggufspec.reports.words import accepted_text, prompt_figures
 from ggufspec.schema.base import SpeculativeRun
 from ggufspec.schema.run import RunDocument
 from ggufspec.schema.text import counted, visible
@@ -30,7 +31,7 @@ from ggufspec.schema.trace import TraceDocument
 from ggufspec.settings.registry import drafts_with_file, is_lossy
 from ggufspec.settings.table import Settings
 
-# Option groups of commands that answer.
+# Option groups for commands that generate answers.
 GROUPS = (
     "profile",
     "files",
@@ -46,7 +47,7 @@ GROUPS = (
 
 
 @command(
-    'ggufspec run -m TARGET.gguf -md DRAFT.gguf -p "Write a haiku about VRAM." --temp 0.8',
+    'ggufspec run -m TARGET.gguf -md DRAFT.gguf -p "A haiku on VRAM" --temp 0.8',
     'ggufspec run -m TARGET.gguf -p "Who are you?" --system "You are a pirate."',
     'ggufspec run demo --raw -p "def main("',
     confirms=True,
@@ -56,9 +57,9 @@ def run(
 ) -> int:
     """Stream one answer; the statistics follow on standard error.
 
-    The prompt is a message to the model, by its chat template; --raw continues it as text, as does a model without one.
+    The prompt is a message in the model's chat template; with --raw, or without a template, it is continued as text.
     """
-    pair, spec, resolved = prepare(given)
+    pair, spec, resolved = prepare_run(given)
     streams = not ui.flags().json
     spec = replace(spec, stream=streams)
 
@@ -76,8 +77,8 @@ def run(
     return end(interrupted)
 
 
-def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | None) -> tuple[Result, bool]:
-    """Return the result of a trial with one answer, and whether Ctrl-C ended it; ``show`` gets its events."""
+def answered(pair: Pair, spec: TrialJob, show: Callable[[dict[str, Any]], None] | None) -> tuple[TrialResult, bool]:
+    """Return the result of a trial with one answer, and whether Ctrl-C ended it; ``show`` is called with its events."""
 
     def on_event(event: dict[str, Any]) -> None:
         if show is not None:
@@ -87,7 +88,7 @@ def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | No
 
     try:
         with ui.loading(pair.name) as begin:
-            result: Result | None = trial.measure(spec, on_event=on_event, verbose=ui.flags().verbose)
+            result: TrialResult | None = trial.run_trial(spec, on_event=on_event, verbose=ui.flags().verbose)
             interrupted = False
     except Interrupted as stopped:
         result, interrupted = stopped.partial, True
@@ -96,17 +97,25 @@ def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | No
     return result, interrupted
 
 
-def described(pair: Pair, spec: Spec, resolved: Resolved, result: Result, interrupted: bool) -> dict[str, Any]:
+def described(
+    pair: Pair, spec: TrialJob, resolved: ResolvedOptions, result: TrialResult, interrupted: bool
+) -> dict[str, Any]:
     answer, option = result.answers[0], "speculative" if result.draft else "target_only"
     return {
         "pair": pair.describe(),
-        "settings": settings_of(spec),
+        "settings": used_settings(spec),
         "text": answer.text,
         "stop_reason": answer.statistics.stop_reason,
         "statistics": summarise([result], lossy=is_lossy(spec.options.accept)),
-        "notes": (*notes_of([result]), *spilled(resolved, option, [result])),
+        "notes": (*notes_of([result]), *_appeared(answer.statistics), *spilled(resolved, option, [result])),
         "interrupted": interrupted,
     }
+
+
+def _appeared(statistics: Statistics) -> tuple[str, ...]:
+    if not statistics.predicted:
+        return ()
+    return (f"the answer has {statistics.predicted_appeared} of the prediction's {statistics.predicted} tokens",)
 
 
 def end(interrupted: bool) -> int:
@@ -115,14 +124,14 @@ def end(interrupted: bool) -> int:
     return 130 if interrupted else 0
 
 
-def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
+def prepare_run(given: Settings) -> tuple[Pair, TrialJob, ResolvedOptions]:
     """Return the pair with local files, the trial that gives one answer, and the resolved placement."""
-    text, system = inputs.prompt(given), inputs.system_prompt(given)
+    text, system, predicted = inputs.prompt(given), inputs.system_prompt(given), inputs.prediction(given)
     pair, resolved = prepare_pair(given)
     is_chat = not given.raw and _has_chat_template(pair.target)
     if not (is_chat or given.raw or ui.flags().json):
         ui.note(f"{pair.target.name} has no chat template: it continues the prompt as plain text")
-    spec = Spec(
+    spec = TrialJob(
         target=pair.target,
         draft=pair.draft,
         options=resolved.pair,
@@ -131,6 +140,7 @@ def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
         max_tokens=given.value("predict"),
         stop=given.stop or (),
         grammar=inputs.grammar(given),
+        prediction=predicted,
         stream=True,
         rpc=given.rpc or (),
         templated=is_chat,
@@ -141,7 +151,7 @@ def prepare(given: Settings) -> tuple[Pair, Spec, Resolved]:
 
 
 def _has_chat_template(target: Path) -> bool:
-    """Return whether the model has a chat template; False if its name is not UTF-8, as headers are cached by name."""
+    """Return whether the model has a chat template; False if its path is not UTF-8, which the header cache needs."""
     try:
         str(target).encode()
     except UnicodeEncodeError:
@@ -149,13 +159,18 @@ def _has_chat_template(target: Path) -> bool:
     return read_headers([target])[0].header.has_chat_template
 
 
-def prepare_pair(given: Settings) -> tuple[Pair, Resolved]:
+def prepare_pair(given: Settings) -> tuple[Pair, ResolvedOptions]:
     if given.no_draft:
         given = replace(given, drafter="none")
     pair = inputs.pair(given, no_draft=not drafts_with_file(given.drafter or "both"))
     if pair.draft is None and given.drafter is None and given.lookup_corpus is not None:
         raise UsageError("--lookup-corpus needs --drafter lookup: there is no draft model", "--drafter lookup")
-    return pair, inputs.resolve(pair, given)
+    if given.prediction is not None:
+        if given.drafter == "none":
+            raise UsageError("--prediction needs drafting, which is turned off", "leave one of them out")
+        if pair.draft is None and given.drafter is None:
+            given = replace(given, drafter="lookup")
+    return pair, inputs.resolve_shown(pair, given)
 
 
 def _print(text: str) -> None:
@@ -170,7 +185,7 @@ def show_statistics(document: RunDocument | TraceDocument) -> None:
     if figures.tokens_per_s.median:
         parts.append(f"{figures.tokens_per_s.median:.1f} tokens/s")
     if isinstance(figures, SpeculativeRun):
-        parts.append(f"{figures.acceptance_rate:.0%} accepted" if figures.drafted else "nothing drafted")
+        parts.append(f"{accepted_text(figures)} accepted" if figures.drafted else "nothing drafted")
         if figures.rounds:
             parts.append(f"{figures.tokens_per_round:.2f} tokens/round")
         if figures.lossy:

@@ -15,17 +15,18 @@ import typer
 
 from ggufspec.cli import inputs, models, ui
 from ggufspec.cli.command import OWN, RARE
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, command_option, takes
 from ggufspec.cli.plan import show_plan
 from ggufspec.cli.run import prepare_pair
 from ggufspec.errors import ChildError, ModelError, StopError, UsageError
 from ggufspec.files import untrusted
-from ggufspec.files.write import file_name
-from ggufspec.models.profile import find, load_profile
+from ggufspec.files.write import as_file_name
+from ggufspec.models.profile import find_profile, load_profile
+from ggufspec.reports.words import share
 from ggufspec.serve import http, vocabulary
-from ggufspec.serve.app import LOCAL, Endpoint, Rules
-from ggufspec.serve.engine import Engine
-from ggufspec.serve.session import Ready, Reply, Spec
+from ggufspec.serve.app import LOCAL, AccessRules, Endpoint
+from ggufspec.serve.engine import ServerProcess
+from ggufspec.serve.session import ChatJob, ChatReady, ServeReply
 from ggufspec.settings.table import Settings
 
 SCHEMA = "ggufspec/serve@1"
@@ -34,8 +35,8 @@ _MOST_TEMPLATE_BYTES = 1 << 20
 
 
 @command(
-    "ggufspec serve qwen3-14b --parallel 2 --port 8080",
-    "ggufspec serve -m TARGET.gguf -md DRAFT.gguf --host 0.0.0.0 --api-key-file keys.txt",
+    "ggufspec serve -m TARGET.gguf -md DRAFT.gguf --parallel 2 --port 8080",
+    "ggufspec serve qwen3-14b --host 0.0.0.0 --api-key-file keys.txt",
     confirms=True,
 )
 def serve(
@@ -61,25 +62,30 @@ def serve(
         typer.Option(
             "--api-key-file",
             metavar="FILE",
-            help="Read keys from this file, one a line. Only you may be able to read it.",
+            help="Read keys from this file, one per line. It must be readable only by you.",
         ),
     ] = None,
     no_api_key: Annotated[
         bool,
         typer.Option(
-            "--no-api-key", help="Let the network in without a key. Needed only if --host is not this machine."
+            "--no-api-key",
+            help="Allow access from the network without a key. Needed only if --host is not local.",
+            rich_help_panel=OWN + RARE,
         ),
     ] = False,
     cors: Annotated[
         list[str] | None,
         typer.Option(
-            "--cors", metavar="ORIGIN", help="Allow browser requests from this origin. Repeatable; `*` for any."
+            "--cors",
+            metavar="ORIGIN",
+            help="Allow browser requests from this origin. Repeatable; `*` for any.",
+            rich_help_panel=OWN + RARE,
         ),
     ] = None,
     queue: Annotated[
         int,
         typer.Option(
-            "--queue", metavar="N", min=1, max=10_000, help="Requests that may wait.", rich_help_panel=OWN + RARE
+            "--queue", metavar="N", min=1, max=10_000, help="Maximum waiting requests.", rich_help_panel=OWN + RARE
         ),
     ] = 64,
     grace: Annotated[
@@ -95,7 +101,7 @@ def serve(
     ] = 5.0,
     chat_template: Annotated[
         Path | None,
-        typer.Option("--chat-template", metavar="FILE", help="Jinja chat template instead of the target's."),
+        command_option("--chat-template FILE", "Use this Jinja chat template instead of the target's.", rare=True),
     ] = None,
     alias: Annotated[
         str | None,
@@ -103,7 +109,7 @@ def serve(
             "-a",
             "--alias",
             metavar="NAME",
-            help="Model names for clients. Several have commas between them.  [the pair's]",
+            help="Model names for clients. Separate several with commas.  [the pair's]",
         ),
     ] = None,
     tags: Annotated[
@@ -111,7 +117,7 @@ def serve(
         typer.Option(
             "--tags",
             metavar="TAG",
-            help="Tags of the model in /v1/models. Several have commas between them.",
+            help="Tags of the model in /v1/models. Separate several with commas.",
             rich_help_panel=OWN + RARE,
         ),
     ] = "",
@@ -120,13 +126,13 @@ def serve(
         typer.Option(
             "--log-requests",
             metavar="FILE",
-            help="Append every request to this file. `bench --prompts` reads it; it has what users wrote.",
+            help="Append every request to this file. `bench --prompts` reads it; it contains what users wrote.",
             rich_help_panel=OWN + RARE,
         ),
     ] = None,
     profile_from_tune: Annotated[
         bool,
-        typer.Option("--profile-from-tune", help="Serve only what `tune` saved for the pair."),
+        typer.Option("--profile-from-tune", help="Serve the profile that `tune` saved, or fail."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and exit.")] = False,
     given: Annotated[
@@ -139,13 +145,13 @@ def serve(
         ),
     ],
 ) -> int:
-    """Serve the pair over HTTP: OpenAI's API, for editors and agents.
+    """Serve a pair to editors and agents over OpenAI's HTTP API.
 
-    One answer is decoded at a time, exactly as `run` decodes it; --parallel conversations keep their caches. The page
-    at / shows what it does. A profile that `tune` saved is served as it was tuned.
+    With --parallel N, up to N answers are generated at once. The page at / shows what the server does. A profile that
+    `tune` saved is served as it was tuned.
     """
     if models.is_missing(given):
-        raise models.no_model("serve")
+        raise models.no_model_error("serve")
     if profile_from_tune:
         given = _tuned(given)
     if dry_run:
@@ -155,29 +161,30 @@ def serve(
         raise UsageError("both --no-api-key and a key are given", "give one of them")
     template = untrusted.read_text(chat_template, _MOST_TEMPLATE_BYTES, failure=UsageError) if chat_template else ""
     verbose = ui.flags().verbose
-    with http.listen(host, port) as bound, _log(log_requests) as on_request:  # before loading: typos cost no wait
+    with http.listen(host, port) as bound, _log(log_requests) as on_request:  # before loading, so typos fail at once
         is_local = http.is_loopback(bound)
         if not (is_local or keys or no_api_key):
             raise UsageError(
-                f"whoever reaches {host} could use the model: that needs a key",
-                "--api-key-file FILE, or --no-api-key in a network that you trust",
+                f"anyone who can reach {host} could use the model, so a key is required",
+                "--api-key-file FILE, or --no-api-key on a network that you trust",
             )
         pair, resolved = prepare_pair(given)
-        spec = Spec(pair.target, pair.draft, resolved.pair, given.rpc or (), template, resolved.target_s)
+        spec = ChatJob(pair.target, pair.draft, resolved.pair, given.rpc or (), template, resolved.target_s)
         with (
-            contextlib.closing(vocabulary.Desk(vocabulary.Spec(pair.target, template))) as desk,
-            contextlib.closing(Engine(spec, most_waiting=queue, verbose=verbose)) as engine,
+            contextlib.closing(vocabulary.TokenizerProcess(vocabulary.TokenizerJob(pair.target, template))) as desk,
+            contextlib.closing(ServerProcess(spec, most_waiting=queue, verbose=verbose)) as engine,
         ):
             if chat_template:
                 _try(chat_template, desk)
-            engine.on_restart.append(lambda why: ui.note(f"the model's process ended and is started again: {why}"))
+            engine.on_restart.append(lambda why: ui.note(f"the model's process ended and is being restarted: {why}"))
             name = models.called(pair)
+            drafts = resolved.pair.drafts(with_draft=pair.draft is not None)
             ready = _loaded(engine, name)
-            rules = Rules(keys, tuple(cors or ()), LOCAL if is_local else ())
+            rules = AccessRules(keys, tuple(cors or ()), (*LOCAL, http.name(bound), host.lower()) if is_local else ())
             endpoint = Endpoint(
                 engine,
                 desk,
-                sorted(_words(alias or "")) or [name],  # in llama-server's order
+                sorted(_words(alias or "")) or [name],  # sorted as in llama-server
                 tags=_words(tags),
                 thinks={"on": True, "off": False}.get(given.reasoning or ""),
                 rules=rules,
@@ -186,12 +193,14 @@ def serve(
                 on_request=on_request,
             )
             try:
-                ended_by = http.serve(
+                ended_by = http.serve_http(
                     endpoint.app(),
                     engine,
                     bound,
                     grace_s=grace,
-                    on_started=lambda: _announce(name, http.url(bound), ready, needs_key=bool(keys)),
+                    on_started=lambda: _announce(
+                        name, http.endpoint_url(bound), ready, drafts=drafts, needs_key=bool(keys)
+                    ),
                     verbose=verbose,
                 )
             except KeyboardInterrupt:
@@ -203,18 +212,18 @@ def _words(text: str) -> list[str]:
     return [*dict.fromkeys(word for part in text.split(",") if (word := part.strip()))]
 
 
-def _try(file: Path, desk: vocabulary.Desk) -> None:
-    """Render a prompt with the template before any weights are loaded, in case it is invalid or malicious."""
+def _try(file: Path, desk: vocabulary.TokenizerProcess) -> None:
+    """Render a prompt before any weights are loaded, in case the template is invalid or malicious."""
     try:
-        desk.answer(vocabulary.Request(messages=({"role": "user", "content": "Hello"},)))
+        desk.answer(vocabulary.TokenizerRequest(messages=({"role": "user", "content": "Hello"},)))
     except (ModelError, ChildError) as error:
-        if "refuses this conversation" not in error.message:  # it may accept other conversations
+        if "refuses this conversation" not in error.message:  # the template may accept others
             raise UsageError(
-                f"{file} cannot be used: {error.message}", "mend it, or leave --chat-template out"
+                f"{file} cannot be used: {error.message}", "fix it, or leave --chat-template out"
             ) from None
 
 
-def _loaded(engine: Engine, name: str) -> Ready:
+def _loaded(engine: ServerProcess, name: str) -> ChatReady:
     try:
         with ui.busy(f"loading {name}"):
             ready = engine.start()
@@ -227,19 +236,19 @@ def _loaded(engine: Engine, name: str) -> Ready:
 
 def _plan(given: Settings) -> int:
     spec = inputs.pair_spec(given)
-    document = inputs.make_plan(inputs.open_here(spec, given)).document()
+    document = inputs.make_plan_shown(inputs.open_here(spec, given)).document()
     ui.result(document, lambda: show_plan(document))
     return 0
 
 
 def _tuned(given: Settings) -> Settings:
-    """Return ``given`` with the profile that ``tune`` saved for the pair, or under its name for these files."""
-    name = given.pair or file_name(Path(str(given.model or given.hf_repo)).stem)
+    """Return ``given`` with the profile that ``tune`` saved for the pair or, by the target's name, for these files."""
+    name = given.pair or as_file_name(Path(str(given.model or given.hf_repo)).stem)
     ask = f"ggufspec tune {given.pair}" if given.pair else "ggufspec tune -m TARGET.gguf -md DRAFT.gguf"
     try:
-        profile = load_profile(find(name))
+        profile = load_profile(find_profile(name))
     except UsageError:
-        raise UsageError(f"nothing was tuned as {name}", ask) from None
+        raise UsageError(f"no profile was tuned as {name}", ask) from None
     if profile.tuned is None:
         raise UsageError(f"{name} was not tuned", ask)
     return replace(given, pair=name, model=None, model_draft=None, hf_repo=None, hf_repo_draft=None)
@@ -250,20 +259,18 @@ def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
     if file is not None:
         text = untrusted.read_text(file, _MOST_KEYS_BYTES, failure=UsageError)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UsageError(f"others can read {file}", f"chmod 600 {file}")
+            raise UsageError(f"other users can read {file}", f"chmod 600 {file}")
         keys += [line.strip() for line in text.splitlines() if line.strip()]
         if not keys:
-            raise UsageError(f"{file} has no key", "write one a line")
+            raise UsageError(f"{file} has no key", "write one per line")
     if any(not key.isascii() or not key.isprintable() or not key.strip() for key in keys):
-        raise UsageError(
-            "an API key is empty or has other than printable ASCII characters", "--api-key $(openssl rand -hex 24)"
-        )
+        raise UsageError("an API key is empty, or not all printable ASCII", "--api-key $(openssl rand -hex 24)")
     return tuple(keys)
 
 
 @contextlib.contextmanager
 def _log(file: Path | None) -> Iterator[Callable[[str], None]]:
-    """Yield a writer of requests to a file that only its owner may read; a full disk does not end an answer."""
+    """Yield a function that logs requests to a file readable only by its owner; a full disk does not end an answer."""
     if file is None:
         yield lambda _: None
         return
@@ -277,18 +284,19 @@ def _log(file: Path | None) -> Iterator[Callable[[str], None]]:
             try:
                 print(line, file=log, flush=True)
             except OSError as error:
-                ui.note(f"a request is not in {file}: {error.strerror}")
+                ui.note(f"a request was not logged to {file}: {error.strerror}")
 
         yield append
 
 
-def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
+def _announce(name: str, url: str, ready: ChatReady, *, drafts: bool, needs_key: bool) -> None:
     if ui.flags().json:
         document = {"schema": SCHEMA, "endpoint": url, "pair": name, "ctx_size": ready.ctx_size}
         ui.data(json.dumps(document | {"parallel": ready.parallel, "needs_key": needs_key}))
         return
     err = ui.err()
-    err.say(f"serving {name} at {url}; Ctrl-C ends it")
+    idle = "" if drafts else " (target-only: nothing is drafted)"
+    err.say(f"serving {name}{idle} at {url}; Ctrl-C ends it")
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     path, body = ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
     if not ready.chat_template:
@@ -299,7 +307,7 @@ def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
     ui.note(f"  base URL for editors and agents: {url}/v1\n  page: {url}/")
 
 
-def _access(reply: Reply, seconds: float) -> None:
+def _access(reply: ServeReply, seconds: float) -> None:
     if not (ui.is_live() or ui.flags().verbose):
         return
     took = reply.statistics
@@ -309,7 +317,7 @@ def _access(reply: Reply, seconds: float) -> None:
     if took.tokens_per_s:
         parts.append(f"{took.tokens_per_s:.1f} tokens/s")
     if took.drafted:
-        parts += [f"{took.accepted / took.drafted:.0%} accepted", f"{took.tokens_per_round:.2f} tokens/round"]
+        parts += [f"{share(took.accepted, took.drafted)} accepted", f"{took.tokens_per_round:.2f} tokens/round"]
     if reply.target_only_s and took.decode_s and took.drafted:
         parts.append(f"{reply.target_only_s / took.decode_s:.2f}× target-only")
     parts.append(f"{seconds:.1f} s{'' if took.stop_reason else ', cut'}")

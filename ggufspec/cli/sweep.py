@@ -7,13 +7,13 @@ from typing import Any
 
 from ggufspec.api.options import decoder_options, layers_of
 from ggufspec.bench.run_log import RunLog
-from ggufspec.bench.sweep import LOG, Experiment, Sweep, Value, value
-from ggufspec.bench.trial import Spec
+from ggufspec.bench.sweep import LOG, Sweep, SweepExperiment, SweptValue, value
+from ggufspec.bench.trial import TrialJob
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import Swept
+from ggufspec.cli.parameters import SweptOption
 from ggufspec.cli.results import finish, folder, measured, show_files
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.files.write import file_name
+from ggufspec.files.write import as_file_name
 from ggufspec.llamacpp.options import offloaded
 from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import Pair
@@ -23,43 +23,43 @@ from ggufspec.schema.base import Failure
 from ggufspec.schema.sweep import SweepDocument
 from ggufspec.settings.table import OPTIONS, Settings, names
 
-_AT_EACH = ("gpu_layers", "n_cpu_moe", "n_cpu_ffn")  # options at whose values target-only runs too
+_AT_EACH = ("gpu_layers", "n_cpu_moe", "n_cpu_ffn")  # options for which target-only also runs at every value
 
 
-def check(swept: Swept | None, *, sweep: bool) -> None:
+def check_swept(swept: SweptOption | None, *, sweep: bool) -> None:
     """Raise a UsageError for a list without ``--sweep``, or ``--sweep`` without a list."""
     if swept is not None and not sweep:
         shown = ",".join(shown for shown, _ in swept.values)
-        raise UsageError(f"{swept.option.flag} {shown} is a list", "add --sweep to measure each of the values")
+        raise UsageError(f"{swept.option.flag} {shown} is a list", "add --sweep to measure each value")
     if sweep and swept is None:
         flags = ", ".join(OPTIONS[name].flag for name in names(sweep=True))
         raise UsageError(
             "--sweep needs an option with several values",
-            f"ggufspec bench --sweep --draft-max 1,2,4,8; a list may be given to one of {flags}",
+            f"ggufspec bench --sweep --draft-max 1,2,4,8; options that take a list: {flags}",
         )
 
 
-def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, repetitions: int) -> Experiment:
-    """Place the pair for each value; ``spec`` is what all trials share except its draft and options."""
+def place_values(pair: Pair, spec: TrialJob, swept: SweptOption, given: Settings, repetitions: int) -> SweepExperiment:
+    """Place the pair for each value; all trials are like ``spec``, except for the draft and the options."""
     swept, notes = _distinct(swept, pair)
     settings = [swept.put(given, one).over(pair.settings) for _, one in swept.values]
-    decoders = [decoder_options(one) for one in settings]  # all first, because a typo is an error and not a failed row
+    decoders = [decoder_options(one) for one in settings]  # all values now, as a typo is an error, not a failed row
     at_each = swept.option.name in _AT_EACH
-    values: list[Value] = []
+    values: list[SweptValue] = []
     for (shown, one), decoder in zip(swept.values, decoders, strict=True):
         try:
-            resolved = inputs.resolve(pair, swept.put(given, one), rival=not at_each)
+            resolved = inputs.resolve_shown(pair, swept.put(given, one), best_target_only=not at_each)
         except GgufspecError as error:
-            values.append(Value(shown, None, None, Failure.of(error)))
+            values.append(SweptValue(shown, None, None, Failure.of(error)))
             continue
         trial = replace(spec, draft=pair.draft if decoder.needs_draft else None, options=resolved.pair)
-        values.append(value(shown, trial, resolved.pair if at_each else resolved.alone))
+        values.append(value(shown, trial, resolved.pair if at_each else resolved.target_only))
     notes += _notes(swept, values)
-    return Experiment(pair.describe(), swept.option.name, tuple(values), repetitions, notes, ui.flags().verbose)
+    return SweepExperiment(pair.describe(), swept.option.name, tuple(values), repetitions, notes, ui.flags().verbose)
 
 
-def _distinct(swept: Swept, pair: Pair) -> tuple[Swept, tuple[str, ...]]:
-    """Drop numbers of layers that mean the same as an earlier one, and return a note on them."""
+def _distinct(swept: SweptOption, pair: Pair) -> tuple[SweptOption, tuple[str, ...]]:
+    """Drop layer counts that mean the same as an earlier one, and return a note about them."""
     file = {"gpu_layers": pair.target, "gpu_layers_draft": pair.draft}.get(swept.option.name)
     if file is None:
         return swept, ()
@@ -77,17 +77,19 @@ def _distinct(swept: Swept, pair: Pair) -> tuple[Swept, tuple[str, ...]]:
     return replace(swept, values=left), (note,)
 
 
-def _notes(swept: Swept, values: list[Value]) -> tuple[str, ...]:
+def _notes(swept: SweptOption, values: list[SweptValue]) -> tuple[str, ...]:
     if swept.option.name in _AT_EACH:
         return (f"target-only ran at each value of {swept.option.flag} too, not at its own best placement",)
-    places = {one.alone.options.target for one in values if one.alone}
-    own = any(one.pair and one.alone and one.pair.options.target != one.alone.options.target for one in values)
+    places = {one.target_only.options.target for one in values if one.target_only}
+    own = any(
+        one.pair and one.target_only and one.pair.options.target != one.target_only.options.target for one in values
+    )
     return ("target-only ran at its own best placement",) if own and len(places) == 1 else ()
 
 
-def measure(experiment: Experiment, given: Settings) -> int:
+def measure_sweep(experiment: SweepExperiment, given: Settings) -> int:
     """Measure every value, show and write the results; an interrupted run resumes."""
-    path = folder(given) / f"sweep-{file_name(experiment.pair['name'])}-{experiment.option}-{experiment.key}.jsonl"
+    path = folder(given) / f"sweep-{as_file_name(experiment.pair['name'])}-{experiment.option}-{experiment.key}.jsonl"
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         sweep = Sweep(experiment, log)
         interrupted = measured(sweep.run, lambda: any(sweep.trials.results.values()))
@@ -102,7 +104,7 @@ def measure(experiment: Experiment, given: Settings) -> int:
         kept=path.with_suffix(".json"),
         resumed=sweep.trials.resumed,
     )
-    return code or (0 if report.best(document) else 1)
+    return code or (0 if report.best_point(document) else 1)
 
 
 def _show(document: SweepDocument) -> None:

@@ -1,7 +1,7 @@
 """Console for all output, which shows control characters instead of sending them to the terminal.
 
-Names, metadata, profiles, results and a hub's answers come from others. None of their text moves the cursor
-(:mod:`ggufspec.schema.text`) or is Rich markup: styles are separate arguments, ``print("…", style="dim")``.
+Names, metadata, profiles, results and hub responses come from others, so their text must not move the cursor
+(:mod:`ggufspec.schema.text`) or be parsed as Rich markup: styles are separate arguments, ``print("…", style="dim")``.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Console(console.Console):
     def render(
         self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Show control characters in all other text: whatever is printed comes here or to :meth:`render_str`."""
+        """Show control characters in all other text; everything printed passes through here or :meth:`render_str`."""
         return super().render(_visible(renderable) if isinstance(renderable, Text) else renderable, options)
 
     def print(self, *what: Any, **how: Any) -> None:
-        """Print; ignore a standard error that cannot be written to."""
+        """Print, ignoring failures to write to standard error."""
         with suppress(OSError) if self.stderr else nullcontext():
             super().print(*what, **how)
 
     def on_broken_pipe(self) -> None:
-        """End the command if standard output's reader has left; if standard error's has, print no more."""
+        """End the command if standard output's reader has gone; if standard error's has, stop printing to it."""
         if self.stderr:
             self.quiet = True
         else:
@@ -58,7 +58,7 @@ class Console(console.Console):
         self.print(Text.assemble(*parts, style=style), soft_wrap=True)
 
     def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
-        """Print sentences, some parts styled, broken between words; unbroken if standard error is not a terminal.
+        """Print sentences with styled parts, wrapped between words; unwrapped if standard error is not a terminal.
 
         Commands and words longer than a line stay whole, so that they can be copied.
         """

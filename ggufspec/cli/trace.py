@@ -10,63 +10,66 @@ import typer
 
 from ggufspec.chat.stream import source_styles
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, option, takes
-from ggufspec.cli.results import check_exports, write
-from ggufspec.cli.run import GROUPS, answered, described, end, prepare, show_statistics
+from ggufspec.cli.parameters import command, command_option, takes
+from ggufspec.cli.results import check_exports, write_export
+from ggufspec.cli.run import GROUPS, answered, described, end, prepare_run, show_statistics
 from ggufspec.reports import trace as report
-from ggufspec.reports.trace_page import render
+from ggufspec.reports.trace_page import render_trace
 from ggufspec.schema import codec
 from ggufspec.schema.base import to_line
 from ggufspec.schema.rounds import TracedRound
-from ggufspec.schema.trace import TraceDocument, Written
+from ggufspec.schema.trace import TraceDocument, WrittenToken
 from ggufspec.settings.table import Settings
 
 _LIKELIEST = 10
 
 
 def _range(text: str) -> str:
-    """Check ``--rounds``: 3, 3-5 or 3-."""
+    """Check the value of ``--rounds``, e.g. 3, 3-5 or 3-."""
     found = re.fullmatch(r"([1-9]\d{0,8})(-([1-9]\d{0,8})?)?", text.strip())
     if not found or int(found[3] or found[1]) < int(found[1]):
-        raise typer.BadParameter(f"{text!r} names no rounds: 3, 3-5, or 3- for all from the third on")
+        raise typer.BadParameter(f"{text!r} does not name rounds: use 3, 3-5, or 3- for all from the third on")
     return text.strip()
 
 
 @command(
     'ggufspec trace demo -p "def main(" -n 16',
-    "ggufspec trace demo -f prompt.txt --temp 0.8 --accept residual --html trace.html",
-    "ggufspec trace -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --json | jq .places",
+    "ggufspec trace demo -f prompt.txt --temp 1 --accept residual --html t.html",
+    'ggufspec trace -m TARGET.gguf -md DRAFT.gguf -p "Hi" --json | jq .places',
     confirms=True,
 )
 def trace(
     *,
-    rounds: Annotated[str | None, option("--rounds N|N-M|N-", "Print only these rounds.  [all]", parser=_range)] = None,
+    rounds: Annotated[
+        str | None, command_option("--rounds N|N-M|N-", "Print only these rounds.  [all]", parser=_range)
+    ] = None,
     likeliest: Annotated[
-        int, option("--likeliest N", "Most likely candidates to show per token.", min=0, max=_LIKELIEST)
+        int, command_option("--likeliest N", "Most likely candidates to show per token.", min=0, max=_LIKELIEST)
     ] = 3,
     given: Annotated[
         Settings,
         takes(
             *(*GROUPS, "prompt", "raw", "system", "answer", "html"),
             predict={"default": 32},
-            html={"help": "Write a page with all rounds. It shows who wrote each token, in any browser."},
+            rare=("sampling", "system"),
+            html={"help": "Write an HTML page with all rounds. It shows which model wrote each token."},
         ),
     ],
 ) -> int:
     """Show every round of one answer, token by token.
 
-    For each token: p and q, what the rule made of them, and why.
+    For each token, it shows p and q, what the rule decided, and why.
 
-    With --json a line for every round, then one for the answer; or the failure.
+    With --json, it prints a line for every round, then one for the answer or the failure.
     """
     check_exports(given)
-    pair, spec, resolved = prepare(given)
+    pair, spec, resolved = prepare_run(given)
     seen: list[TracedRound] = []
-    tokens: list[Written] = []
+    tokens: list[WrittenToken] = []
 
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "token":
-            tokens.append(Written(event["token"], event["text"], event["source"], len(seen) - 1))
+            tokens.append(WrittenToken(event["token"], event["text"], event["source"], len(seen) - 1))
         if event["event"] != "round":
             return
         round_ = codec.load(TracedRound, event["round"])
@@ -86,7 +89,7 @@ def trace(
     else:
         _print_answer(document)
     if given.html is not None:
-        write(given.html, render(document, seen))
+        write_export(given.html, render_trace(document, seen))
     if not ui.flags().json:
         show_statistics(document)
     return end(interrupted)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import json
 import logging
+import math
 import os
 import re
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,19 +34,24 @@ from ggufspec.cli.terminal import Console
 from ggufspec.schema import interrupts
 from ggufspec.schema.base import Document, to_json
 from ggufspec.schema.text import visible
-from ggufspec.settings.table import Flags
+from ggufspec.settings.table import OutputFlags
 
-_flags = Flags()
+_flags = OutputFlags()
 _live: list[Console] = []  # consoles with a bar or spinner, above which notes are printed
+_paused_until_s = 0.0  # end of the last pause that was noted
+_NOTED_S = 2  # shortest pause to note
 
 
-def begin(given: Flags) -> None:
+def begin_command(given: OutputFlags) -> None:
+    from ggufspec.models.hub import client
+
     global _flags
     _flags = given
     interrupts.acknowledge_with(_stopping)
+    client.show_requests_with(requests)
 
 
-def flags() -> Flags:
+def flags() -> OutputFlags:
     """Return ``--json``, ``-q``, ``-v`` and ``-y`` of the running command."""
     return _flags
 
@@ -79,9 +87,9 @@ def err() -> Console:
 
 
 def data(text: str) -> None:
-    """Print a document to standard output with control characters shown, which JSON has escaped already.
+    """Print a document to standard output, showing control characters, which JSON has escaped already.
 
-    If the encoding is not UTF-8, all but ASCII is escaped as in JSON, so that JSON stays valid.
+    Unless the encoding is UTF-8, non-ASCII characters become JSON escapes, so that JSON stays valid.
     """
     text = visible(text)
     if sys.stdout.encoding and codecs.lookup(sys.stdout.encoding).name != "utf-8":
@@ -99,7 +107,7 @@ def result(document: Document, show: Callable[[], None]) -> None:
 
 
 def note(text: str) -> None:
-    """Print a note to standard error, unless ``-q`` is given; without ``-v`` only if it is due."""
+    """Print a note to standard error unless ``-q`` is given; without ``-v``, some are shown only once a day."""
     from ggufspec.decoding.threads import is_due
 
     if _flags.quiet or not (_flags.verbose or is_due(text)):
@@ -121,21 +129,21 @@ def failure(message: str, hint: str, *, stopped: bool = False) -> None:
 
 
 def hear() -> None:
-    """Show control characters in libraries' warnings and logs, which may quote a hub's answers."""
+    """Show control characters in libraries' warnings and logs, which may quote hub responses."""
 
     def seen(*args: Any, **more: Any) -> logging.LogRecord:
         record = logging.LogRecord(*args, **more)
         record.msg, record.args = visible(record.getMessage()), ()
         return record
 
-    if logging.getLogRecordFactory() is logging.LogRecord:  # not set yet, by us or others
+    if logging.getLogRecordFactory() is logging.LogRecord:  # no factory was set yet
         logging.setLogRecordFactory(seen)
     warnings.showwarning = lambda message, *_, **__: note(str(message))
 
 
 class _Done(MofNCompleteColumn):
     def render(self, task: Task) -> Text:
-        return super().render(task) if task.total else Text()
+        return super().render(task) if (task.total or 0) > 1 else Text()  # a single step needs no count
 
 
 class _Left(TimeRemainingColumn):
@@ -145,7 +153,7 @@ class _Left(TimeRemainingColumn):
 
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar if :func:`is_live`; call it with (done, total, current step), a total of 0 if unknown."""
+    """Show a progress bar if :func:`is_live`; yield its update(done, total, current step), with total 0 if unknown."""
     if not is_live():
         yield lambda *_: None
         return
@@ -168,7 +176,7 @@ def above(console: Console) -> Iterator[None]:
 
 @contextmanager
 def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
-    """Show a spinner during work of unknown length, if :func:`is_live`; call it with each step."""
+    """Show a spinner during work of unknown length if :func:`is_live`; yield a function to call with each step."""
     if not is_live():
         yield lambda _: None
         return
@@ -188,15 +196,35 @@ def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
+def requests(doing: str) -> Iterator[Callable[[str, float], None]]:
+    """Show a spinner for a request to a server, with the seconds left if the server asks for a pause."""
+    is_nested = bool(_live)  # another bar or spinner is shown
+    with busy() as show:
+        if doing and not is_nested:
+            show(doing)
+        yield functools.partial(show_pause, None if is_nested else show)
+
+
+def show_pause(show: Callable[[str], None] | None, why: str, left_s: float) -> None:
+    """Show a pause that a server asks for: each second with ``show``, or once in a note if no progress is shown."""
+    global _paused_until_s
+    if show is not None and is_live():
+        show(f"again in {math.ceil(left_s)} s: {why}")
+    elif round(left_s) >= _NOTED_S and (until_s := time.monotonic() + left_s) > _paused_until_s:
+        _paused_until_s = until_s + 1
+        note(f"{why}: trying again in {left_s:.0f} s")
+
+
+@contextmanager
 def loading(name: str) -> Iterator[Callable[[], None]]:
-    """Show a spinner while a pair loads and reads the prompt; call it to end that when the answer begins."""
+    """Show a spinner while a pair loads and processes the prompt; yield a function that ends it."""
     with ExitStack() as waiting:
-        waiting.enter_context(busy(f"loading {name}, and reading the prompt"))
+        waiting.enter_context(busy(f"loading {name} and processing the prompt"))
         yield waiting.close
 
 
 @contextmanager
 def making() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show how far a profile's expanded models are made; call it with events of :func:`ggufspec.models.sparse.fill`."""
+    """Show the progress of a profile's expanded models; yield a callback for :func:`ggufspec.models.sparse.fill`."""
     with busy() as show:
         yield lambda event: show(f"making {event['file']}, once: {event['bytes'] / event['of']:.0%}")

@@ -11,7 +11,7 @@ from ggufspec.api.options import sampling
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.child import Interrupted
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import FIXED_LENGTH, command, option, takes
+from ggufspec.cli.parameters import FIXED_LENGTH, command, command_option, takes
 from ggufspec.cli.results import check_exports, finish
 from ggufspec.errors import StopError, UsageError
 from ggufspec.models.profile import Pair
@@ -22,9 +22,9 @@ from ggufspec.schema.text import counted, of_file
 from ggufspec.schema.verify import VerifyDocument
 from ggufspec.settings.registry import DRAFTERS, check_rule, drafter_text, parse_drafters, with_head
 from ggufspec.settings.table import OPTIONS, Settings
-from ggufspec.verify.certificate import EVERY_POLICY, LOSSLESS, TWO_POLICIES, Spec
-from ggufspec.verify.document import Files, files_of, verify_document
-from ggufspec.verify.run import Result, measure
+from ggufspec.verify.certificate import EVERY_POLICY, LOSSLESS, TWO_POLICIES, CertificateJob
+from ggufspec.verify.document import Files, certified_files, verify_document
+from ggufspec.verify.run import VerifyResult, measure_exactness
 
 _TOKENS, _SEEDS = 48, 2
 _QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_SEEDS = 2, 16, 1
@@ -33,19 +33,21 @@ _DRAFTERS = (*DRAFTERS, "both")
 
 @command(
     "ggufspec verify demo",
-    "ggufspec verify -m TARGET.gguf -md DRAFT.gguf --quick --export-json certificate.json",
+    "ggufspec verify -m TARGET.gguf -md DRAFT.gguf --quick --export-json c.json",
     confirms=True,
 )
 def verify(
     *,
     prompt_count: Annotated[
-        int | None, option("--prompt-count N", "Use this many of the bundled prompts.  [8, all]", min=1)
+        int | None, command_option("--prompt-count N", "Use this many of the bundled prompts.  [8, all]", min=1)
     ] = None,
-    prompts: Annotated[int | None, option("--prompts N", "As --prompt-count.", min=1, hidden=True)] = None,
-    seeds: Annotated[int | None, option("--seeds N", f"Answers to each prompt at --temp.  [{_SEEDS}]", min=1)] = None,
+    prompts: Annotated[int | None, command_option("--prompts N", "As --prompt-count.", min=1, hidden=True)] = None,
+    seeds: Annotated[
+        int | None, command_option("--seeds N", f"Answers per prompt at --temp.  [{_SEEDS}]", min=1)
+    ] = None,
     quick: Annotated[
         bool,
-        option(
+        command_option(
             "--quick",
             f"Run a smoke test. It has {_QUICK_PROMPTS} prompts, {_QUICK_TOKENS} tokens, {_QUICK_SEEDS} seed and "
             "fewer draft lengths.",
@@ -53,10 +55,14 @@ def verify(
     ] = False,
     drafter: Annotated[
         list[str] | None,
-        option(f"--drafter {'|'.join(_DRAFTERS)}", "Check only this drafter (repeatable).  [all]"),
+        command_option(f"--drafter {'|'.join(_DRAFTERS)}", "Check only this drafter (repeatable).  [all]"),
     ] = None,
-    accept: Annotated[str | None, option("--accept RULE", "Check only this rule.  [exact and residual]")] = None,
-    no_hash: Annotated[bool, option("--no-hash", "Skip the files' SHA-256. The certificate then names none.")] = False,
+    accept: Annotated[
+        str | None, command_option("--accept RULE", "Check only this rule.  [exact and residual]")
+    ] = None,
+    no_hash: Annotated[
+        bool, command_option("--no-hash", "Skip the files' SHA-256. The certificate then has none.")
+    ] = False,
     given: Annotated[
         Settings,
         takes(
@@ -66,13 +72,13 @@ def verify(
         ),
     ],
 ) -> int:
-    """Certify that speculation changed nothing. Every drafter against target-only, same prompts, same seeds.
+    """Certify that speculation changed nothing. Compares every drafter with target-only, on the same prompts and seeds.
 
-    Strict mode has to give the same tokens to the bit; default mode too, except at near ties within rounding; samples
-    of the residual rule have to follow the target's own distribution. The exit code is 0 only if all of it holds.
+    Strict mode must give exactly the same tokens; so must default mode, except at near ties within rounding; samples of
+    the residual rule must follow the target's own distribution. The exit code is 0 only if all of this holds.
 
-    The amount is fixed, some 25,000 tokens: a minute or two for the bundled pair on two cores, hours for a model that
-    does 2 tokens/s. --quick takes some 1,000, -n, --prompt-count and --seeds for anything between.
+    It generates about 25,000 tokens: a minute or two for the bundled pair on two cores, hours for a model that does 2
+    tokens/s. --quick generates about 1,000; use -n, --prompt-count and --seeds for anything in between.
     """
     rules = _rules(accept)
     if given.value("temp") <= 0:
@@ -83,15 +89,15 @@ def verify(
     own_head = any(parse_drafters(name)[:1] == ("mtp",) for name in checked) and pair.draft is None
     longest = max(policy.draft_max for policy in EVERY_POLICY)
     widest = "both" if pair.draft else "mtp+lookup" if own_head else "lookup"
-    # Placed for the most demanding of the checks.
-    resolved = inputs.resolve(pair, replace(given, drafter=widest, draft_max=longest, strict=True))
+    # Place the pair for the most demanding check.
+    resolved = inputs.resolve_shown(pair, replace(given, drafter=widest, draft_max=longest, strict=True))
     prompt_count = prompt_count or prompts
     if prompt_count is not None and prompt_count > len(PROMPTS):
         message = f"--prompt-count {prompt_count}: there are {len(PROMPTS)} bundled prompts"
         raise UsageError(message, "--seeds gives more answers")
     named = (drafter_text(with_head(parse_drafters(name), resolved.pair.head)) for name in checked)
     count = prompt_count or (_QUICK_PROMPTS if quick else len(PROMPTS))
-    spec = Spec(
+    spec = CertificateJob(
         target=pair.target,
         draft=pair.draft,
         options=replace(resolved.pair, strict=False),
@@ -120,28 +126,28 @@ def _rules(accept: str | None) -> tuple[str, ...]:
 
 
 def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
-    """Return the given drafters, or all that the pair has: without a draft model only the lookup."""
+    """Return the given drafters, or all that the pair has; without a draft model, only n-gram lookup."""
     if "none" in (given or ()):
         raise UsageError("--drafter none leaves nothing to check", "one of " + ", ".join(_DRAFTERS))
     chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in given or ()))
     if pair.draft is None:
         if any(DRAFTERS[name].needs_file for one in chosen for name in parse_drafters(one)):
-            raise UsageError("the pair has no draft, and a drafter needs it", "give a draft with -md or -hfd")
+            raise UsageError("the pair has no draft, but a drafter needs one", "give a draft with -md or -hfd")
         return chosen or ("lookup",)
     return chosen or ("draft", "lookup", "both")
 
 
-def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, Files]:
+def _measure(spec: CertificateJob, *, no_hash: bool) -> tuple[VerifyResult, Files]:
     """Hash the models' files and run the checks; after Ctrl-C return those that are complete."""
     try:
         with ui.progress() as progress:
-            files = files_of(spec, progress, no_hash=no_hash)
+            files = certified_files(spec, progress, no_hash=no_hash)
 
             def on_event(event: dict[str, Any]) -> None:
                 if event["event"] == "progress":
                     progress(event["done"], event["total"], event["what"])
 
-            return measure(spec, on_event=on_event, verbose=ui.flags().verbose), files
+            return measure_exactness(spec, on_event=on_event, verbose=ui.flags().verbose), files
     except Interrupted as stop:
         if not stop.partial.checks:
             raise StopError("interrupted before anything was checked") from None
@@ -171,7 +177,7 @@ def _show(document: VerifyDocument) -> None:
         checks = [check for check in document.checks if check.section == name]
         if checks:
             out.print(f"\n{title}", style="bold")
-            out.print(table.terminal(report.section(checks)))
+            out.print(table.terminal(report.check_rows(checks)))
             for check in checks:
                 for line in report.details(check):
                     out.print(line, style="red" if check.status == "failed" else "dim")

@@ -8,7 +8,7 @@ import socket
 from typing import Annotated, Any
 
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import command, option, takes
+from ggufspec.cli.parameters import command, command_option, takes
 from ggufspec.errors import ChildError, StopError
 from ggufspec.hardware import host as machine
 from ggufspec.llamacpp import rpc
@@ -20,24 +20,28 @@ SCHEMA = "ggufspec/worker@1"
 @command("ggufspec worker", "ggufspec worker --host 0.0.0.0 --port 50052 --device CUDA0")
 def worker(
     host: Annotated[
-        str, option("--host ADDRESS", "Address to serve on. 0.0.0.0 lets the whole network in.")
+        str, command_option("--host ADDRESS", "Address to serve on. 0.0.0.0 lets the whole network in.")
     ] = "127.0.0.1",
-    port: Annotated[int, option("--port N", "Port to serve on. 0 picks a free one.", min=0, max=2**16 - 1)] = 50052,
+    port: Annotated[
+        int, command_option("--port N", "Port to serve on. 0 picks a free one.", min=0, max=2**16 - 1)
+    ] = 50052,
     device: Annotated[
-        list[str] | None, option("--device NAME", "Serve this device (repeatable).  [all GPUs, else the CPU]")
+        list[str] | None, command_option("--device NAME", "Serve this device (repeatable).  [all GPUs, else the CPU]")
     ] = None,
     *,
     given: Annotated[Settings, takes("threads")],
 ) -> int:
     """Serve this machine's devices to another machine, until Ctrl-C.
 
-    A run there with --rpc puts layers on them as if they were GPUs of its own. One client at a time. llama.cpp's RPC
-    has neither passwords nor encryption: without --host it serves this machine only.
+    A run there with --rpc uses them like GPUs of its own. One client can connect at a time. llama.cpp's RPC has neither
+    passwords nor encryption, so without --host it serves this machine only.
     """
     address = rpc.ipv4_address(host)
     if not ipaddress.ip_address(address).is_loopback:
         _warn(address)
-    spec = rpc.Spec(address, port, given.threads or machine.physical_cores(), tuple(dict.fromkeys(device or ())))
+    spec = rpc.RpcWorkerJob(
+        address, port, given.threads or machine.physical_cores(), tuple(dict.fromkeys(device or ()))
+    )
     serving = False
 
     def announce(event: dict[str, Any]) -> None:
@@ -46,24 +50,24 @@ def worker(
         (_print_document if ui.flags().json else _say)(event)
 
     try:
-        rpc.serve(spec, on_event=announce, verbose=ui.flags().verbose)
+        rpc.run_worker(spec, on_event=announce, verbose=ui.flags().verbose)
     except KeyboardInterrupt:
         if ui.flags().json and not serving:
-            raise StopError("interrupted before it served") from None
+            raise StopError("interrupted before it was serving") from None
         return 130
     except ChildError as error:
         hint = "start it again; -v shows llama.cpp's log"
         if not (ui.flags().json and serving):
             raise ChildError(error.message, hint) from None
-        ui.failure(error.message, hint)  # standard output has its one document already
+        ui.failure(error.message, hint)  # standard output already has its one document
         return error.exit_code
     return 0
 
 
 def _warn(address: str) -> None:
     text = (
-        f"whoever reaches {address} can use these devices, read what is computed on them and crash the worker: "
-        "the protocol has no authentication and no encryption. Serve it in a network that you trust."
+        f"anyone who can reach {address} can use these devices, read what is computed on them and crash the worker: "
+        "the protocol has no authentication and no encryption. Serve only on a network that you trust."
     )
     ui.err().say(("warning: ", "bold yellow"), text)
 

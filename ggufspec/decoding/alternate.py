@@ -1,8 +1,8 @@
-"""Two answers decoded in turn on one target: a segment of one, then the same positions of the other.
+"""Alternating decoding of two answers on one target: a segment of one answer, then the same positions in the other.
 
-Other programs come and go within seconds, and consecutive segments meet the same load. While both texts are equal, the
-target's cache is only rewound to the length of the answer that goes on. After they diverge, the tokens after the common
-prefix are decoded again, outside of the measured time.
+Other programs come and go within seconds, but two consecutive segments run under nearly the same load. While both texts
+are equal, switching only rewinds the target's cache to the length of the answer that continues. After they diverge, the
+tokens after the common prefix are decoded again at every switch, outside the measured time.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ggufspec.decoding.answer import Answer, Emitted, Statistics
-from ggufspec.hardware.disturbance import Counters
+from ggufspec.decoding.answer import Emitted, PairAnswer, Statistics
+from ggufspec.hardware.disturbance import SystemCounters
 
-SEGMENT_TOKENS, SEGMENT_S = 16, 0.2  # minimum per segment; the system counts CPU time in steps of 10 ms
+SEGMENT_TOKENS, SEGMENT_S = 16, 0.2  # minimum per segment, because CPU times have a resolution of 10 ms
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class AnswerSegment:
     """Consecutive rounds of one answer."""
 
-    statistics: Statistics  # statistics of the rounds; ``tokens`` includes the token before them
-    others_cpus: float  # CPUs that other programs kept busy meanwhile
+    statistics: Statistics  # statistics of these rounds; ``tokens`` also counts the token before the first round
+    others_cpus: float  # CPUs that other programs kept busy during these rounds
 
 
-class Half:
+class AlternatingAnswer:
     """One of two alternating answers.
 
     Args:
-        begin: makes the answer at its first turn, so that its time to first token starts there.
+        begin: creates the answer on its first turn, when its time to first token starts to count.
         stopping: called between rounds; True ends the answer.
         counters: reads the system's counters.
 
     Attributes:
-        answer: None before its first turn.
-        emitted: its tokens.
-        segments: measurements; those of the prompt are in the answer's statistics.
-        has_ended: True if no token follows.
-        repeated: tokens that were decoded again for its last turn.
+        answer: the underlying answer; None before its first turn.
+        emitted: tokens emitted so far.
+        segments: measurements by segment; those of the prompt are in the answer's statistics.
+        has_ended: True if the answer has no more tokens.
+        repeated: number of tokens decoded again at the start of the last turn.
     """
 
     def __init__(
-        self, begin: Callable[[], Answer], stopping: Callable[[], bool], counters: Callable[[], Counters]
+        self, begin: Callable[[], PairAnswer], stopping: Callable[[], bool], counters: Callable[[], SystemCounters]
     ) -> None:
         self._begin, self._stopping, self._counters = begin, stopping, counters
-        self.answer: Answer | None = None
+        self.answer: PairAnswer | None = None
         self.emitted: list[Emitted] = []
-        self.segments: list[Segment] = []
+        self.segments: list[AnswerSegment] = []
         self.has_ended, self.repeated = False, 0
 
     @property
@@ -56,11 +56,11 @@ class Half:
         return self.answer.count if self.answer else 0
 
     def decode(self, count: float, seconds: float = 0.0) -> None:
-        """Decode whole rounds until ``count`` tokens are emitted and the rounds took ``seconds``, or until the end."""
+        """Decode whole rounds until ``count`` tokens are emitted and they have taken ``seconds``, or to the end."""
         if self.answer is None:
             self.answer = answer = self._begin()
             self._steps = answer.give()
-            self._round(answer)  # the first token, from the prompt's batch
+            self._round(answer)  # yields the first token, from the prompt's batch
         else:
             answer = self.answer
             self.repeated = answer.resume()
@@ -70,9 +70,9 @@ class Half:
         ):
             self._round(answer)
         others_cpus = self._counters().since(before).others_cpus
-        self.segments.append(Segment(answer.part(answer.rounds[first:], answer.count - given), others_cpus))
+        self.segments.append(AnswerSegment(answer.part(answer.rounds[first:], answer.count - given), others_cpus))
 
-    def _round(self, answer: Answer) -> None:
+    def _round(self, answer: PairAnswer) -> None:
         for emitted in self._steps:
             self.emitted.append(emitted)
             if answer.can_pause:
@@ -85,18 +85,18 @@ class Half:
 
 
 def alternate(
-    first: Callable[[], Answer],
-    second: Callable[[], Answer],
+    first: Callable[[], PairAnswer],
+    second: Callable[[], PairAnswer],
     stopping: Callable[[], bool] = lambda: False,
-    counters: Callable[[], Counters] = Counters.now,
+    counters: Callable[[], SystemCounters] = SystemCounters.now,
     most: float = math.inf,
-) -> tuple[Half, Half]:
+) -> tuple[AlternatingAnswer, AlternatingAnswer]:
     """Decode two answers in turn until one of them ends or both have ``most`` tokens, alternating which goes first.
 
-    Segments with the same number cover the same positions, give or take a round; the last ones may be empty. Segments
+    Segments with the same index cover the same positions, give or take a round; the last ones may be empty. Segments
     grow with the number of tokens to decode again, so that this stays a small part of the time.
     """
-    order = halves = Half(first, stopping, counters), Half(second, stopping, counters)
+    order = halves = AlternatingAnswer(first, stopping, counters), AlternatingAnswer(second, stopping, counters)
     try:
         while not (any(half.has_ended for half in halves) or stopping()) and min(half.count for half in halves) < most:
             leader, follower = order
@@ -105,7 +105,7 @@ def alternate(
             follower.decode(leader.count)
             order = follower, leader
         if any(half.has_ended for half in halves):
-            for half in order:  # the other's last round may have been longer
+            for half in order:  # the finished answer may be longer, so bring the other to the same length
                 if not half.has_ended:
                     half.decode(max(one.count for one in halves))
     finally:

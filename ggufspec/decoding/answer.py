@@ -1,18 +1,21 @@
-"""One answer: read its prompt, decode rounds, turn tokens into text, and count tokens and seconds."""
+"""Generation of one answer: prefill, decoding rounds, conversion of tokens to text, token counts and timings."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ggufspec.decoding.drafters import Drafter
+from ggufspec.decoding.drafters.prediction import PredictionDrafter, appeared
 from ggufspec.decoding.logprobs import Logprob, logprob
-from ggufspec.decoding.loop import Round, drive, prefill, read, rounds
+from ggufspec.decoding.loop import WITH_PROMPT, Batch, Decoded, Round, decode_prompt, drive, rounds
 from ggufspec.decoding.options import DecoderOptions, check_one_of
 from ggufspec.decoding.pair import LoadedPair
+from ggufspec.decoding.policy.base import Load
 from ggufspec.decoding.policy.pair_latency import PairLatency
 from ggufspec.decoding.prompt_cache import PromptCache
 from ggufspec.decoding.rules import make_rule
@@ -20,12 +23,20 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.text import TextStream
 from ggufspec.decoding.trace import Trace
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp.chat_library import Applied
+from ggufspec.llamacpp.chat_library import AppliedTemplate
 from ggufspec.llamacpp.grammar import compile_grammar
-from ggufspec.llamacpp.model import Logits
+from ggufspec.llamacpp.model import Context, Logits
 
 _clock = time.perf_counter
-_SUMMED = (  # fields of Statistics that add up over rounds
+Steps = Generator["Batch | Emitted", Decoded, None]
+_T = TypeVar("_T")
+
+
+class _StoppedError(Exception):
+    """The caller stopped the answer during prefill."""
+
+
+_SUMMED = (  # fields of Statistics that are summed over rounds
     *("rounds", "plain_rounds", "drafted", "accepted", "lookup_drafted", "lookup_accepted"),
     *("decode_s", "draft_s", "verify_s"),
 )
@@ -36,36 +47,37 @@ class AnswerRequest:
     """Arguments of one answer; see :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`."""
 
     prompt: str | Sequence[int]
-    max_tokens: int
-    sampling: Sampling
-    stop: Sequence[str]
-    grammar: str | Applied
-    alone: str
-    cache_prompt: bool
+    max_tokens: int = 128
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: Sequence[str] = ()
+    grammar: str | AppliedTemplate = ""
+    alone: str = ""
+    cache_prompt: bool = False
     trace: Trace | None = None
     stopping: Callable[[], bool] | None = None
     special: Collection[int] = ()
     logprobs: int | None = None
     bias: Mapping[int, float] | None = None
     on_prompt: Callable[[int], None] | None = None
+    prediction: str | Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
     """Token counts and timings of one answer.
 
-    ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
-    permits no further token), or empty if the caller stopped reading.
+    ``stop_reason`` is ``end`` (the model ended the answer), ``stop`` (a stop string), ``length``, ``context``,
+    ``grammar`` (which permits no further token), or empty if the caller stopped reading.
     """
 
     prompt_tokens: int
-    prompt_s: float  # seconds to decode the uncached prompt, which also gives the first token
+    prompt_s: float  # seconds to decode the uncached part of the prompt, whose logits give the first token
     tokens: int
-    decode_s: float  # seconds of the rounds: all tokens but the first; includes draft_s and verify_s
+    decode_s: float  # seconds of the rounds, i.e. of all tokens but the first; includes draft_s and verify_s
     rounds: int
     drafted: int
     accepted: int
-    drafted_by_position: tuple[int, ...]  # counts of drafted tokens by place in the draft
+    drafted_by_position: tuple[int, ...]  # counts of drafted tokens by position in the draft
     accepted_by_position: tuple[int, ...]
     draft_s: float
     verify_s: float
@@ -73,13 +85,15 @@ class Statistics:
     plain_rounds: int = 0  # rounds without a draft
     lookup_drafted: int = 0
     lookup_accepted: int = 0
-    prompt_read: int = 0  # prompt tokens decoded: all but the cached ones, fewer if the caller stopped early
-    time_to_first_token_s: float | None = None  # seconds since the request; None without tokens
+    prompt_read: int = 0  # prompt tokens decoded, i.e. not cached; fewer if the caller stopped during prefill
+    time_to_first_token_s: float | None = None  # seconds from the request to the first token; None without tokens
+    predicted: int = 0  # number of tokens in the prediction
+    predicted_appeared: int = 0  # predicted tokens that occur in the answer, drafted or not
 
     @classmethod
     def of(cls, rounds: Sequence[Round], draft_max: int, **more: Any) -> Statistics:
-        """Count an answer's rounds, with drafts of ``draft_max`` tokens at most; ``more`` has the other fields."""
-        rounds = [one for one in rounds if one.width]  # skip the first token
+        """Make statistics from rounds with drafts of at most ``draft_max`` tokens; ``more`` holds the other fields."""
+        rounds = [one for one in rounds if one.batch_size]  # without the first token's round
         drafted = [one for one in rounds if one.drafted]
         names = [(name, place < one.accepted) for one in drafted for place, name in enumerate(one.drafters)]
         found: dict[str, Any] = {
@@ -98,7 +112,7 @@ class Statistics:
         return cls(**found | more)
 
     def only(self, parts: Sequence[Statistics]) -> Statistics:
-        """Return the same answer's statistics with only the rounds of ``parts``; without parts it has no tokens."""
+        """Return these statistics restricted to the rounds in ``parts``; no tokens if ``parts`` is empty."""
         sums: dict[str, Any] = {name: sum(getattr(one, name) for one in parts) for name in _SUMMED}
         for name in ("drafted_by_position", "accepted_by_position"):
             sums[name] = tuple(map(sum, zip(*(getattr(one, name) for one in parts), strict=True)))
@@ -125,24 +139,25 @@ class Emitted:
     """One token of the answer."""
 
     token: int  # -1 if a grammar ended the answer while text was still held back
-    text: str  # text that became certain with this token; may be empty or complete an earlier character
-    source: str  # its writer, see :meth:`Round.source`
+    text: str  # text released with this token; may be empty or complete an earlier token's character
+    source: str  # a drafter's name, ``bonus`` or ``target``: see :meth:`Round.source`
     logprob: Logprob | None = None  # None unless requested
 
     @property
     def drafted(self) -> bool:
-        """True if a drafter wrote the token."""
+        """True if a drafter proposed the token."""
         return self.source not in ("bonus", "target")
 
 
-class Answer:
-    """One answer of a pair: construction checks the request, :meth:`give` decodes.
+class PairAnswer:
+    """One answer of a pair. Construction checks the request; :meth:`give` decodes the answer, and :meth:`steps` leaves
+    decoding to the caller.
 
-    ``rounds`` and ``statistics`` cover what has been decoded so far. The ``drafters`` draft unless the request is for
-    the target or the draft only.
+    ``rounds`` and ``statistics`` cover what has been decoded so far. The ``drafters`` draft unless the request is
+    target-only or draft-only. ``apart`` is the argument of :meth:`PairLatency.policy`.
 
     Raises:
-        UsageError, ModelError: as :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`.
+        UsageError, ModelError: as in :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`.
     """
 
     def __init__(
@@ -153,10 +168,13 @@ class Answer:
         cache: PromptCache,
         latency: PairLatency,
         drafters: Sequence[Drafter],
+        *,
+        apart: bool = False,
     ) -> None:
         self._requested = _clock()
         check_one_of(request.alone, ("", "target", "draft"), "model")
         self._request, self._pair, self._cache = request, pair, cache
+        self.alone = request.alone
         self._context = pair.target
         if request.alone == "draft":
             if not pair.draft:
@@ -169,28 +187,72 @@ class Answer:
         grammar = request.grammar
         is_constrained = bool(grammar if isinstance(grammar, str) else grammar.grammar)
         constraint = compile_grammar(self._model, grammar) if is_constrained else None
+        self._is_end: Callable[[int], bool] = self._model.is_end
+        if isinstance(grammar, str) and grammar:
+            self._is_end = partial(self._model.is_end, of_grammar=True)
         self._rule = make_rule(options.accept, request.sampling, constraint, request.bias)
         if request.trace is not None:
             request.trace.begin(self._rule)
-        self._drafters = [] if request.alone else drafters
+        self._prediction = self._tokens_of(request.prediction)
+        self._drafters = [] if request.alone else [*drafters]
+        if self._drafters and self._prediction:
+            self._drafters.insert(0, PredictionDrafter(self._prediction))
         self._draft_max = latency.draft_max if self._drafters else 0
-        self._policy = latency.policy() if self._drafters else None
+        self._policy = latency.policy(apart=apart) if self._drafters else None
+        self.teaches = self._policy is not None and not apart
         self._latency, self._is_adaptive = latency, bool(self._drafters) and options.draft_policy == "adaptive"
-        self._target_only_s: list[float | None] = []  # by round, from the latency model
-        # The draft's batches are not padded
-        self._width: Callable[[int], int] = latency.width if self._context is pair.target else lambda count: count
+        self._target_only_s: list[float | None] = []  # target-only seconds at each round, from the latency model
+        # Draft-only batches are not padded
+        self._batch_size: Callable[[int], int] = (
+            latency.batch_size if self._context is pair.target else lambda count: count
+        )
         self._text = list(self._prompt)
         self._stream = TextStream(request.stop)
-        self._rows: Logits | None = None  # the round's logits, if log-probabilities are requested
+        self._rows: Logits | None = None  # the last round's logits, if log-probabilities are requested
         self.rounds: list[Round] = []
-        self.count = 0  # tokens yielded
+        self.count = 0  # number of tokens yielded
         self._prompt_s, self._prompt_read, self._stop_reason = 0.0, len(self._prompt), ""
+        self._waited_s = 0.0  # seconds spent waiting for other answers during prefill
+        self.shared = False  # True if a round's batch also held tokens of other answers
+        self.shared_prompt = False  # True if those were prompt tokens
         self._time_to_first_token_s: float | None = None
+
+    @property
+    def is_unwanted(self) -> bool:
+        """True if the caller no longer wants the answer."""
+        return self._request.stopping is not None and self._request.stopping()
+
+    @property
+    def drafters(self) -> Sequence[Drafter]:
+        return self._drafters
+
+    @property
+    def load(self) -> Load:
+        """Load from other answers in the next round's batch; setting it affects drafting only."""
+        return self._policy.load if self._policy is not None else Load()
+
+    @load.setter
+    def load(self, load: Load) -> None:
+        if self._policy is not None:
+            self._policy.load = load
+
+    @property
+    def context(self) -> Context:
+        """Context that decodes the answer's batches."""
+        return self._context
 
     def give(self) -> Generator[Emitted]:
         """Yield tokens as they are accepted."""
+        yield from drive(self._context, self.steps())
+
+    def steps(self) -> Steps:
+        """Yield batches to decode, and tokens as they are accepted.
+
+        The caller decodes each batch in :attr:`context`, in the answer's conversation, and sends back the result.
+        Between two batches other answers may use other conversations.
+        """
         try:
-            first = self._read_prompt()
+            first = yield from self._read_prompt()
             if first is not None:
                 yield from self._decode(first)
         except GeneratorExit:  # the caller stopped reading between two rounds
@@ -201,15 +263,15 @@ class Answer:
 
     @property
     def can_pause(self) -> bool:
-        """True between two rounds: another answer may use the target until :meth:`resume`."""
+        """True between two rounds, when another answer may use the target until :meth:`resume`."""
         return not self._stop_reason and len(self._prompt) + self.count == len(self._text)
 
     def resume(self) -> int:
-        """Go on after another answer has used the target; return how many tokens were decoded again."""
+        """Resume after another answer has used the target; return how many tokens were decoded again."""
         return self._cache.resume(self._text)
 
     def part(self, rounds: Sequence[Round], tokens: int) -> Statistics:
-        """Return the statistics of some rounds, which gave ``tokens`` tokens."""
+        """Return statistics on some rounds, which generated ``tokens`` tokens."""
         more = {"prompt_tokens": 0, "prompt_s": 0.0, "tokens": 1 + tokens, "stop_reason": ""}
         return Statistics.of(rounds, self._draft_max, **more)
 
@@ -224,21 +286,30 @@ class Answer:
             tokens=self.count,
             stop_reason=self._stop_reason,
             time_to_first_token_s=self._time_to_first_token_s,
+            predicted=len(self._prediction),
+            predicted_appeared=appeared(self._prediction, self._text[len(self._prompt) :]) if self._prediction else 0,
         )
 
     @property
     def target_only_s(self) -> float | None:
-        """Median seconds of a target token without a draft; None if this answer does not show it (drafts of fixed
-        length, draft-only).
-        """
+        """Median target-only seconds per token; None with drafts of fixed length and for a draft-only answer."""
         seconds = [seconds for seconds in self._target_only_s if seconds is not None]
         if not self._drafters and self._context is self._pair.target:
-            seconds = [one.total_s for one in self.rounds if one.width]
+            seconds = [one.total_s for one in self.rounds if one.batch_size]
         return median(seconds) if seconds else None
+
+    def _tokens_of(self, prediction: str | Sequence[int]) -> list[int]:
+        """Return the prediction's tokens, truncated to the context size; control tokens in it count as plain text."""
+        if not prediction:  # a model without a vocabulary cannot tokenize even empty text
+            return []
+        ids = self._pair.model.tokenize(prediction, start=False) if isinstance(prediction, str) else list(prediction)
+        self._pair.model.check_tokens(ids)
+        return ids[: self._pair.options.ctx_size]
 
     def _checked_prompt(self) -> list[int]:
         prompt, ctx_size = self._request.prompt, self._pair.options.ctx_size
         tokens = self._pair.model.tokenize(prompt, special=True) if isinstance(prompt, str) else list(prompt)
+        self._pair.model.check_tokens(tokens)
         if not tokens:
             raise UsageError("the prompt is empty", 'give one with -p "…", -f FILE, or - for standard input')
         if len(tokens) > ctx_size:
@@ -248,53 +319,73 @@ class Answer:
             )
         return tokens
 
-    def _read_prompt(self) -> Logits | None:
-        """Return the logits (1, vocab) that choose the first token; None if the caller stopped."""
+    def _read_prompt(self) -> Generator[Batch, Decoded, Logits | None]:
+        """Decode the prompt; return the logits (1, vocab) after it, or None if the caller stopped."""
         request, pair, cache, prompt = self._request, self._pair, self._cache, self._prompt
         cached, draft_cached = cache.found(prompt, request.alone) if request.cache_prompt else (0, 0)
         self._prompt_read = len(prompt) - cached
         cache.begin(self._text, cached, request.alone, drafting=cache.now.drafter in self._drafters)
-        pair.threads.resume()
+        pair.begin_threads()
         of_target = self._context is pair.target
         began = _clock()
         if request.on_prompt is not None:
             request.on_prompt(cached)
-        kept = cache.save_before_end(prompt, cached, self._goes_on) if request.cache_prompt and of_target else cached
         rows = None
-        if kept is not None:
+        try:
+            kept = cached
+            if request.cache_prompt and of_target:
+                kept = yield from self._decoded(cache.save_before_end(prompt, cached))
             self._context.rewind(kept)
-            steps = read(
-                prompt,
-                self._drafters,
-                self._policy,
-                batch=self._context.batch,
-                cached=kept,
-                draft_cached=draft_cached,
-                apart=self._width(1) if pair.options.strict and of_target else 0,
+            rows = yield from self._decoded(
+                decode_prompt(
+                    prompt,
+                    self._drafters,
+                    self._policy,
+                    batch=self._context.batch,
+                    cached=kept,
+                    draft_cached=draft_cached,
+                    apart=self._batch_size(1) if pair.options.strict and of_target else 0,
+                )
             )
-            rows = prefill(self._context, steps, self._goes_on)
-        self._prompt_s = _clock() - began
-        if rows is None:
-            self._prompt_read = self._context.length - cached
-            if cache.now.drafter in self._drafters:
-                cache.now.texts.pop("draft", None)  # the cached text may not begin with this prompt
-            return None
-        if self._policy is not None:
+        except _StoppedError:
+            pass
+        finally:
+            self._prompt_s = _clock() - began - self._waited_s
+            if rows is None:
+                self._prompt_read = self._context.length - cached
+                if cache.now.drafter in self._drafters:
+                    cache.now.texts.pop("draft", None)  # the draft's cached text may not begin with this prompt
+        if rows is not None and self._policy is not None:
             self._policy.prompt_read(self._prompt_read, self._prompt_s)
         return rows
 
+    def _decoded(self, steps: Generator[Batch, Decoded, _T]) -> Generator[Batch, Decoded, _T]:
+        """Yield a prompt's batches; raise _StoppedError between two of them if the caller has stopped the answer."""
+        decoded: Decoded | None = None
+        while True:
+            try:
+                batch = next(steps) if decoded is None else steps.send(decoded)
+            except StopIteration as end:
+                return cast(_T, end.value)
+            if decoded is not None and not self._goes_on():
+                raise _StoppedError
+            began = _clock()
+            decoded = yield batch
+            if decoded.seconds is not None:
+                self._waited_s += _clock() - began - decoded.seconds
+
     def _goes_on(self) -> bool:
-        """Return True if the caller still wants the answer; called between two batches of the prompt."""
+        """Report prompt progress between two batches; return False if the caller has stopped the answer."""
         request = self._request
         self._pair.follow_threads()
-        if request.stopping is not None and request.stopping():
+        if self.is_unwanted:
             return False
         if request.on_prompt is not None:
             request.on_prompt(self._pair.target.length)
         return True
 
-    def _decode(self, first: Logits) -> Generator[Emitted]:
-        """Yield the rounds' tokens; the logits ``first`` choose the first token."""
+    def _decode(self, first: Logits) -> Steps:
+        """Yield the rounds' batches and tokens; the first token is chosen from the logits ``first``."""
         request = self._request
         steps = rounds(
             self._prompt,
@@ -302,25 +393,41 @@ class Answer:
             self._rule,
             capacity=self._context.capacity,
             max_tokens=request.max_tokens,
-            is_end=self._model.is_end,
+            is_end=self._is_end,
             drafters=self._drafters,
             policy=self._policy,
             draft_max=self._draft_max,
-            width=self._width,
+            batch_size=self._batch_size,
             clock=_clock,
             observe=None if request.logprobs is None else self._keep_rows,
         )
-        for round_ in drive(self._context, steps):
+        length, decoded = self._context.length, None
+        while True:
+            try:
+                round_ = next(steps) if decoded is None else steps.send(decoded)
+            except StopIteration:
+                return
+            if isinstance(round_, Batch):
+                decoded = yield round_
+                self.shared |= bool(decoded.batch_size)
+                self.shared_prompt |= decoded.batch_size == WITH_PROMPT
+                continue
+            length, decoded = length + len(round_.emitted), None
+            self._context.rewind(length - 1)
             self._pair.follow_threads()
             self._text += round_.emitted
             self.rounds.append(round_)
-            self._target_only_s.append(self._latency.target_only_s if self._is_adaptive else None)
+            self._target_only_s.append(self._latency.target_only_s(self.load) if self._is_adaptive else None)
             if request.trace is not None:
                 request.trace.add(round_)
-            for index in range(len(round_.emitted)):
-                yield self._emitted(round_, index)
-                if self._stop_reason:
-                    return
+            begun = self.count
+            try:
+                for index in range(len(round_.emitted)):
+                    yield self._emitted(round_, index)
+                    if self._stop_reason:
+                        return
+            finally:  # a stop string, or the caller, may end the answer within a round
+                self.rounds[-1] = round_.until(self.count - begun)
             if round_.dead_end:
                 self._stop_reason = "grammar"
                 if held := self._stream.finish():
@@ -335,8 +442,8 @@ class Answer:
         self.count += 1
         if self.count == 1:
             self._time_to_first_token_s = _clock() - self._requested
-        ends = self._model.is_end(token)
-        text = stream.push(self._model.piece(token, special=token in request.special and not ends))
+        ends = self._is_end(token)
+        text = stream.push(b"" if ends else self._model.piece(token, special=token in request.special))
         if stream.stopped:
             self._stop_reason = "stop"
         elif ends:

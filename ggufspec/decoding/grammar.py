@@ -1,7 +1,7 @@
-"""States of a grammar along a text: which tokens are permitted at each position. Pure NumPy.
+"""Grammar states along a text, which determine the tokens permitted at each position. Pure NumPy.
 
-The state before a position is a function of the text before it, so a path of states follows the text wherever it goes:
-a draft extends it, a rejection cuts it, and no other part of the decoder holds any grammar state.
+The state before a position is a function of the text before it, so a path of states simply follows the text: a draft
+extends it, a rejection truncates it, and no other part of the decoder holds any grammar state.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 
 from ggufspec.decoding.sampling import Logits, _class_maxima
 from ggufspec.decoding.text import common
-from ggufspec.llamacpp.grammar import Grammar, State
+from ggufspec.llamacpp.grammar import Grammar, GrammarState
 
-RECENT = 64  # states retained before the settled end, for a draft that reads late
+RECENT = 64  # number of states retained before the end of the final text, for a draft model that reads it late
 
 
-class Path:
+class GrammarPath:
     """States of a grammar along one text.
 
-    Positions are indices in the whole sequence. Settled text stays; the drafted text after it may change with every
-    call. A drafted token that is not permitted leads off the path: nothing is permitted after it.
+    Positions are indices in the whole sequence. The first ``settled`` tokens are final; the drafted text after them may
+    change with every call. After a drafted token that is not permitted the path ends, and no token is permitted.
 
     Args:
         grammar: grammar of the text after the prompt.
@@ -33,22 +33,22 @@ class Path:
 
     def begin(self, length: int) -> None:
         """Start a new text whose first ``length`` tokens, the prompt, are unconstrained."""
-        self._first = self.settled = length  # position of the first retained state; number of settled tokens
-        self._tokens: list[int] = []  # from the first state's position on
-        self._states: list[State | None] = [self._grammar.start()]  # one before each token, computed on demand
+        self._first = self.settled = length  # position of the first retained state, and number of final tokens
+        self._tokens: list[int] = []  # tokens after the first retained state
+        self._states: list[GrammarState | None] = [self._grammar.start()]  # state before each token, as far as computed
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Set the text after the settled part to ``tokens``, e.g. drafted ones."""
+        """Replace the text after its final part with ``tokens``, e.g. drafted ones."""
         settled = self.settled - self._first
         same = common(self._tokens[settled:], tokens)
         del self._states[settled + same + 1 :]
         self._tokens[settled + same :] = tokens[same:]
 
     def settle(self, position: int, tokens: Sequence[int]) -> None:
-        """Append ``tokens`` to the settled text. Their states are retained until the next ones are settled.
+        """Append ``tokens`` to the final text. Their states are retained at least until the next call.
 
         Raises:
-            ValueError: ``position``, that of the first token, is not the end of the settled text.
+            ValueError: ``position``, where the tokens begin, is not the end of the final text.
         """
         if position != self.settled:
             raise ValueError(f"tokens at {position} do not follow a text of {self.settled}")
@@ -60,15 +60,15 @@ class Path:
             del self._states[:old], self._tokens[:old]
             self._first += old
 
-    def state(self, position: int) -> State | None:
-        """Return the state before ``position``; None if the text is off the path there, or the state was dropped.
+    def state(self, position: int) -> GrammarState | None:
+        """Return the state before ``position``; None after a token that is not permitted, or if the state was dropped.
 
         Raises:
-            ValueError: the tokens before ``position`` are not known.
+            ValueError: the text ends before ``position``.
         """
         place = position - self._first
         if place > len(self._tokens):
-            raise ValueError(f"nothing is known of position {self._first + len(self._tokens)}, before {position}")
+            raise ValueError(f"the text ends at {self._first + len(self._tokens)}, before position {position}")
         if place < 0:
             return None
         for token in self._tokens[len(self._states) - 1 : place]:
@@ -84,11 +84,11 @@ class Path:
     def masked(self, logits: Logits, position: int, best: int = 0) -> Logits | None:
         """Return the logits with -inf for tokens not permitted at ``position``: a copy, unless all are permitted.
 
-        A mask of a whole vocabulary takes milliseconds. The few likeliest permitted tokens are found without one,
-        unless nearly all likely tokens are forbidden.
+        Masking the whole vocabulary takes milliseconds. The few likeliest permitted tokens are found without it, unless
+        nearly all likely tokens are forbidden.
 
         Args:
-            logits: (n,) of the first n ids of the vocabulary.
+            logits: (n,) logits of the first n ids of the vocabulary.
             position: index in the sequence of the token to choose.
             best: how many of the likeliest permitted tokens are needed (ties are included); 0: all.
 
@@ -103,7 +103,7 @@ class Path:
         result = np.full_like(logits, -np.inf)
         likely = 4 * best + 64
         if best and likely < logits.size:
-            maxima = _class_maxima(logits, 4 * likely)  # as in sampling.candidates: at least this many tokens reach it
+            maxima = _class_maxima(logits, 4 * likely)  # at least ``likely`` tokens reach the floor
             floor = np.partition(maxima, -likely)[-likely]
             ids = np.flatnonzero(logits >= floor)  # including ties
             ids = ids[self._grammar.permitted(state, ids)]

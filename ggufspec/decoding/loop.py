@@ -1,125 +1,142 @@
-"""The draft-and-verify loop. It knows no files, no clock but the one passed in, and no target: it is sent logits.
+"""Draft-and-verify loop, independent of files and of the target: the clock and the logits are passed in.
 
-The prompt's own batch gives the first token. Each later round drafts a chain of tokens, verifies them in one target
-batch, accepts the prefix that the rule allows and adds one token of the target's own. Without a drafter every round is
-one target token: target-only is the same loop.
+The first token comes from the prompt's own batch. Each later round drafts a chain of tokens, verifies them in one
+target batch, accepts the prefix that the rule allows and adds one token that the target chooses. Without a drafter
+every round yields one target token, so target-only decoding is the same loop.
 
-An answer is a generator: it yields the batches to decode, is sent their rows, and yields its rounds (:func:`read`,
-:func:`rounds`). Its driver (:func:`drive`) owns the target and may drive several answers.
+An answer is a generator: it yields the batches to decode, receives their results, and yields its rounds
+(:func:`decode_prompt`, :func:`rounds`). Its driver owns the target: :func:`drive` for one answer,
+:mod:`ggufspec.decoding.group` for several at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 from ggufspec.decoding.drafters.base import Drafter
 from ggufspec.decoding.options import ROWS
-from ggufspec.decoding.policy.base import Outcome, Policy
-from ggufspec.decoding.rules.base import DraftToken, Rule
+from ggufspec.decoding.policy.base import DraftPolicy, RoundOutcome
+from ggufspec.decoding.rules.base import AcceptanceRule, DraftToken
 from ggufspec.llamacpp.model import Context, Logits
-from ggufspec.schema.rounds import Reading
+from ggufspec.schema.rounds import DrafterReading
 
 Clock = Callable[[], float]
-Width = Callable[[int], int]
+PaddedSize = Callable[[int], int]
+WITH_PROMPT = (
+    -1
+)  # stands for the size of a batch with part of a prompt; its time says little, because few tokens need logits
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """One draft and its verification, or the first token (batch size 0), which has neither."""
 
-    drafted: tuple[int, ...]  # tokens that were verified
-    drafters: tuple[str, ...]  # name of the drafter of each
+    drafted: tuple[int, ...]  # drafted tokens that were verified
+    drafters: tuple[str, ...]  # name of each token's drafter
     accepted: int
-    emitted: tuple[int, ...]  # the accepted tokens and the target's own, cut after a token that ends the text
-    width: int  # target batch size, padding included
-    draft_s: float  # seconds of drafting and of drafters catching up
-    verify_s: float  # seconds of the target's decode
+    emitted: tuple[int, ...]  # accepted tokens and the target's own token, truncated after a token that ends the text
+    batch_size: int  # target batch size, padding included
+    draft_s: float  # seconds for drafting and for drafters to read unread tokens
+    verify_s: float  # seconds for the target to decode the batch
     total_s: float
-    dead_end: bool = False  # the grammar permits no further token
-    readings: tuple[Reading, ...] = ()  # catch-up of drafters with a model
+    dead_end: bool = False  # True if the grammar permits no further token
+    readings: tuple[DrafterReading, ...] = ()  # what drafters with a model read before drafting
 
     def source(self, index: int) -> str:
-        """Return who wrote an emitted token: a drafter's name, or for the target ``bonus`` after a fully accepted draft
-        and ``target`` otherwise.
+        """Return the source of an emitted token: a drafter's name, or for the target ``bonus`` after a fully accepted
+        draft and ``target`` otherwise.
         """
         if index < self.accepted:
             return self.drafters[index]
         return "bonus" if self.drafted and self.accepted == len(self.drafted) else "target"
 
+    def until(self, count: int) -> Round:
+        """Return the round as if its draft had ended with its ``count``-th emitted token, where the answer ended."""
+        if count >= len(self.emitted):
+            return self
+        drafted, drafters = self.drafted[:count], self.drafters[:count]
+        return replace(self, drafted=drafted, drafters=drafters, accepted=count, emitted=self.emitted[:count])
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tokens for the target to decode after its text; the logits of the last ``outputs`` of them are needed."""
+    """Tokens for the target to append to its text and decode; the last ``outputs`` of them need logits."""
 
     tokens: Sequence[int]
     outputs: int
-    width: int = 0  # batch size to pad to, if the target can
+    batch_size: int = 0  # batch size to pad to, if the target can pad
+    is_prompt: bool = False  # may be decoded in parts, between the rounds of other answers
 
 
-Rounds = Generator[Batch | Round, Logits, None]
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Result of a batch.
+
+    ``seconds``, set if other answers are running, is the batch's time excluding the wait for it. ``batch_size``, set
+    if the batch also held tokens of other answers, is its total size or ``WITH_PROMPT``.
+    """
+
+    rows: Logits  # (outputs, vocab), valid until the answer is asked for its next batch
+    seconds: float | None = None
+    batch_size: int = 0
 
 
-def drive(target: Context, steps: Rounds) -> Generator[Round]:
-    """Run one answer on a target that serves no other; after each round rewind its cache to the accepted tokens."""
-    length, rows = target.length, None
-    while True:
-        try:
-            step = next(steps) if rows is None else steps.send(rows)
-        except StopIteration:
-            return
-        if isinstance(step, Batch):
-            rows = target.decode(step.tokens, outputs=step.outputs, width=step.width)
-        else:
-            length, rows = length + len(step.emitted), None
-            target.rewind(length - 1)
-            yield step
+Rounds = Generator[Batch | Round, Decoded, None]
+_Yield = TypeVar("_Yield")
+_Return = TypeVar("_Return")
 
 
-def prefill(
-    target: Context, steps: Generator[Batch, Logits, Logits], goes_on: Callable[[], bool] = lambda: True
-) -> Logits | None:
-    """Run :func:`read` on a target that serves no other answer; None if ``goes_on`` is False between two batches."""
-    rows: Logits | None = None
-    while True:
-        try:
-            batch = next(steps) if rows is None else steps.send(rows)
-        except StopIteration as end:
-            return cast(Logits, end.value)
-        if rows is not None and not goes_on():
-            return None
-        rows = target.decode(batch.tokens, outputs=batch.outputs, width=batch.width)
+def drive(target: Context, steps: Generator[Batch | _Yield, Decoded, _Return]) -> Generator[_Yield, None, _Return]:
+    """Decode each batch that ``steps`` yields by itself; pass on its other values and its return value."""
+    decoded: Decoded | None = None
+    try:
+        while True:
+            try:
+                step = next(steps) if decoded is None else steps.send(decoded)
+            except StopIteration as end:
+                return cast(_Return, end.value)
+            decoded = None
+            if isinstance(step, Batch):
+                try:
+                    decoded = Decoded(target.decode(step.tokens, outputs=step.outputs, batch_size=step.batch_size))
+                except BaseException as error:
+                    steps.throw(error)
+                    raise
+            else:
+                yield step
+    finally:
+        steps.close()
 
 
-def read(
+def decode_prompt(
     prompt: Sequence[int],
     drafters: Sequence[Drafter] = (),
-    policy: Policy | None = None,
+    policy: DraftPolicy | None = None,
     *,
     batch: int,
     cached: int = 0,
     draft_cached: int = 0,
     apart: int = 0,
-) -> Generator[Batch, Logits, Logits]:
+) -> Generator[Batch, Decoded, Logits]:
     """Decode ``prompt`` and return the logits (1, vocab) after it, from which the first token is chosen.
 
     Drafters read the prompt later, if the policy finds that worth the time. With a policy, they are evaluated on the
-    prompt's last positions against the target's likeliest tokens there. The target's cache has ``cached`` < n of the
-    prompt's (n,) tokens, the drafters' have ``draft_cached``; the target decodes ``batch`` tokens at once. If ``apart``
-    is not 0, the last token is decoded in its own batch of this size, as strict mode does with every token whose logits
-    count.
+    prompt's last positions against the target's likeliest tokens there. The target's cache holds ``cached`` < n of
+    the prompt's (n,) tokens, the drafters' caches ``draft_cached``. The target decodes up to ``batch`` tokens at once.
+    If ``apart`` is not 0, the last token gets a batch of this size, as strict mode needs for all logits that count.
     """
     new = prompt[cached:]
     choices: list[int] = []
-    for part, width in ((new[:-1], 0), (new[-1:], apart)) if apart else ((new, 0),):
+    for part, batch_size in ((new[:-1], 0), (new[-1:], apart)) if apart else ((new, 0),):
         for first in range(0, len(part), batch):
             tokens, is_last = part[first : first + batch], first + batch >= len(part)
             outputs = (min(ROWS, len(tokens)) if policy is not None else 1) if is_last else 0
-            rows = yield Batch(tokens, outputs, width)
+            rows = (yield Batch(tokens, outputs, batch_size, is_prompt=True)).rows
             choices += [int(row.argmax()) for row in rows] if policy is not None else []
     for drafter in drafters:
-        seen = drafter.begin(prompt, choices[:-1], draft_cached)  # the last choice is for the first token's position
+        seen = drafter.begin(prompt, choices[:-1], draft_cached)  # the last choice is for the answer's first token
         if policy is not None:
             policy.shadow_evaluated(drafter.name, seen)
     return rows[-1:]
@@ -128,49 +145,54 @@ def read(
 def rounds(
     prompt: Sequence[int],
     rows: Logits,
-    rule: Rule,
+    rule: AcceptanceRule,
     *,
     capacity: int,
     max_tokens: int,
     is_end: Callable[[int], bool],
     drafters: Sequence[Drafter] = (),
-    policy: Policy | None = None,
+    policy: DraftPolicy | None = None,
     draft_max: int = 0,
-    width: Width = lambda count: count,
+    batch_size: PaddedSize = lambda count: count,
     clock: Clock,
     observe: Callable[[Logits], None] | None = None,
 ) -> Rounds:
     """Yield the first token, then rounds until ``max_tokens`` are emitted, a token ends the text, or the context is
     full.
 
-    The target has read the ``prompt`` (n,), and ``rows`` (1, vocab) are the logits after it (:func:`read`). Its context
-    holds ``capacity`` tokens. Without a policy every draft has ``draft_max`` tokens. ``width`` returns the padded size
-    of a batch. ``observe`` is called with the target's rows (drafted + 1, vocab) before they are judged, valid only
-    meanwhile.
+    The target has decoded the ``prompt`` (n,), and ``rows`` (1, vocab) are the logits after it (:func:`decode_prompt`).
+    Its context holds ``capacity`` tokens. Without a policy every draft has ``draft_max`` tokens. ``batch_size`` returns
+    the padded size of a batch. ``observe`` is called with the target's logits (drafted + 1, vocab) before
+    verification; they are valid only during the call.
     """
-    policy = policy or Policy()
+    policy, decoded = policy or DraftPolicy(), Decoded(rows)
     tokens, chain = list(prompt), list[tuple[str, DraftToken]]()
     last = min(len(prompt) + max_tokens, capacity + 1)
     rule.begin(prompt)
-    batch_width, learning_s = 0, 0.0
-    cooldown, idle = 0, list[tuple[float, float]]()  # rounds left without a decision; (verify, total) seconds of each
+    size, learning_s = 0, 0.0
+    # cooldown: rounds left in it; idle: (verify, total) seconds of its rounds; idle_size: their batch size, 0 if shared
+    cooldown, idle, idle_size = 0, list[tuple[float, float]](), 0
     while len(tokens) < last:
-        reading_s, readings, began = 0.0, tuple[Reading, ...](), clock()
+        reading_s, readings, began = 0.0, tuple[DrafterReading, ...](), clock()
         verify_began = verify_ended = began
-        if len(tokens) > len(prompt):  # the prompt's batch already has the first token's row
+        verify_s = waited_s = 0.0
+        if len(tokens) > len(prompt):  # the prompt's batch has already produced the first token's logits
             limit, chain = min(draft_max, last - len(tokens) - 1), []
             if drafters and not cooldown:
                 policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
                 reading_s, readings = catch_up(tokens, drafters, policy, rule, clock)
                 began += reading_s
                 chain = draft(tokens, limit, drafters, policy, rule, is_end, clock)
-            batch_width = width(1 + len(chain))
+            size = batch_size(1 + len(chain))
             if drafters and not chain and not cooldown:
-                batch_width = policy.undrafted_width(batch_width)
+                size = policy.target_only_batch_size(size)
             unverified = (tokens[-1], *(token.token for _, token in chain))
             verify_began = clock()
-            rows = yield Batch(unverified, len(unverified), batch_width)
-            verify_ended = clock()
+            decoded = yield Batch(unverified, len(unverified), size)
+            rows, verify_ended = decoded.rows, clock()
+            verify_s = verify_ended - verify_began
+            if decoded.seconds is not None:
+                waited_s, verify_s = verify_s - decoded.seconds, decoded.seconds
         if observe is not None:
             observe(rows)
         drafted = tuple(token.token for _, token in chain)
@@ -180,20 +202,22 @@ def rounds(
         emitted = emitted if end is None else emitted[: end + 1]
         tokens.extend(emitted)
         is_last = end is not None or result.token is None or len(tokens) >= last
-        verify_s, ended = verify_ended - verify_began, clock()
+        ended = clock()
+        spent_s = ended - began - waited_s
         if cooldown:
-            idle.append((verify_s, ended - began))
+            idle_size = 0 if decoded.batch_size or (idle and not idle_size) else size
+            idle.append((verify_s, spent_s))
             cooldown -= 1
         if not cooldown or is_last:
             for drafter in drafters:
                 drafter.commit(len(tokens) - 1)
             if idle:
-                policy.observe_cooldown(batch_width, idle)
+                policy.observe_cooldown(idle_size, idle)
                 idle.clear()
-            elif drafters and batch_width:
+            elif drafters and size:
                 ended = clock()
                 policy.observe_round(
-                    Outcome(batch_width, result.accepted, len(emitted), verify_s, ended - began, learning_s)
+                    RoundOutcome(size, result.accepted, len(emitted), verify_s, spent_s, learning_s, decoded.batch_size)
                 )
                 cooldown = policy.cooldown
                 learning_s = clock() - ended
@@ -202,7 +226,7 @@ def rounds(
             tuple(name for name, _ in chain),
             result.accepted,
             emitted,
-            batch_width,
+            size,
             reading_s + verify_began - began + clock() - ended,
             verify_s,
             reading_s + clock() - began,
@@ -217,8 +241,8 @@ def draft(
     tokens: Sequence[int],
     limit: int,
     drafters: Sequence[Drafter],
-    policy: Policy,
-    rule: Rule,
+    policy: DraftPolicy,
+    rule: AcceptanceRule,
     is_end: Callable[[int], bool],
     clock: Clock,
 ) -> list[tuple[str, DraftToken]]:
@@ -259,23 +283,23 @@ def draft(
 
 
 def catch_up(
-    tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock
-) -> tuple[float, tuple[Reading, ...]]:
-    """Let drafters read text that they did not draft, if that is worth it, and evaluate what they would have drafted.
+    tokens: Sequence[int], drafters: Sequence[Drafter], policy: DraftPolicy, rule: AcceptanceRule, clock: Clock
+) -> tuple[float, tuple[DrafterReading, ...]]:
+    """Let drafters read unread tokens if that is worth the time, and score the tokens they would have drafted there.
 
     A draft model with a stale latency is timed first if the policy asks for it.
 
     Returns:
-        seconds of reading, which are reported to the policy, and how many tokens each drafter read.
+        seconds spent reading, as reported to the policy, and how many tokens each drafter read.
     """
-    reading_s, readings = 0.0, list[Reading]()
+    reading_s, readings = 0.0, list[DrafterReading]()
     for drafter in drafters:
         pending = drafter.pending(len(tokens))
         if pending and (why := policy.probe(drafter.name, pending)):
             began = clock()
             policy.probed(drafter.name, drafter.time_token(tokens, clock))
             reading_s += (spent := clock() - began)
-            readings.append(Reading(drafter.name, 0, spent, policy.hoped.get(drafter.name, 0.0), why))
+            readings.append(DrafterReading(drafter.name, 0, spent, policy.expected_gain.get(drafter.name, 0.0), why))
         count = policy.catch_up_count(drafter.name, pending) if pending else 0
         if count or not pending:
             began = clock()
@@ -284,5 +308,5 @@ def catch_up(
             policy.shadow_evaluated(drafter.name, seen, spent)
             if count:
                 reading_s += spent
-                readings.append(Reading(drafter.name, count, spent, policy.hoped.get(drafter.name, 0.0)))
+                readings.append(DrafterReading(drafter.name, count, spent, policy.expected_gain.get(drafter.name, 0.0)))
     return reading_s, tuple(readings)

@@ -1,7 +1,7 @@
 """Shared-seed Gumbel noise: a token's randomness is a fixed function of (seed, position, token id). Pure NumPy.
 
-``argmax(score + G)`` over a row is a sample of ``softmax(score)`` when the G are independent standard Gumbels. Since G
-is a function of the position, target and draft at one position meet the same noise and tend to choose the same token,
+``argmax(score + G)`` over a row is a sample of ``softmax(score)`` when the G are independent standard Gumbels. Because
+G is a function of the position, target and draft share the noise at each position and tend to choose the same token,
 and the target's choice does not depend on what was drafted (coupling: Daliri et al. 2024, arXiv:2408.07978).
 
 The noise is a contract: a seed gives the same text in later versions. All arithmetic is modulo 2**64; ``mix`` is the
@@ -15,10 +15,10 @@ finaliser of splitmix64 and ``golden`` its increment:
                  e(block bits) / 1024 + e(token bits)           otherwise
     G          = -log(arrival)
 
-An arrival is an Exp(1) variable: the first of 1024 independent ones is Exp(1) / 1024 and is any of them with equal
-chance, and the others come a further Exp(1) later, because an exponential has no memory. In Gumbels this is top-down
-sampling (Maddison et al. 2014, arXiv:1411.0030, section 4): a block's highest noise is known without its tokens', so a
-row of a large vocabulary needs the noise of few tokens.
+Each arrival is an Exp(1) variable: the first of 1024 independent arrivals is Exp(1) / 1024 and is equally likely to be
+any token's; each other token arrives a further Exp(1) later, because an exponential distribution has no memory. In
+terms of Gumbels this is top-down sampling (Maddison et al. 2014, arXiv:1411.0030, section 4): a block's highest noise
+is known before the noise of its tokens, so even a large vocabulary needs the noise of only a few tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ggufspec.decoding.sampling import Floats, Ids, Logits, finite_peak
 Bits = npt.NDArray[np.uint64]
 
 BLOCK = 1024
-_FEW = 12  # tokens for which Python is faster than NumPy
+_FEW = 12  # maximum number of tokens for which Python is faster than NumPy
 _BLOCK_BITS, _IN_BLOCK = np.uint64(10), np.uint64(BLOCK - 1)
 _ONE, _TWELVE = np.uint64(1), np.uint64(12)
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -43,11 +43,11 @@ _GOLDEN_BITS = np.uint64(_GOLDEN)
 
 
 def gumbel(seed: int, position: int, ids: Ids) -> Floats:
-    """Return the noise of tokens.
+    """Return the Gumbel noise of tokens.
 
     Args:
         seed: in [0, 2**64).
-        position: index in the sequence of the token to choose, from 0.
+        position: index of the token to choose in the sequence, from 0.
         ids: (n,) token ids, from 0.
 
     Returns:
@@ -56,10 +56,10 @@ def gumbel(seed: int, position: int, ids: Ids) -> Floats:
     return _gumbel(_start(seed, position), ids)
 
 
-def choose(ids: Ids, scores: Floats, seed: int, position: int) -> int:
+def choose_with_noise(ids: Ids, scores: Floats, seed: int, position: int) -> int:
     """Return the token of ``ids`` (n,) with the highest score plus noise: a sample of ``softmax(scores)``.
 
-    The ids are ascending: a tie goes to the lowest. The scores (n,) are log-probabilities up to a constant.
+    The ids are ascending, so a tie goes to the lowest. The scores (n,) are log-probabilities up to a constant.
     """
     if ids.size == 1:
         return int(ids[0])
@@ -83,11 +83,12 @@ def _choose(ids: Ids, scores: Floats, start: np.uint64) -> int:
 
 
 def choose_full(logits: Logits, temperature: float, seed: int, position: int) -> int:
-    """:func:`choose` over the whole vocabulary with scores ``(logit - highest logit) / temperature``.
+    """Apply :func:`choose_with_noise` to the whole vocabulary, with scores ``(logit - highest logit) / temperature``.
 
-    Exact, with the noise of few tokens: given a sum that some token reaches, a token can only win if its score plus the
-    highest noise of its block reaches it. A high sum is found at the most likely token (the winner on peaked rows) and
-    at those with the highest noise of their block (the winners on flat ones).
+    The choice is exact, but needs the noise of only a few tokens: once one token's score plus noise is known, another
+    can win only if its score plus the highest noise in its block is at least as high. The first sums computed are
+    likely to be high: those of the most likely token (the winner on peaked rows) and of the tokens with the highest
+    noise in their block (the winners on flat rows).
 
     ``logits`` (vocab,) are not retained; the temperature is above 0.
 
@@ -95,7 +96,7 @@ def choose_full(logits: Logits, temperature: float, seed: int, position: int) ->
         ModelError: a logit is NaN, or the highest is infinite.
     """
     whole = logits[: logits.size - logits.size % BLOCK].reshape(-1, BLOCK)
-    rest = logits[whole.size :]  # ids of an incomplete last block
+    rest = logits[whole.size :]  # logits of an incomplete last block
     tops = whole.argmax(axis=1) + np.arange(0, whole.size, BLOCK)
     if rest.size:
         tops = np.append(tops, whole.size + rest.argmax())
@@ -107,8 +108,8 @@ def choose_full(logits: Logits, temperature: float, seed: int, position: int) ->
     inside = leaders if leaders[-1] < logits.size else leaders[:-1]
     led = _scores(logits, inside, peak, temperature) + highest[: inside.size]
     best = max(float(led.max(initial=-math.inf)), _gumbel_int(int(start), int(tops[maxima.argmax()])))
-    bar = (peak + temperature * (best - highest - _slack(best))).astype(np.float32)  # (blocks,) no lower logit can win
-    bar = np.nextafter(bar, np.float32(-np.inf))
+    bar = (peak + temperature * (best - highest - _slack(best))).astype(np.float32)
+    bar = np.nextafter(bar, np.float32(-np.inf))  # (blocks,) a logit below this cannot win
     hot = np.flatnonzero(maxima[: len(whole)] >= bar[: len(whole)])
     able = np.flatnonzero(whole.take(hot, axis=0) >= bar[hot, None])
     able = np.concatenate((hot[able // BLOCK] * BLOCK + able % BLOCK, whole.size + np.flatnonzero(rest >= bar[-1])))
@@ -116,14 +117,14 @@ def choose_full(logits: Logits, temperature: float, seed: int, position: int) ->
 
 
 def _block_highest(start: np.uint64, blocks: Bits) -> tuple[Floats, Ids]:
-    """Return (n,) the highest noise of each block, and the token that has it, which may be beyond the vocabulary."""
+    """Return the highest noise in each block, (n,), and its token, whose id may be beyond the vocabulary."""
     bits = _bits(start, _block_counters(blocks))
     highest: Floats = -np.log(_exponential(bits) / BLOCK)
     return highest, ((blocks << _BLOCK_BITS) | (bits & _IN_BLOCK)).astype(np.int64)
 
 
 def _slack(best: float) -> float:
-    """Return more than the rounding error of a sum of score and noise."""
+    """Return an upper bound on the rounding error of score plus noise."""
     return 1e-9 * (1 + abs(best))
 
 
@@ -143,7 +144,7 @@ def _gumbel(start: np.uint64 | Bits, ids: Ids) -> Floats:
 
 
 def _gumbel_int(start: int, token: int) -> float:
-    """Return the noise of one token: for the few that truncation usually leaves, faster than NumPy's fifty calls."""
+    """Return the noise of one token; for the few left by truncation, this is faster than NumPy's fifty calls."""
     block = _mix_int(start + _GOLDEN * (2 * (token // BLOCK) + 1))
     arrival = -math.log((block // 2**12 + 0.5) * 2.0**-52) / BLOCK
     if block % BLOCK != token % BLOCK:
@@ -179,7 +180,7 @@ def _mix(bits: Bits) -> Bits:
 
 
 def _mix_int(bits: int) -> int:
-    """Apply :func:`_mix` to one number, modulo 2**64; NumPy takes five times as long for it."""
+    """Apply :func:`_mix` to one integer, modulo 2**64; NumPy would take five times as long."""
     a, b, c, d, e = _MIX
     bits %= 2**64
     bits = (bits ^ (bits >> a)) * b % 2**64

@@ -1,4 +1,4 @@
-"""Options of the decoder: how a pair is placed and decoded. Planning and the command line use them without it."""
+"""Decoder options: how a pair is placed and decoded. Planning and the command line use them without the decoder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, TypedDict
 
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
-from ggufspec.llamacpp.library import streams_from
-from ggufspec.llamacpp.options import REWIND_BY, STREAM_WIDTH, ContextOptions, Placement
+from ggufspec.llamacpp.library import min_batch_from_environment
+from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH, REWIND_BY, ContextOptions, Placement
 from ggufspec.settings.registry import DRAFTERS, check_drafters, check_rule, drafter_text, with_head
 from ggufspec.settings.table import DRAFT_MAX, OPTIONS
 
-STRICT_IMPOSSIBLE = "strict mode is impossible"  # start of errors after which some commands go on without it
-ROWS = 16  # rows of logits per call for evaluating drafters: the smallest batch size of a pair's contexts
-_PADDED_TO = 4  # batch size of strict mode: docs/decisions/003
+STRICT_IMPOSSIBLE = "strict mode is impossible"  # first words of an error that bench and verify report without stopping
+ROWS = 16  # rows of logits per call when evaluating drafters; every context of a drafting pair has at least as many
+_MOST_SHARED = 64  # maximum rows of logits to reserve for batches of several answers
+_PADDED_TO = 4  # strict mode's usual batch sizes are multiples of this: docs/decisions/003
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -29,6 +30,9 @@ class AnswerOptions(TypedDict, total=False):
     accept: str
 
 
+_LEFT_OUT = ("threads", "ubatch_size")  # options for which 0 means that they were not given
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
     """Placement and decoding options of a pair, in llama.cpp's terms.
@@ -36,7 +40,7 @@ class DecoderOptions:
     Args:
         target: placement of the target's layers.
         draft: placement of the draft's layers.
-        ctx_size: tokens of context for prompt and answer; 0: as many as the target was trained for.
+        ctx_size: context size in tokens, for prompt and answer; 0: the context that the target was trained with.
         threads: CPU threads; 0: the physical cores, or fewer while other programs use the CPUs
             (:mod:`ggufspec.decoding.threads`).
         cache_type_k: type of the target's key cache, e.g. f16 or q8_0.
@@ -44,21 +48,22 @@ class DecoderOptions:
         cache_type_k_draft: type of the key cache of the draft or head.
         cache_type_v_draft: type of the value cache of the draft or head.
         flash_attn: auto, on or off.
-        ubatch_size: prompt tokens computed at once; 0: 512. Fewer make the compute buffers smaller.
+        ubatch_size: prompt tokens computed at once; 0: 512. Smaller values shrink the compute buffers.
         no_op_offload: True to let the GPU compute only with the weights that it holds. Otherwise it copies CPU weights
-            for batches of ``op_offload_min_batch`` tokens or more, for which it needs VRAM even without layers.
-        op_offload_min_batch: with llama.cpp's default, 32, only prompts reach it; with 2 drafts are verified this way,
-            too. One value holds for the process, set when llama.cpp is loaded; default: ``GGML_OP_OFFLOAD_MIN_BATCH``.
+            for batches of ``op_offload_min_batch`` tokens or more, which takes VRAM even without layers on the GPU.
+        op_offload_min_batch: smallest batch for which the GPU copies CPU weights. Only prompts reach llama.cpp's
+            default, 32; with 2, drafts are verified this way, too. The value applies to the whole process and is set
+            when llama.cpp is loaded; default: ``GGML_OP_OFFLOAD_MIN_BATCH``.
         drafters: names from :data:`ggufspec.settings.registry.DRAFTERS`: ``draft`` (the model), ``mtp`` or ``eagle3``
-            (a head on the target), ``lookup`` (n-grams of the text); none for target-only. At most one may need a draft
-            file; if that is not loaded, nothing is drafted.
-        draft_policy: ``adaptive`` (draft while it pays, which may be not at all) or ``fixed`` (always ``draft_max``).
-        draft_max: longest draft of a round, in tokens; with the fixed policy the length of every draft.
-        lookup_corpus: a text file whose n-grams the lookup uses, too.
+            (a head on the target), ``lookup`` (n-grams of the text); empty for target-only. At most one may need a
+            draft file; if that file is not loaded, nothing is drafted.
+        draft_policy: ``adaptive`` (draft while it pays off, possibly never) or ``fixed`` (always ``draft_max``).
+        draft_max: maximum draft length, in tokens; with the fixed policy, the length of every draft.
+        lookup_corpus: a text file whose n-grams the lookup also uses.
         accept: name of the acceptance rule.
-        strict: decode the target in batch sizes of one class, so that the text is identical to the bit with and without
-            a draft.
-        parallel: texts with their own caches; one is decoded at a time.
+        strict: decode the target in batch sizes with bit-identical logits only, so that a draft cannot change the text.
+        parallel: number of conversations, each with its own cache, that can be answered at once
+            (:meth:`ggufspec.decoding.decoder.SpeculativeDecoder.group`).
     """
 
     target: Placement = field(default_factory=Placement)
@@ -72,7 +77,7 @@ class DecoderOptions:
     flash_attn: str = "auto"
     ubatch_size: int = 0
     no_op_offload: bool = False
-    op_offload_min_batch: int = field(default_factory=lambda: streams_from() or STREAM_WIDTH)
+    op_offload_min_batch: int = field(default_factory=lambda: min_batch_from_environment() or OP_OFFLOAD_MIN_BATCH)
     drafters: tuple[str, ...] = ("draft", "lookup")
     draft_policy: str = "adaptive"
     draft_max: int = DRAFT_MAX
@@ -83,7 +88,7 @@ class DecoderOptions:
 
     def __post_init__(self) -> None:
         for name, value in self.flat().items():
-            if name in OPTIONS:
+            if name in OPTIONS and (value or name not in _LEFT_OUT):
                 OPTIONS[name].check(value)
         check_drafters(self.drafters)
         if len(files := [name for name in self.drafters if DRAFTERS[name].needs_model]) > 1:
@@ -91,15 +96,15 @@ class DecoderOptions:
         if self.lookup_corpus is not None and not any(DRAFTERS[name].needs_corpus for name in self.drafters):
             raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter both")
         check_rule(self.accept)
-        if self.strict and self.op_offload_min_batch < STREAM_WIDTH:
+        if self.strict and self.op_offload_min_batch < OP_OFFLOAD_MIN_BATCH:
             raise UsageError(
-                f"strict mode, which verify needs, and --op-offload-min-batch {self.op_offload_min_batch} exclude each "
-                "other: a token alone is computed on the CPU and a batch on the GPU, which round differently",
-                f"--op-offload-min-batch {STREAM_WIDTH}, or run without --strict",
+                f"strict mode, which verify needs, and --op-offload-min-batch {self.op_offload_min_batch} cannot be "
+                "combined: a single token is computed on the CPU and a batch on the GPU, which round differently",
+                f"--op-offload-min-batch {OP_OFFLOAD_MIN_BATCH}, or run without --strict",
             )
 
     def flat(self) -> dict[str, Any]:
-        """Return the options by name as in JSON documents: flat, with the draft's placement under its own names."""
+        """Return the options by their JSON names in one flat dict, with separate names for the draft's placement."""
         options = {name: getattr(self, name) for name in self.__dataclass_fields__}
         target, draft = asdict(options.pop("target")), options.pop("draft")
         del target["mtp"]
@@ -115,12 +120,12 @@ class DecoderOptions:
 
     @property
     def draft_placement(self) -> Placement:
-        """Placement of the draft, including the MTP blocks of its file if they draft."""
+        """Placement of the draft, including the MTP blocks in its file if they draft."""
         return replace(self.draft, mtp=self.head == "mtp")
 
     @property
     def needs_draft(self) -> bool:
-        """True if a drafter with a model is among the drafters."""
+        """True if one of the drafters needs a model."""
         return any(DRAFTERS[name].needs_model for name in self.drafters)
 
     @property
@@ -143,20 +148,22 @@ class DecoderOptions:
         return drafter_text(self.drafters)
 
     def drafts(self, *, with_draft: bool) -> bool:
-        """Return True if anything drafts, given a draft file or none; MTP blocks may be in the target's own file."""
+        """Return True if anything drafts, given whether a draft is loaded (MTP blocks may be in the target's file)."""
         return bool(self.drafters) and (with_draft or not any(DRAFTERS[name].needs_file for name in self.drafters))
 
-    def with_answer(self, changes: AnswerOptions, *, has_draft: bool, rooms: int, head: str = "") -> DecoderOptions:
-        """Return a copy with other options for its answers.
+    def with_answer(
+        self, changes: AnswerOptions, *, has_draft: bool, max_draft_length: int, head: str = ""
+    ) -> DecoderOptions:
+        """Return a copy with changed per-answer options.
 
         Args:
             changes: the options to change.
             has_draft: True if a draft model is loaded.
-            rooms: longest draft that the target's context was created for; 0: none.
+            max_draft_length: maximum draft length that the target's context was created for; 0: no drafts.
             head: name of the head that is loaded as the draft, if any.
 
         Raises:
-            UsageError: an option that needs loading; a value out of range; more than the loaded pair can do.
+            UsageError: an option can only be set at load time, is out of range, or exceeds what the loaded pair allows.
         """
         if others := changes.keys() - AnswerOptions.__annotations__.keys():
             raise UsageError(
@@ -173,22 +180,25 @@ class DecoderOptions:
             )
         if "drafters" in changes and options.needs_draft and not has_draft:
             raise UsageError(f"the drafter {options.drafter!r} needs a draft model, and none is loaded", "load one")
-        if options.drafts(with_draft=has_draft) and options.draft_max > rooms:
+        if options.drafts(with_draft=has_draft) and options.draft_max > max_draft_length:
             raise UsageError(
-                f"a draft of {options.draft_max} tokens is longer than the pair was loaded for: {rooms}",
-                f"load the pair with draft_max={options.draft_max}" + ("" if rooms else " and a drafter"),
+                f"a draft of {options.draft_max} tokens is too long: the pair was loaded for up to {max_draft_length}",
+                f"load the pair with draft_max={options.draft_max}" + ("" if max_draft_length else " and a drafter"),
             )
         return options
 
     def context(self, *, with_draft: bool) -> ContextOptions:
-        """Return the options of the target's context. Without a drafter fewer rows of logits are reserved."""
+        """Return the target's context options. Without a drafter, fewer rows of logits are reserved."""
         drafts = self.drafts(with_draft=with_draft)
-        # Recurrent states, and batch sizes that strict mode compares, are expensive: none for long drafts by default
+        # Recurrent states and strict batch sizes are expensive, so by default none are reserved for long drafts
         spared = ROWS if self.draft_max == DRAFT_MAX else max(ROWS, self.draft_max + 1)
-        width = spared if self.strict else max(ROWS, self.draft_max + 1) if drafts else 2
+        max_outputs = spared if self.strict else max(ROWS, self.draft_max + 1) if drafts else 2
+        shares = self.parallel > 1 and not (self.strict or self.head)
+        if shares:
+            max_outputs = max(max_outputs, min(self.parallel * (ROWS // 2 if drafts else 2), _MOST_SHARED))
         return ContextOptions(
             ctx_size=self.ctx_size,
-            width=width,
+            max_outputs=max_outputs,
             threads=self.threads or physical_cores(),
             cache_type_k=self.cache_type_k,
             cache_type_v=self.cache_type_v,
@@ -196,18 +206,19 @@ class DecoderOptions:
             ubatch_size=self.ubatch_size,
             op_offload=not self.no_op_offload,
             op_offload_min_batch=self.op_offload_min_batch,
-            # The order of a window's cells depends on the drafts, and rounding depends on the order
+            # Drafts change the order of a sliding window's cells, and the order affects rounding
             swa_full=self.strict,
             rewind=min(spared, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
             sequences=self.parallel,
+            shared_cells=shares,
         )
 
     def draft_context(self) -> ContextOptions:
-        """Return the options of the draft's context."""
+        """Return the draft's context options."""
         return ContextOptions(
             ctx_size=self.ctx_size,
-            width=ROWS,
+            max_outputs=ROWS,
             threads=self.threads or physical_cores(),
             cache_type_k=self.cache_type_k_draft,
             cache_type_v=self.cache_type_v_draft,
@@ -223,7 +234,7 @@ class DecoderOptions:
 
 
 class WithOptions:
-    """Base of jobs that have the options of a pair: their process gets the environment that these need."""
+    """Base of jobs with a pair's options, whose process gets the environment variables that the options need."""
 
     __slots__ = ()
     options: DecoderOptions

@@ -1,4 +1,4 @@
-"""A loaded pair: its models, their contexts, and the threads that they decode with."""
+"""A loaded pair: its models, their contexts, and the number of threads that they decode with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ggufspec.decoding.threads import Threads
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.head import Head, head_sources
-from ggufspec.llamacpp.library import streams_from
+from ggufspec.llamacpp.library import min_batch_from_environment
 from ggufspec.llamacpp.model import Context, Model, check_gguf
-from ggufspec.llamacpp.options import STREAM_WIDTH, beyond_training
+from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH, beyond_training
 from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
+from ggufspec.models.locate import first_part
 from ggufspec.models.vocabulary import head_of
 
 
@@ -26,7 +27,7 @@ class LoadedPair:
         options: options with the head, the threads and the context size in effect.
         model, draft_model: weights and vocabularies; both are the target's if its own MTP blocks draft.
         target, draft, head: the contexts; at most one of draft and head exists.
-        most_drafted: longest draft that the contexts can verify in a round.
+        max_draft_length: longest draft that the contexts can verify in a round.
         notes: what a user should know about how the pair was loaded.
 
     Raises:
@@ -37,9 +38,11 @@ class LoadedPair:
         # Flash attention sums in an order that depends on the number of threads, which strict mode therefore fixes.
         self.threads = Threads(options.threads or (physical_cores() if options.strict else 0))
         self.notes: list[str] = []
+        target = first_part(target)
         if options.needs_draft and (draft or options.head == "mtp"):
             draft = draft or target
             check_gguf(draft)
+            draft = first_part(draft)
             options = options.with_head(head_of(target, draft, options.head))
         else:
             draft = None
@@ -60,7 +63,7 @@ class LoadedPair:
             sources = head_sources(self.draft_model) if self.draft_model and options.head else ()
             context = replace(options.context(with_draft=draft is not None), hidden=sources)
             self.target = own(closing(Context(self.model, context)))
-            self.most_drafted = self._rooms()
+            self.max_draft_length = self._max_draft_length()
             self.draft: Context | None = None
             self.head: Head | None = None
             if self.draft_model and options.head:
@@ -81,10 +84,10 @@ class LoadedPair:
     def drafts(self) -> bool:
         return self.options.drafts(with_draft=self.draft_model is not None)
 
-    def _rooms(self) -> int:
+    def _max_draft_length(self) -> int:
         if not self.drafts:
             return 0
-        exact = self.target.rewind_kind != "snapshots"  # one snapshot per reserved state
+        exact = self.target.rewind_kind != "snapshots"  # the number of snapshots is fixed at load time
         return max(self.options.draft_max, ROWS - 1) if exact else self.options.draft_max
 
     @property
@@ -92,17 +95,24 @@ class LoadedPair:
         return [one for one in (self.target, self.draft, self.head) if one is not None]
 
     def use(self, sequence: int) -> None:
-        """Decode this sequence of the contexts from now on."""
+        """Switch all contexts to this sequence."""
         for context in self.contexts:
             context.use(sequence)
 
     def is_quiet(self) -> bool:
-        """Return True if other programs leave a CPU for each core, as of the last look."""
+        """Return True if, when last measured, other programs left enough CPUs free for one thread per core."""
         return self.threads.quiet
 
     def follow_threads(self) -> None:
-        """Give llama.cpp as many threads as other programs leave CPUs for."""
-        if self.threads.look():
+        """Adapt llama.cpp's number of threads to the CPUs that other programs leave idle."""
+        self._follow(self.threads.look())
+
+    def begin_threads(self) -> None:
+        """Set the number of threads at the beginning of an answer, see :meth:`Threads.begin`."""
+        self._follow(self.threads.begin())
+
+    def _follow(self, changed: bool) -> None:
+        if changed:
             for context in self.contexts:
                 context.use_threads(self.threads.count)
 
@@ -112,8 +122,12 @@ class LoadedPair:
     def _note_what_was_loaded(self) -> None:
         options = self.options
         (wanted,) = options.environment.items()
-        if self.model.gpu_layers and options.op_offload_min_batch != (streams_from() or STREAM_WIDTH):
+        if self.model.gpu_layers and options.op_offload_min_batch != (
+            min_batch_from_environment() or OP_OFFLOAD_MIN_BATCH
+        ):
             self.notes.append(f"--op-offload-min-batch {wanted[1]} has no effect: start Python with {'='.join(wanted)}")
+        if not self.model.has_end:
+            self.notes.append(f"{self.model.path.name} has no token that ends an answer: -n and stop texts do")
         draft = None if self.draft_model is self.model else self.draft_model
         placed = (("target", self.model, options.target.gpu_layers), ("draft", draft, options.draft.gpu_layers))
         for role, model, gpu_layers in placed:
@@ -127,11 +141,11 @@ class LoadedPair:
 
 
 def require_same_vocabulary(target: Model, draft: Model, hint: str) -> None:
-    """Refuse a draft whose tokens are not the target's.
+    """Refuse a draft whose vocabulary differs from the target's.
 
     Raises:
-        ModelError: they differ; names the first difference and gives ``hint``.
+        ModelError: the vocabularies differ; its message names the first difference, its hint is ``hint``.
     """
-    reason = vocabulary_mismatch(*(Vocabulary(*model.vocabulary_kind, model.vocabulary()) for model in (target, draft)))
+    reason = vocabulary_mismatch(*(Vocabulary(model.vocabulary_kind, model.vocabulary()) for model in (target, draft)))
     if reason:
         raise ModelError(f"{draft.path.name} cannot draft for {target.path.name}: {reason}", hint)

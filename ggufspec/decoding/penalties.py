@@ -1,8 +1,8 @@
-"""Penalties for tokens that the text already has, with llama.cpp's arithmetic. Pure NumPy.
+"""Penalties for tokens that are already in the text, with llama.cpp's arithmetic. Pure NumPy.
 
 They are applied before every truncation and the temperature (common/common.h, ``common_params_sampling::samplers``;
-src/llama-sampler.cpp, ``llama_sampler_penalties_apply``). The tokens of the prompt count too, as in llama-server and
-llama-cli, which give them to their sampler before the first token is drawn.
+src/llama-sampler.cpp, ``llama_sampler_penalties_apply``). Prompt tokens count too, as in llama-server and llama-cli,
+which feed them to the sampler before drawing the first token.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ggufspec.decoding.sampling import Logits, Sampling
 class Penalties:
     """Token counts of one text, and the penalties that follow from them.
 
-    A row is penalised for the ``repeat_last_n`` tokens before its position, settled and drafted. So every row changes
-    as if its text had been decoded one token at a time.
+    A row is penalised for the ``repeat_last_n`` tokens before its position, whether final or drafted, just as if the
+    text had been decoded one token at a time.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -28,14 +28,14 @@ class Penalties:
         self._presence = np.float32(sampling.presence_penalty)
         self._frequency = np.float32(sampling.frequency_penalty)
         self._text: list[int] = []
-        self._first = self._end = 0  # bounds of the window that is counted
+        self._first = self._end = 0  # bounds of the counted window
         self._counts: Counter[int] = Counter()
 
     def follow(self, position: int, tokens: Sequence[int]) -> None:
-        """Set the text from ``position`` on to ``tokens``; later tokens are dropped.
+        """Replace the text from ``position`` on with ``tokens``.
 
         Raises:
-            ValueError: the tokens before ``position`` are not known.
+            ValueError: the text ends before ``position``.
         """
         if position > len(self._text):
             raise ValueError(f"tokens at {position} do not follow a text of {len(self._text)}")
@@ -44,12 +44,12 @@ class Penalties:
         self._text[position:] = tokens
 
     def apply(self, row: Logits, position: int) -> None:
-        """Penalise the logits (vocab,) for ``position`` in place; takes time by the window, not by the vocabulary.
+        """Penalise the logits (vocab,) for ``position`` in place; the cost grows with the window, not the vocabulary.
 
-        Ids beyond the row, which only the target has, are ignored. ValueError: the tokens before it are not known.
+        Ids beyond the row, which only the target has, are ignored. ValueError: the text ends before ``position``.
         """
         if position > len(self._text):
-            raise ValueError(f"nothing is known of position {len(self._text)}, before {position}")
+            raise ValueError(f"the text ends at {len(self._text)}, before position {position}")
         self._count(position)
         ids = np.fromiter(self._counts, np.int64, len(self._counts))
         times = np.fromiter(self._counts.values(), np.float32, len(self._counts))

@@ -1,47 +1,48 @@
-"""Contents of the caches for each conversation, and how much of a prompt they save decoding.
+"""Contents of each conversation's caches, and reuse of the cached prefix of a prompt.
 
-A cache of attention alone can rewind to any length of a text. A memory that forgets (recurrent, or a sliding window)
-can only go back to states that were saved shortly before the ends of prompts.
+A cache of full attention alone can rewind to any length of a text. Memory that forgets (recurrent states, a sliding
+window) can only return to states that were saved shortly before the ends of prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
+from ggufspec.decoding.loop import Batch, Decoded
 from ggufspec.decoding.pair import LoadedPair
 from ggufspec.decoding.text import common
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
-_BEFORE_END = 16  # tokens; the end of a prompt in a chat template is rarely longer
-_MOST_STATES = 2  # saved states per conversation, each as large as a recurrent state or the cells of a window
+_BEFORE_END = 16  # tokens between a saved state and a prompt's end; a chat template rarely appends more
+_MOST_STATES = 2  # maximum saved states per conversation, each as large as a recurrent state or a window's cells
 
 
 @dataclass(slots=True)
-class Conversation:
+class CachedConversation:
     """Contents of the caches for one conversation."""
 
-    drafter: ModelDrafter | HeadDrafter | None = None  # the conversation's drafter with a file
+    drafter: ModelDrafter | HeadDrafter | None = None  # the conversation's drafter, if it needs a file
     texts: dict[str, list[int]] = field(default_factory=dict)  # by model, a text that begins with the cached tokens
-    prompt: int = 0  # tokens of the last prompt, cached ones included
-    states: list[tuple[int, Any]] = field(default_factory=list)  # saved states of a memory that forgets, oldest first
+    prompt: int = 0  # number of tokens in the last prompt, including cached ones
+    states: list[tuple[int, Any]] = field(default_factory=list)  # (length, state) of memory that forgets, oldest first
 
 
 class PromptCache:
-    """Conversations of a pair, one of them in use; each has its own drafter with a file."""
+    """Conversations of a pair, one of which is current; each has its own drafter if the drafter needs a file."""
 
     def __init__(self, pair: LoadedPair, drafters: Sequence[ModelDrafter | HeadDrafter | None]) -> None:
         self._pair = pair
-        self.conversations = [Conversation(drafter) for drafter in drafters]
+        self.conversations = [CachedConversation(drafter) for drafter in drafters]
         self.now = self.conversations[0]
 
     def use(self, sequence: int, copy: int | None) -> None:
-        """Switch to a conversation; with ``copy``, replace its caches by a copy of that one's, unless the target's
-        memory forgets.
+        """Switch to a conversation, and copy the caches of conversation ``copy`` to it, unless that is None or the
+        target's memory forgets.
         """
         pair = self._pair
         self.now = now = self.conversations[sequence]
@@ -55,32 +56,32 @@ class PromptCache:
         if "target" in source.texts:
             now.texts["target"] = list(source.texts["target"])
         if not isinstance(now.drafter, ModelDrafter) or not isinstance(source.drafter, ModelDrafter):
-            return  # a head reads again
+            return  # a head has to decode the text again
         if pair.draft and not pair.draft.forgets and "draft" in source.texts:
             pair.draft.copy(copy)
             now.drafter.follow(source.drafter)
             now.texts["draft"] = list(source.texts["draft"])
 
     def forget(self) -> None:
-        """Treat all caches as empty: they are in an unknown state."""
+        """Treat all caches as empty, because they are in an unknown state."""
         for conversation in self.conversations:
             conversation.texts.clear()
 
     def found(self, prompt: Sequence[int], alone: str) -> tuple[int, int]:
-        """Return how many tokens of a prompt are cached and can stay, in the answering model and in the drafter; the
-        last token is always decoded.
+        """Return how many tokens of a prompt can stay in the caches of the answering model and of the drafter; the last
+        token is always decoded.
         """
         now, pair = self.now, self._pair
         in_draft = 0
         if now.drafter and (reader := pair.draft or pair.head):
             in_draft = self._kept("draft", prompt, reader, now.drafter.has_read)
         if alone == "draft":
-            # otherwise the draft has forgotten the beginning
+            # ``whole`` is False if the draft has forgotten the beginning of its text
             whole = now.drafter is not None and pair.draft is not None and now.drafter.has_read == pair.draft.length
             return in_draft if whole else 0, in_draft
         cached = self._kept("target", prompt, pair.target, pair.target.length)
         if pair.options.strict:
-            # Batches affect rounding: only whole batches that a fresh reading would have decoded, too, can stay.
+            # Batch sizes affect rounding, so only whole batches that a fresh prefill would also decode stay cached.
             cached = max(0, min(cached, now.prompt - 1)) // pair.target.batch * pair.target.batch
         elif not cached and pair.target.forgets:
             cached = self._restored(prompt)
@@ -89,7 +90,7 @@ class PromptCache:
     def begin(self, text: list[int], cached: int, alone: str, *, drafting: bool) -> None:
         """Begin an answer to a prompt, of which ``cached`` tokens stay in the answering model's cache.
 
-        The answer appends to ``text``, and empties it if it fails. ``drafting``: the drafter with a file drafts.
+        The answer appends to ``text``, and empties it if it fails. With ``drafting``, the drafter with a file drafts.
         """
         now = self.now
         if alone != "draft":
@@ -114,10 +115,10 @@ class PromptCache:
         texts["target"] = text
         return end - same
 
-    def save_before_end(self, prompt: Sequence[int], cached: int, goes_on: Callable[[], bool]) -> int | None:
+    def save_before_end(self, prompt: Sequence[int], cached: int) -> Generator[Batch, Decoded, int]:
         """Decode all but the end of the prompt and save the state there, so that a follow-up prompt can resume from it.
 
-        Returns the tokens in the target's cache; None if ``goes_on`` returned False between two batches.
+        Returns the number of tokens in the target's cache.
         """
         context, states = self._pair.target, self.now.states
         last = len(prompt) - _BEFORE_END
@@ -125,9 +126,7 @@ class PromptCache:
             return cached
         context.rewind(cached)
         for first in range(cached, last, context.batch):
-            if first > cached and not goes_on():
-                return None
-            context.decode(prompt[first : min(first + context.batch, last)], outputs=0)
+            yield Batch(prompt[first : min(first + context.batch, last)], 0, is_prompt=True)
         states.append(context.save())
         del states[:-_MOST_STATES]
         return last
@@ -140,7 +139,7 @@ class PromptCache:
         return same if same == has_read or (context.rewind_kind == "exact" and same >= context.floor) else 0
 
     def _restored(self, prompt: Sequence[int]) -> int:
-        """Restore the newest saved state that this prompt begins with; return the tokens in the cache then."""
+        """Restore the newest saved state that fits this prompt; return its length in tokens, or 0 if no state fits."""
         same = common(self.now.texts.get("target", ()), prompt[:-1])
         saved = [one for one in self.now.states if one[0] <= same]
         if not saved:

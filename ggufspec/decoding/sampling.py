@@ -1,8 +1,8 @@
-"""From logits to the tokens that may be sampled, by llama.cpp's default sampler chain. Pure NumPy.
+"""Selection of the tokens that may be sampled, by llama.cpp's default sampler chain. Pure NumPy.
 
 The chain is top-k, top-p, min-p, then temperature (common/common.h, ``common_params_sampling::samplers``; each step in
-src/llama-sampler.cpp): the truncations see the untempered probabilities. Ties go to the lower token id everywhere.
-Penalties come first; they need the text and not only its last row (:mod:`ggufspec.decoding.penalties`).
+src/llama-sampler.cpp): truncation sees the untempered probabilities. Ties always go to the lower token id. Penalties
+come first; they need the text, not only its last row (:mod:`ggufspec.decoding.penalties`).
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _LOWEST = float(np.finfo(np.float32).min)  # lowest finite logit
-_CLASSES, _FEW = 1024, 256  # classes of token ids; the maximum of each stands for it
-_GLANCE = 128  # fewest tokens that a guess is chosen among
-_STRIDE = 31  # stride of a sample of the vocabulary; odd, so that it cannot align with a period of ids
+_CLASSES, _FEW = 1024, 256  # numbers of classes of token ids, each represented by its maximum logit
+_GLANCE = 128  # minimum number of tokens among which a guess is chosen
+_STRIDE = 31  # stride for sampling the vocabulary; odd, so that it cannot align with periodic patterns in ids
 _CERTAIN: Floats = np.zeros(1)
 _CERTAIN.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Choice of a token from logits; the defaults of truncations and penalties are llama.cpp's.
+    """Settings for choosing a token from logits; truncation and penalty defaults are llama.cpp's.
 
     Args:
         temperature: 0 takes the most likely token.
         top_k: keep the k most likely tokens; 0 is off.
-        top_p: keep the fewest tokens whose probability, among those that top-k left, reaches this; 1 is off.
+        top_p: keep the fewest tokens whose total probability, among those left by top-k, reaches this; 1 is off.
         min_p: keep tokens at least this fraction as likely as the most likely one; 0 is off.
         seed: seed of all randomness, in [0, 2**64).
-        repeat_penalty: divides the logit of a token that the text has already, or multiplies it if negative, in [0.01,
-            100]; 1 is off.
-        repeat_last_n: tokens of text, prompt included, that penalties look back at; 0 turns all penalties off, -1 looks
-            at the whole text.
-        presence_penalty: subtracted from the logit of a token that the text has, in [-100, 100]; 0 is off.
-        frequency_penalty: subtracted once for each time that the text has the token, in [-100, 100]; 0 is off.
+        repeat_penalty: divides the logit of a token that is already in the text, or multiplies a negative one, in
+            [0.01, 100]; 1 is off.
+        repeat_last_n: how many of the last tokens, prompt included, penalties consider; 0 turns all penalties off, -1
+            considers the whole text.
+        presence_penalty: subtracted from the logit of a token that is in the text, in [-100, 100]; 0 is off.
+        frequency_penalty: subtracted once for each occurrence of the token in the text, in [-100, 100]; 0 is off.
 
     Raises:
         UsageError: a value is out of its range.
@@ -64,7 +64,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
             OPTIONS["temp" if name == "temperature" else name].check(getattr(self, name))
-        if self.seed < 0:  # --seed -1 has been replaced by a random seed before
+        if self.seed < 0:  # --seed -1 has already been replaced by a random seed
             raise UsageError(f"seed {self.seed} is not in [0, 2**64)", "--seed 7; --seed -1 draws one")
 
     @property
@@ -74,18 +74,18 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """True if the tokens of the text change the logits."""
+        """True if the tokens in the text change the logits."""
         penalties = self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return penalties and self.repeat_last_n != 0
 
 
 def random_seed() -> int:
-    """Return a seed from the system's randomness, of 32 bits as in llama.cpp, so that it is short to type."""
+    """Return a seed from the system's randomness: 32 bits as in llama.cpp, so that it is short to type."""
     return secrets.randbelow(2**32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
+class TokenCandidates:
     ids: Ids  # (n,) ascending, at least one
     scores: Floats  # (n,) log-probabilities up to a constant, after temperature; all finite
 
@@ -96,18 +96,18 @@ class Candidates:
         return weights
 
 
-def candidates(logits: Logits, sampling: Sampling) -> Candidates:
-    """Return the tokens that the sampler chain leaves, with scores ``(logit - highest logit) / temperature``.
+def token_candidates(logits: Logits, sampling: Sampling) -> TokenCandidates:
+    """Return the tokens left by the sampler chain, with scores ``(logit - highest logit) / temperature``.
 
-    Temperature 0 leaves only the most likely token. A logit of -inf never stays.
+    Temperature 0 leaves only the most likely token. Tokens with a logit of -inf are never kept.
 
-    No step sorts the vocabulary. A floor that no retained token can be under selects a few ids, and the chain's exact
+    No step sorts the vocabulary. A floor below which no token can be retained selects a few ids, and the chain's exact
     rules decide among these. For top-k the floor is the k-th highest of the maxima of 4 k classes of ids: at least k
-    tokens are on or above it, and rarely many more. The classes are ids modulo their number, because likely tokens have
-    ids near each other (the end of a vocabulary is rare words and padding).
+    tokens reach it, and rarely many more. An id's class is the id modulo the number of classes, because likely tokens
+    have ids near each other (a vocabulary ends in rare words and padding).
 
-    All arithmetic is in 64 bits except one sum: where top-p counts the whole vocabulary, as it does without top-k, the
-    sum is in 32 bits, as in llama.cpp. It decides where top-p ends, and does not affect the scores.
+    All arithmetic is in 64 bits except one sum: without top-k, top-p sums over the whole vocabulary in 32 bits, as
+    llama.cpp does. This sum decides only where top-p ends and does not affect the scores.
 
     ``logits`` (vocab,) are not retained.
 
@@ -117,7 +117,7 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
     if sampling.temperature == 0:
         token = int(logits.argmax())  # the index of a NaN, if there is one
         finite_peak(logits[token])
-        return Candidates(np.array([token], dtype=np.int64), _CERTAIN)
+        return TokenCandidates(np.array([token], dtype=np.int64), _CERTAIN)
 
     top_k = sampling.top_k if sampling.top_k < logits.size else 0
     maxima = _class_maxima(logits, max(_FEW, 4 * top_k) if top_k else _CLASSES)
@@ -138,21 +138,21 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
     lowest = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
     kept = values >= max(bar, lowest)
     spare = np.count_nonzero(kept) - count
-    if bar >= lowest and spare > 0:  # drop the higher ids of a tie
+    if bar >= lowest and spare > 0:  # in a tie, drop the higher ids
         kept[(values == bar).nonzero()[0][-spare:]] = False
-    return Candidates(ids[kept], values[kept] / sampling.temperature)
+    return TokenCandidates(ids[kept], values[kept] / sampling.temperature)
 
 
-def likeliest(logits: Logits, sampling: Sampling) -> Candidates:
-    """Approximate :func:`candidates` for top-p without top-k, for a guess, which costs a token if it is wrong.
+def likeliest(logits: Logits, sampling: Sampling) -> TokenCandidates:
+    """Approximate :func:`token_candidates` for top-p without top-k, when drafting: a wrong guess only costs a token.
 
-    Top-p is applied without summing the whole vocabulary: to the tokens on or above the 128th highest of the maxima of
-    1024 classes of ids. On rows of the demo's draft, far flatter than a big model's, noise chose the same token at 98.6
-    % of all positions, and the target agreed with 45.4 % of them instead of 45.5 %; with 128k tokens it takes 60 % of
-    the time.
+    Top-p is applied without summing over the whole vocabulary, to the tokens at or above the 128th highest of the
+    maxima of 1024 classes of ids. On rows from the demo's draft, which are far flatter than a large model's, the noise
+    chose the same token at 98.6 % of all positions, and the target agreed with 45.4 % of the tokens instead of 45.5 %.
+    With a vocabulary of 128k tokens this takes 60 % as long as :func:`token_candidates`.
     """
     if sampling.temperature == 0 or sampling.top_k or sampling.top_p == 1 or logits.size < 2 * _CLASSES:
-        return candidates(logits, sampling)
+        return token_candidates(logits, sampling)
     maxima = _class_maxima(logits, _CLASSES)
     peak = finite_peak(np.maximum.reduce(maxima))
     floor = max(_LOWEST, float(np.partition(maxima, -_GLANCE)[-_GLANCE]))
@@ -161,14 +161,14 @@ def likeliest(logits: Logits, sampling: Sampling) -> Candidates:
     reached = np.exp(likely).cumsum()
     bar = float(likely[min(int(reached.searchsorted(sampling.top_p * reached[-1])), likely.size - 1)])
     kept = values >= max(bar, math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf)
-    return Candidates(ids[kept], values[kept] / sampling.temperature)
+    return TokenCandidates(ids[kept], values[kept] / sampling.temperature)
 
 
 def confidence(logits: Logits) -> float:
     """Return an upper estimate of the most likely token's probability, from one pass over the row.
 
-    It is the probability if each of 1024 classes of ids (modulo their number) held only its most likely token; exact
-    for a vocabulary of less than twice as many. Raises as :func:`candidates` does.
+    Each of 1024 classes of ids (modulo 1024) is represented by its most likely token only. The estimate is exact for
+    vocabularies of fewer than 2048 tokens. Raises ModelError as :func:`token_candidates` does.
     """
     maxima = _class_maxima(logits, _CLASSES)
     peak = finite_peak(np.maximum.reduce(maxima))
@@ -176,12 +176,12 @@ def confidence(logits: Logits) -> float:
 
 
 def _nucleus(logits: Logits, maxima: Logits, peak: float, sampling: Sampling) -> tuple[Ids, Floats, int, float]:
-    """Apply top-p without top-k: return some ids, their values, how many of the highest stay, and the last of these.
+    """Apply top-p without top-k: return some ids, their values, the number of values to keep, and the lowest of these.
 
-    The floor is where the class maxima alone reach top-p's mass. On a flat row they do not: then a sample of the row,
-    with a margin, sets the floor, and if that is wrong, it is so low that all tokens under it could be left out
-    together. Tokens that min-p drops anyway may be missing. In a row that is mostly padding or masked, only tokens
-    within 30 nats of the peak are examined: the others together weigh less than the rounding of the sum.
+    The floor is where the class maxima alone reach top-p's mass. On a flat row they do not, so a sample of the row,
+    with a margin, sets the floor. If that proves too high, the floor is lowered until all tokens below it could be left
+    out together. Tokens that min-p drops anyway may be missing. In a row that is mostly padding or masked, only tokens
+    within 30 nats of the peak are examined, because the others together weigh less than the sum's rounding error.
     """
     bar = np.float32(peak - 30)
     if 4 * _STRIDE * np.count_nonzero(logits[::_STRIDE] >= bar) < logits.size:
@@ -211,15 +211,15 @@ def _nucleus(logits: Logits, maxima: Logits, peak: float, sampling: Sampling) ->
 
 def _total(logits: Logits, peak: float) -> float:
     """Return the sum of ``exp(logit - peak)`` in 32 bits, as llama.cpp does; the relative error is below 1e-5."""
-    shift = 0.0 if abs(peak) < 40 else peak  # a shift is another pass, and without it nothing overflows here
+    shift = 0.0 if abs(peak) < 40 else peak  # a shift costs another pass over the row, and a small peak cannot overflow
     weights = np.exp(logits - np.float32(shift) if shift else logits)
     return float(np.add.reduce(weights)) * math.exp(shift - peak)
 
 
 def _fewest(mass: float, values: Floats) -> tuple[int, float]:
-    """Return how many of the highest values it takes for their exponentials to reach ``mass``, and the last of them."""
+    """Return the smallest number of highest values whose exponentials sum to ``mass``, and the lowest of them."""
     count = 0
-    while values.size > _CLASSES:  # halve what must be sorted
+    while values.size > _CLASSES:  # halve the number of values to sort
         middle = np.median(values[::_STRIDE])
         upper = values[values > middle]
         if upper.size == 0:
@@ -239,13 +239,13 @@ def _min_p_floor(peak: float, min_p: float) -> float:
 
 
 def _at_least(floor: float, logits: Logits, peak: float) -> tuple[Ids, Floats]:
-    """Return the ids, ascending, of logits on or above ``floor``, and their log-probabilities up to a constant."""
+    """Return the ids, ascending, of logits at or above ``floor``, and their log-probabilities up to a constant."""
     ids = (logits >= np.float32(floor)).nonzero()[0]
     return ids, logits[ids].astype(np.float64) - peak
 
 
 def _class_maxima(logits: Logits, classes: int) -> Logits:
-    """Return (classes,) the highest logit of each class of ids modulo ``classes``; all logits if there are fewer."""
+    """Return the highest logit in each class of ids modulo ``classes``, (classes,); all logits if there are fewer."""
     rows = logits.size // classes
     if rows < 2:
         return logits
@@ -265,5 +265,5 @@ def finite_peak(peak: np.floating) -> float:
 
 
 def _below(floor: float) -> float:
-    """Return a slightly lower value, by more than the rounding of logits to 32 bits."""
+    """Return a slightly lower value; the difference exceeds the error of rounding logits to 32 bits."""
     return floor - 1e-6 * (1 + abs(floor))

@@ -1,4 +1,4 @@
-"""Detects that the target is slower or faster than expected, from answer to answer. Pure: no clock, no counters."""
+"""Detection of a target that is slower or faster than expected, from answer to answer. Pure: no clock, no counters."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from statistics import median
 
 from ggufspec.schema.text import number
 
-_CHANGED = 1.5  # factor, faster or slower, from which a change is reported
-_USUAL = 1.2  # factor; closer to the expected speed, a reported change is over
-_FEWEST_TOKENS = 16  # minimum tokens of an answer; fewer say little about the machine
-_NEAR = 2  # ranges of depth
-_SHALLOW = 128  # tokens of context that cost next to nothing: one range
-_FIRST_ANSWERS = 3  # undisturbed answers whose median is the expected speed
+_CHANGED = 1.5  # minimum factor, faster or slower, for a change to be reported
+_USUAL = 1.2  # a reported change is over when the speed is within this factor of the expected speed
+_FEWEST_TOKENS = 16  # minimum tokens in an answer; fewer say little about the machine
+_NEAR = 2  # maximum depth ranges between a disturbed answer and a shallower one that bounds its speed
+_SHALLOW = 128  # tokens of context; fewer cost next to nothing and form one range
+_FIRST_ANSWERS = 3  # number of undisturbed answers whose median is the expected speed
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSpeed:
-    """Speed of the target without drafts in one answer.
+    """Target speed without drafts, as observed in one answer.
 
     Attributes:
         tokens_per_s: speed in this answer.
-        expected: tokens/s at this depth by the plan, or else by the session's first undisturbed answers; None: unknown.
+        expected: tokens/s at this depth, from the plan or the session's first undisturbed answers; None if unknown.
         state: ``slower`` or ``faster`` than expected as last reported, else empty.
-        reason: why it is slower, or what disturbed the answer while nothing is expected yet; empty if unknown.
-        change: a sentence for the user if the state has changed with this answer, else empty.
+        reason: why the target is slower, or what disturbed the answer if no speed is expected yet; empty if unknown.
+        change: a sentence for the user if this answer changed the state, else empty.
     """
 
     tokens_per_s: float
@@ -38,13 +38,14 @@ class TargetSpeed:
 
 @dataclass(slots=True)
 class SpeedWatch:
-    """Compares each answer with the speed expected at its depth, and reports a change by more than a third once.
+    """Comparison of answers with the speed expected at their depth; a change by a factor above 1.5 is reported once.
 
-    A token takes at most as many times longer as the context is deeper, so answers are compared within a factor of √2
-    in depth. At a new depth only a speed below that bound indicates a change.
+    Time per token grows at most in proportion to depth, so answers are compared within a factor of √2 in depth. At a
+    new depth, only a speed below that bound indicates a change.
 
     Args:
-        planned: seconds per token with an empty context, and more per token in it; None: learn from the first answers.
+        planned: seconds per token in an empty context, and extra seconds per token of context; None: learn from
+            answers.
     """
 
     planned: tuple[float, float] | None = None
@@ -62,13 +63,13 @@ class SpeedWatch:
         disturbed: str = "",
         look: Callable[[], str] = lambda: "",
     ) -> TargetSpeed | None:
-        """Compare one answer; None if it says nothing.
+        """Compare an answer's speed with the expected one; return None if the answer is too short or its speed unknown.
 
         Args:
-            tokens_per_s: speed of the target without drafts; None: unknown.
-            tokens: tokens of the answer.
+            tokens_per_s: target speed without drafts; None if unknown.
+            tokens: number of tokens in the answer.
             depth: tokens in the context, on average.
-            drafts: True if the speed is the latency model's, not the answer's own.
+            drafts: True if the speed comes from the latency model rather than the answer's time.
             disturbed: why the machine was slower than an idle one, or empty.
             look: finds a further reason; called only if the target has become slower.
         """
@@ -95,7 +96,7 @@ class SpeedWatch:
         return "" if self._level == 1 else "slower" if self._level < 1 else "faster"
 
     def _expected(self, tokens_per_s: float, depth: int, drafts: bool, disturbed: str) -> float | None:
-        """Return the expected tokens/s, None if unknown; an undisturbed answer may be among the first, which set it."""
+        """Return the expected tokens/s, or None. The first undisturbed answers, perhaps including this one, set it."""
         if self.planned is not None:
             empty_s, more_s = self.planned
             return 1 / (empty_s + more_s * depth)

@@ -1,4 +1,4 @@
-"""Tokens to text as they arrive: characters split over tokens, stop strings across token borders. Pure."""
+"""Conversion of tokens to text as they arrive: characters and stop strings may span several tokens. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class TextStream:
-    """Turns the bytes of tokens into text that is safe to show.
+    """Converter of token bytes into text that is safe to show.
 
     It holds back the first bytes of a character until the rest arrives, and text that may still become one of the
     ``stop`` strings, which end the text and are not part of it.
@@ -20,11 +20,11 @@ class TextStream:
         self.stopped = False
 
     def push(self, piece: bytes) -> str:
-        """Return the text that this piece makes certain; sets ``stopped`` when a stop string is complete."""
+        """Return the text that becomes certain with this piece; set ``stopped`` once a stop string is complete."""
         return self._release(self._decoder.decode(piece), final=False)
 
     def finish(self) -> str:
-        """Return the text held back, at the end of the text."""
+        """Return the text that is still held back when the tokens end."""
         return self._release(self._decoder.decode(b"", final=True), final=True)
 
     def _release(self, text: str, *, final: bool) -> str:
@@ -32,7 +32,7 @@ class TextStream:
             return ""
         text = self._held + text
         found = [(index + len(stop), index) for stop in self._stop if (index := text.find(stop)) >= 0]
-        if found:  # the stop string that is complete first ends the text, however it was cut into tokens
+        if found:  # the stop string that is complete first ends the text, wherever token boundaries fall
             self.stopped, self._held = True, ""
             return text[: min(found)[1]]
         held = 0 if final else max((_overlap(text, stop) for stop in self._stop), default=0)

@@ -2,8 +2,8 @@
 
 llama.cpp's threads wait for each other after every operation. If another program occupies one of the CPUs, each wait
 lasts until the scheduler gives that CPU back, and the speed falls to a fifth or less; one thread fewer, on the free
-CPUs, retains most of it (docs/decisions/024). The usage of other programs comes from the system's own counters, at a
-fraction of a millisecond twice a second.
+CPUs, retains most of the speed (docs/decisions/024). Other programs' CPU use is read from the system's counters twice a
+second, which takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from ggufspec.hardware import host
 from ggufspec.hardware.host import CpuUse, threads_left
 
 _BUSY = "other programs are using the CPUs"
-# Beginnings of notes about a busy machine; the latter two are of policy/timing.py
+# Beginnings of notes about a busy machine; policy/timing.py writes the last two
 _OF_BUSY = (_BUSY, "batches were timed while ", "the machine was busy while batches were timed")
-_FIRST_LOOK_S = 0.15  # the counters' steps are 10 ms
+_FIRST_LOOK_S = 0.15  # minimum seconds to measure over, because the counters have a resolution of 10 ms
 _INTERVAL_S = 0.5
-_STALE_S = 2.0  # time between two answers after which the usage is out of date
+_STALE_S = 2.0  # pause between two answers after which the measured CPU use is out of date
 
 
 class Threads:
-    """Number of threads, following what other programs use from construction on.
+    """Number of threads, adapted to other programs' use of the CPUs since construction.
 
     Args:
-        fixed: always use this many threads; 0: follow other programs' use.
+        fixed: always use this many threads; 0: adapt to other programs.
         cores: threads on an idle machine.
         cpus: logical CPUs.
-        usage, clock, sleep: the system's.
+        usage, clock, sleep: system functions.
 
     Attributes:
         cores: threads on an idle machine.
-        count: threads now.
-        others_cpus: CPUs that other programs used before the last look; 0 before the first.
-        lowered: True if there were ever fewer than ``cores``.
+        count: current number of threads.
+        others_cpus: CPUs that other programs were using when last measured; 0 before the first measurement.
+        lowered: True if ``count`` was ever below ``cores``.
         changed: True if ``count`` has changed since :meth:`start`.
     """
 
@@ -60,7 +60,7 @@ class Threads:
         self._before = usage()
 
     def start(self) -> int:
-        """Return the threads to begin with, by what other programs have used since construction."""
+        """Return the number of threads to begin with, given the CPUs that other programs used since construction."""
         if self._follows:
             self._sleep(max(0.0, self._next - self._clock()))
         self.look()
@@ -69,16 +69,29 @@ class Threads:
 
     @property
     def quiet(self) -> bool:
-        """True if other programs leave a CPU for each core, as of the last look."""
+        """True if, when last measured, other programs left enough CPUs free for one thread per core."""
         return threads_left(self.cores, self._cpus, self.others_cpus) == self.cores
 
     def resume(self) -> None:
-        """Discard an outdated usage; call when an answer begins."""
+        """Discard outdated counters; call after a pause."""
         if self._clock() > self._next + _STALE_S:
             self._before, self._next = self._usage(), self._clock() + _INTERVAL_S
 
+    def begin(self) -> bool:
+        """Return True if :attr:`count` changed; call when an answer begins.
+
+        If other programs were using the CPUs when last measured, measure again. A program that the user waited for,
+        e.g. a test run, has often ended by now, and the prompt may be decoded in one batch before the next measurement.
+        """
+        self.resume()
+        if self.count == self.cores:
+            return False
+        self._before = self._usage()
+        self._sleep(_FIRST_LOOK_S)
+        return self._look()
+
     def look(self) -> bool:
-        """Return True if :attr:`count` changed; call often, it reads the counters twice a second."""
+        """Return True if :attr:`count` changed; call often: the counters are read only twice a second."""
         return self._clock() >= self._next and self._look()
 
     def _look(self) -> bool:
@@ -95,12 +108,11 @@ class Threads:
 
     @property
     def note(self) -> str:
-        """Sentence for the user if other programs were in the way, else empty."""
+        """Sentence for the user if other programs used the CPUs, else empty."""
         if not self.lowered:
             return ""
         return (
-            f"{_BUSY}: llama.cpp gets fewer than {self.cores} threads while they do "
-            "(-t sets a number of threads for good)"
+            f"{_BUSY}: llama.cpp gets fewer than {self.cores} threads while they do (-t sets a fixed number of threads)"
         )
 
 
@@ -110,5 +122,5 @@ def is_busy(note: str) -> bool:
 
 
 def is_due(note: str) -> bool:
-    """Return whether to show a note: one of those about a busy machine a day, any other always."""
+    """Return whether to show a note: notes about a busy machine once a day, any other note always."""
     return not note.startswith(_OF_BUSY) or first_today(_BUSY)

@@ -1,7 +1,7 @@
-"""A trace of an answer: for every drafted token its drafter, both models' probabilities, and the rule's decision.
+"""Trace of an answer: for every drafted token its drafter, both models' probabilities, and the rule's decision.
 
-It reads the rule's own records (:meth:`ggufspec.decoding.rules.base.Rule.decisions`) and changes nothing. Records are
-made after a round, so that its times stay nearly what they are without a trace.
+Tracing reads the rule's own records (:meth:`ggufspec.decoding.rules.base.AcceptanceRule.decisions`) and changes
+nothing. Records are made after each round, so that they hardly affect its times.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ggufspec.decoding.loop import Round
-from ggufspec.decoding.rules.base import Rule
+from ggufspec.decoding.rules.base import AcceptanceRule
 from ggufspec.schema.rounds import TracedRound
 
 
@@ -20,10 +20,10 @@ def spelled(piece: bytes) -> str:
 
 
 class Trace:
-    """Record of an answer's rounds, for one answer at a time; ``rounds`` has those of the last one.
+    """Record of the rounds of one answer at a time; ``rounds`` holds the latest answer's.
 
     Args:
-        spell: returns the text of a token; without it texts are empty.
+        spell: returns the text of a token; if not given, texts are empty.
         on_round: called with every finished round, before its tokens are yielded.
     """
 
@@ -35,9 +35,9 @@ class Trace:
         self.rounds: list[TracedRound] = []
         self._spell = spell or (lambda _: "")
         self._on_round = on_round
-        self._rule: Rule | None = None
+        self._rule: AcceptanceRule | None = None
 
-    def begin(self, rule: Rule) -> None:
+    def begin(self, rule: AcceptanceRule) -> None:
         self.rounds = []
         self._rule = rule
         rule.record(self._spell)
@@ -58,7 +58,7 @@ class Trace:
             added=None if added is None else replace(added, emitted=len(round_.emitted) > round_.accepted),
             accepted=round_.accepted,
             emitted=round_.emitted,
-            width=round_.width,
+            width=round_.batch_size,
             draft_s=round_.draft_s,
             verify_s=round_.verify_s,
             total_s=round_.total_s,

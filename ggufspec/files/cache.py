@@ -27,11 +27,11 @@ from ggufspec.schema.text import of_download
 
 Value = TypeVar("Value")
 
-_PROBE_BYTES = 1 << 16  # written to test for free space
+_PROBE_BYTES = 1 << 16  # bytes written to test for free space
 _LOCK_S = 2.0
 _DAY_S, _MOST_DAILY = 24 * 3600.0, 16
 _warnings: list[str] = []
-_today: set[tuple[Path, str]] = set()  # names passed to :func:`first_today`; works without a cache, too
+_today: set[tuple[Path, str]] = set()  # names passed to :func:`first_today`, which works without a cache, too
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
@@ -39,22 +39,29 @@ _today: set[tuple[Path, str]] = set()  # names passed to :func:`first_today`; wo
 
 def cache_folder() -> Path:
     """Return the folder for headers and measurements, all of which can be computed again."""
-    return user_cache_path("ggufspec")
+    return _of_user(user_cache_path)
 
 
 def config_folder() -> Path:
     """Return the folder for profiles."""
-    return user_config_path("ggufspec")
+    return _of_user(user_config_path)
 
 
 def results_folder() -> Path:
     """Return the folder for documents and for the run logs from which commands resume."""
-    return user_data_path("ggufspec") / "results"
+    return _of_user(user_data_path) / "results"
 
 
 def state_folder() -> Path:
-    """Return the private folder for what the user typed."""
-    return user_state_path("ggufspec")
+    """Return the private folder for text that the user typed, such as the history of a chat."""
+    return _of_user(user_state_path)
+
+
+def _of_user(find: Callable[[str], Path]) -> Path:
+    try:
+        return find("ggufspec")
+    except RuntimeError:  # there is no home folder
+        return temporary_home() / find.__name__
 
 
 @functools.cache
@@ -67,13 +74,14 @@ def writable(folder: Path, room_bytes: int = 0) -> Path:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_PROBE_BYTES))
         if (free := shutil.disk_usage(folder).free) < room_bytes:
-            raise OSError(errno.ENOSPC, f"{of_download(free)} are free, and {of_download(room_bytes)} may be needed")
+            raise OSError(errno.ENOSPC, f"{of_download(free)} are free, but {of_download(room_bytes)} may be needed")
     except OSError as error:
         trouble = f"{folder}, which cannot be written: {error.strerror}"
     else:
         return folder
     try:
         place = Path(_temporary().name) / folder.name
+        place.mkdir(exist_ok=True)
     except OSError:  # temporary files may be on the same full disk
         raise GgufspecError(f"nothing can be kept in {trouble}", f"df -h {folder.anchor}") from None
     _warnings.append(f"nothing is kept in {trouble}")
@@ -85,20 +93,27 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="ggufspec-")
 
 
+def temporary_home() -> Path:
+    """Return a temporary folder for a user without a home folder, which :func:`warning` then reports."""
+    if not _warnings:
+        _warnings.append("nothing is kept, because this user has no home folder (HOME)")
+    return Path(_temporary().name)
+
+
 def is_temporary(path: Path) -> bool:
-    """Return whether a path is in a folder that is removed when this process ends."""
+    """Return True if a path is in a folder that is removed when this process ends."""
     return bool(_warnings) and path.is_relative_to(_temporary().name)
 
 
 def warning() -> str:
-    """Return why :func:`writable` returned a temporary folder; empty if it did not."""
+    """Return why a temporary folder is used; empty if none is."""
     return next(iter(_warnings), "")
 
 
 # ---- values --------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path, kind: type[Value]) -> Value | None:
+def read_value(path: Path, kind: type[Value]) -> Value | None:
     """Return the value of type ``kind`` in a JSON file; None if the file is absent or damaged."""
     try:
         return _load(kind, untrusted.read_json(path))
@@ -106,13 +121,13 @@ def read(path: Path, kind: type[Value]) -> Value | None:
         return None
 
 
-def write(path: Path, value: object) -> None:
+def write_value(path: Path, value: object) -> None:
     """Write a value as JSON, ignoring failures."""
     _write(path, codec.dump(value))
 
 
-class Table(Generic[Value]):
-    """Values of type ``kind`` by key in a JSON file, latest last; above ``limit`` entries the oldest is dropped."""
+class JsonTable(Generic[Value]):
+    """Values of type ``kind`` by key in a JSON file, latest last; beyond ``limit`` entries the oldest are dropped."""
 
     def __init__(self, path: Path, kind: type[Value], limit: int | None = None) -> None:
         self._path, self._kind, self._limit = path, kind, limit
@@ -124,7 +139,7 @@ class Table(Generic[Value]):
         self.update(key, lambda _: value)
 
     def update(self, key: str, change: Callable[[Value | None], Value]) -> None:
-        """Replace a value by ``change(value)`` under a lock against other processes; give up if it is held too long."""
+        """Replace a value with ``change(value)`` while holding a lock; do nothing if another process keeps the lock."""
         with contextlib.suppress(TimeoutError), locked(self._path, _LOCK_S):
             entries = self._entries()
             value = change(_load(self._kind, entries.pop(key, None)))
@@ -132,7 +147,7 @@ class Table(Generic[Value]):
             _write(self._path, dict(list(entries.items())[-self._limit :] if self._limit else entries))
 
     def _entries(self) -> dict[str, Any]:
-        return read(self._path, dict[str, Any]) or {}
+        return read_value(self._path, dict[str, Any]) or {}
 
 
 def first_today(name: str) -> bool:
@@ -141,7 +156,7 @@ def first_today(name: str) -> bool:
     if (folder, name) in _today:
         return False
     _today.add((folder, name))
-    moments = Table(folder / "daily.json", float, _MOST_DAILY)
+    moments = JsonTable(folder / "daily.json", float, _MOST_DAILY)
     last = moments.get(name)
     if last is not None and 0 <= now - last < _DAY_S:
         return False

@@ -16,27 +16,27 @@ from pathlib import Path
 
 from ggufspec.errors import GgufspecError
 
-_MAX_NAME_BYTES = 120  # file systems allow 255, and a suffix follows
+_MAX_NAME_BYTES = 120  # maximum without a suffix; file systems allow 255 with it
 _SCRATCH = "ggufspec-scratch-"
-_TRIES = 20  # maximum to create and lock a folder before another process removes it as abandoned
+_TRIES = 20  # maximum attempts to lock a new folder before another process removes it as abandoned
 
 
-def file_name(text: str) -> str:
-    """Convert a name to part of a file name: letters, digits and ``_ - . +``, no leading dot."""
+def as_file_name(text: str) -> str:
+    """Convert a name to a safe part of a file name: letters, digits and ``_ - . +``, without a leading dot or dash."""
     safe = re.sub(r"[^\w.+-]+", "-", text).lstrip("-.").encode("utf-8", "ignore")
     return safe[:_MAX_NAME_BYTES].decode("utf-8", "ignore") or "unnamed"
 
 
 def check_writable(path: Path) -> None:
-    """Raise GgufspecError if a result cannot be written to ``path``; to call before an hour-long run."""
+    """Raise GgufspecError if a result cannot be written to ``path``; call this before an hour-long run."""
     try:
         if _in_place(path):
-            if path.is_fifo():  # opening it would wait for its reader
+            if path.is_fifo():  # opening it would wait for a reader
                 return
             existed = path.exists()
             path.open("a").close()
             if not existed:
-                path.resolve().unlink()  # the target of a dangling link
+                path.resolve().unlink()  # for a dangling link, the target just created
         else:
             if path.exists():
                 path.open("a").close()
@@ -48,7 +48,7 @@ def check_writable(path: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write ``text``, replacing a regular file only when the new one is complete; raise GgufspecError on failure.
 
-    Links, pipes and devices are written in place: ``/dev/stdout`` may be any of them.
+    Links, pipes and devices are written in place, because ``/dev/stdout`` may be any of them.
     """
     try:
         if _in_place(path):
@@ -73,7 +73,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
-    """Create a folder in ``parent`` (default: temporary files) and remove it at the end of the block.
+    """Create a folder in ``parent`` (default: the temporary folder) and remove it at the end of the block.
 
     Folders that killed processes left there are removed, too. Raises OSError if ``parent`` cannot be written.
     """
@@ -98,16 +98,16 @@ def _new_scratch(parent: Path) -> tuple[Path, int | None]:
         path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
         try:
             return path, _lock_folder(path)
-        except OSError as error:  # another process took the unlocked folder for abandoned, and removes it
+        except OSError as error:  # another process is removing the still unlocked folder as abandoned
             refusals.append(error)
     raise refusals[-1]
 
 
 def _lock_folder(path: Path) -> int | None:
-    """Lock a folder of this user until the process ends; None where locks are unavailable.
+    """Lock a folder of this user until the process ends; return its descriptor, or None if locks are unavailable.
 
     Raises:
-        OSError: another process or thread holds the lock, or the folder is gone or another user's.
+        OSError: another process or thread holds the lock, or the folder is gone or belongs to another user.
     """
     if sys.platform == "win32":
         return None
@@ -133,7 +133,7 @@ def _lock_folder(path: Path) -> int | None:
 def locked(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
     """Hold the user's lock for ``path`` against other processes; raise TimeoutError if another one holds it.
 
-    The lock file is among temporary files: out of sight, and on a file system that supports locks. On a system without
+    The lock file is in the temporary folder, out of sight and on a file system that supports locks. On a system without
     locks the block runs unlocked.
     """
     from filelock import FileLock
@@ -161,4 +161,4 @@ def _in_place(path: Path) -> bool:
 
 
 def _not_written(path: Path, error: OSError) -> GgufspecError:
-    return GgufspecError(f"{path} cannot be written: {error.strerror}", "name another file, or free some space")
+    return GgufspecError(f"{path} cannot be written: {error.strerror}", "choose another file, or free some space")

@@ -1,1 +1,1 @@
-"""This machine's hardware: GPUs (the only importer of pynvml), host (the only importer of psutil)."""
+"""This machine's hardware; only ``gpus`` imports pynvml, and only ``host`` imports psutil."""

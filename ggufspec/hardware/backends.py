@@ -1,4 +1,4 @@
-"""The backends of ggml by their device names: the overhead of each on a GPU, and what helps if its driver crashes."""
+"""ggml's backends by device name: the memory overhead of each on a GPU, and a hint for when its driver crashes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A backend, whose devices ggml names ``name`` plus a number."""
+    """A backend; ggml names its devices ``name`` plus a number."""
 
     name: str
-    overhead_bytes: int = 240 * 2**20  # VRAM besides what llama.cpp counts: context, cuBLAS, graphs and pools
-    large_bytes: int = 640 * 2**20  # overhead on a GPU with _LARGE_CARD or more, which has more multiprocessors
-    driver_hint: str = "update the card's driver"  # variables from ggml/src
-    architectures: tuple[str, ...] = ()  # GPU architectures usually run with it; all others use CUDA
+    overhead_bytes: int = 240 * 2**20  # VRAM that llama.cpp does not count: context, cuBLAS, graphs and pools
+    large_bytes: int = 640 * 2**20  # overhead on a GPU with _LARGE_CARD or more of VRAM, which has more multiprocessors
+    driver_hint: str = "update the GPU driver"  # its environment variables are from ggml/src
+    architectures: tuple[str, ...] = ()  # GPU architectures that usually use this backend; all others use CUDA
 
 
-# Overheads are guesses until they are measured. CUDA's was 113 to 301 MiB (docs/predictions.md), 609 to 626 on an H100;
-# for the others there are no measurements: their users reserve 250 to 500. Without NVML the backend itself reports free
-# memory, after creating its context, so that the overhead there excludes it.
+# Overheads are guesses until they are measured. CUDA's was 113 to 301 MiB (docs/predictions.md), and 609 to 626 MiB on
+# an H100. The others have not been measured; their users reserve 250 to 500 MiB. Without NVML, the backend itself
+# reports free memory after creating its context, so the overhead then excludes the context.
 BACKENDS = (
     Backend(
         "CUDA",
@@ -28,7 +28,7 @@ BACKENDS = (
     Backend(
         "Vulkan",
         450 * 2**20,
-        driver_hint="update the card's driver, or set GGML_VK_DISABLE_FUSION=1 or GGML_VK_DISABLE_F16=1",
+        driver_hint="update the GPU driver, or set GGML_VK_DISABLE_FUSION=1 or GGML_VK_DISABLE_F16=1",
     ),
     Backend(
         "MTL",
@@ -40,10 +40,10 @@ BACKENDS = (
     Backend(
         "SYCL",
         450 * 2**20,
-        driver_hint="update the card's driver, or set GGML_SYCL_ENABLE_FUSION=0",
+        driver_hint="update the GPU driver, or set GGML_SYCL_ENABLE_FUSION=0",
         architectures=("Arc",),
     ),
-    Backend("RPC", 0, 0),  # the worker's own, allocated before anything is loaded
+    Backend("RPC", 0, 0),  # the worker allocates its overhead before anything is loaded
 )
 
 
@@ -51,22 +51,22 @@ _LARGE_CARD = 40 * 2**30
 
 
 def overhead_bytes(device: str, total_bytes: int) -> int:
-    """Return the assumed overhead of a process on a GPU with so much memory; ``device`` as for :func:`backend_of`."""
+    """Return the VRAM overhead assumed for a process on a GPU of this size; ``device`` is as for :func:`backend_of`."""
     backend = backend_of(device)
     return backend.large_bytes if total_bytes >= _LARGE_CARD else backend.overhead_bytes
 
 
 def is_guess(size_bytes: int) -> bool:
-    """Return True if an overhead is one of these guesses."""
+    """Return True if an overhead is one of the guesses in ``BACKENDS``."""
     return size_bytes > 0 and any(size_bytes in (one.overhead_bytes, one.large_bytes) for one in BACKENDS)
 
 
 def backend_of(device: str) -> Backend:
-    """Return the backend of a device by ggml's name, e.g. CUDA0; a guess for an unknown one."""
+    """Return the backend of a device from ggml's name for it, e.g. CUDA0; one with default values if it is unknown."""
     name = device.rstrip("0123456789")
     return next((one for one in BACKENDS if one.name == name), Backend(name))
 
 
 def usual_backend(architecture: str) -> str:
-    """Return the backend that GPUs of an architecture (:mod:`ggufspec.hardware.cards`) usually run with."""
+    """Return the backend that GPUs of an architecture (:mod:`ggufspec.hardware.cards`) usually use."""
     return next((one.name for one in BACKENDS if architecture in one.architectures), "CUDA")

@@ -1,9 +1,9 @@
 """Common GPUs by name, to plan for one that is not installed.
 
-Figures are from the makers' data sheets and architecture white papers (NVIDIA Turing, Ampere, Ada and Blackwell; AMD's
-and Intel's product pages): memory as it is marketed, which is GiB, and bandwidth in 10⁹ bytes a second. fp16 is the
-dense rate of the matrix units with 32-bit sums; on GPUs without such units or without fast fp16 it is the best rate of
-the shaders. A driver and a desktop reserve 0.3 to 1 GiB of the memory, so that less is free.
+Figures are from the vendors' data sheets and architecture white papers (NVIDIA Turing, Ampere, Ada and Blackwell; AMD's
+and Intel's product pages): memory as marketed, in GiB; bandwidth in 10⁹ bytes per second. fp16 is the dense rate of
+the matrix units with 32-bit accumulation or, on GPUs without such units or fast fp16, the best shader rate. The driver
+and a desktop reserve 0.3 to 1 GiB of the memory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ggufspec.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """A GPU as its maker describes it; ``fp16_flops`` is per second, ``architecture`` as in ``_TABLE``."""
+class GpuModel:
+    """A GPU as its vendor describes it; ``fp16_flops`` is per second, and ``architecture`` is as in ``_TABLE``."""
 
     name: str
     vram_bytes: int
@@ -30,16 +30,16 @@ class Card:
 
     @property
     def shares_memory(self) -> bool:
-        """True if it uses the host's memory."""
+        """True if the GPU uses host memory."""
         return self.name.startswith(("Apple ", "GB10", "Radeon ", "Arc 140V"))
 
     @property
     def usable_bytes(self) -> int:
-        """Memory that its driver gives to programs; Apple's 11.84 of 16 GiB: github.com/AlexsJones/llmfit/pull/754."""
+        """Memory for programs; Apple's driver offers 11.84 of 16 GiB (github.com/AlexsJones/llmfit/pull/754)."""
         return int(0.74 * self.vram_bytes) if self.architecture == "Apple" else self.vram_bytes
 
 
-# name; GiB; GB/s; PCIe generation × lanes; fp16 TFLOP/s. GPUs that share the host's memory have its usual amount.
+# name; GiB; GB/s; PCIe generation × lanes; fp16 TFLOP/s. GPUs that use host memory are listed with its usual size.
 _TABLE = """
 [Pascal]
 GTX 1060 6GB                    6   192  3x16    4.4
@@ -178,7 +178,7 @@ Apple M5 Max                   48   614  4x16   33.2
 """
 
 
-def _parse(table: str) -> Iterator[Card]:
+def _parse(table: str) -> Iterator[GpuModel]:
     architecture = ""
     for line in table.strip().splitlines():
         if line.startswith("["):
@@ -186,7 +186,9 @@ def _parse(table: str) -> Iterator[Card]:
             continue
         name, vram, bandwidth, link, fp16 = line.rsplit(maxsplit=4)
         generation, width = map(int, link.split("x"))
-        yield Card(name, int(vram) << 30, float(bandwidth) * 1e9, generation, width, float(fp16) * 1e12, architecture)
+        yield GpuModel(
+            name, int(vram) << 30, float(bandwidth) * 1e9, generation, width, float(fp16) * 1e12, architecture
+        )
 
 
 CARDS = tuple(_parse(_TABLE))
@@ -196,7 +198,7 @@ _NOISE = re.compile(
     r"|aipro(?=r9)|gpu|\(radv.*\)"
 )
 _SERIES = re.compile(r"^(rtx|gtx|rx|pro|apple) ", re.IGNORECASE)
-# NVML's names of variants that their makers' pages name differently.
+# NVML's names for variants that NVIDIA's product pages name differently.
 _ALIASES = {
     "h10080gbhbm3": "H100 SXM",
     "a100pcie40gb": "A100 40GB",
@@ -211,11 +213,11 @@ _ALIASES = {
 _VARIANT = re.compile(r" (\d+GB|PCIe|SXM|Blackwell)$")
 
 
-def find_card(name: str) -> Card:
-    """Find a GPU by ``name``; case, spaces, "NVIDIA GeForce" and "RTX" are optional.
+def find_card(name: str) -> GpuModel:
+    """Find a GPU by ``name``; case and spaces do not matter, and "NVIDIA GeForce" and "RTX" are optional.
 
     Raises:
-        UsageError: no GPU has this name, or several variants have.
+        UsageError: no GPU has this name, or several variants do.
     """
     key = _key(name)
     found = _called(key)
@@ -226,15 +228,15 @@ def find_card(name: str) -> Card:
     near = difflib.get_close_matches(key, [alias for card in CARDS for alias in _names(card)], n=3, cutoff=0.7)
     names = dict.fromkeys(card.name for alias in near for card in _called(alias))
     nearest = f"the nearest: {_listed(names)}; or " if names else ""
-    raise UsageError(f"no card called {name!r} is known", f"{nearest}give its memory instead: --vram 24GiB")
+    raise UsageError(f"no GPU called {name!r} is known", f"{nearest}give its memory instead: --vram 24GiB")
 
 
-def recognise(name: str, total_bytes: int) -> Card | None:
-    """Return the GPU that its driver calls ``name``, the variant with the nearest memory; None if unknown."""
+def recognise(name: str, total_bytes: int) -> GpuModel | None:
+    """Return the GPU that its driver calls ``name``, in the variant with the nearest memory size; None if unknown."""
     return min(_called(_key(name)), key=lambda card: abs(card.vram_bytes - total_bytes), default=None)
 
 
-def _called(key: str) -> list[Card]:
+def _called(key: str) -> list[GpuModel]:
     return [card for card in CARDS if key in _names(card) or _ALIASES.get(key) == card.name]
 
 
@@ -247,7 +249,7 @@ def _key(name: str) -> str:
     return _NOISE.sub("", squeezed).replace("gib", "gb")
 
 
-def _names(card: Card) -> set[str]:
+def _names(card: GpuModel) -> set[str]:
     """Return all names of a GPU, with and without its series and its variant."""
     names = {card.name, _VARIANT.sub("", card.name)}
     return {_key(name) for name in (*names, *(_SERIES.sub("", name) for name in names))}

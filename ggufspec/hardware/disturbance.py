@@ -1,7 +1,7 @@
-"""Disturbances of a measurement: other programs on the CPUs or GPUs, reduced clocks, weights read from the disk.
+"""Disturbances of a measurement: other programs on the CPUs or GPUs, reduced clocks, weights read from disk.
 
-Read the system's counters before and after (:meth:`Counters.now`); :meth:`Counters.since` returns what happened in
-between. A counter that the system lacks, or hides from a container, counts as zero.
+Read the system's counters before and after the measurement (:meth:`SystemCounters.now`); :meth:`SystemCounters.since`
+returns the disturbances in between. A counter that the system lacks, or hides from a container, counts as zero.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ggufspec.hardware import gpus, host
 from ggufspec.hardware.host import CpuUse
 
 _IO = Path("/proc/self/io")
-_LEAST_S = 0.2  # minimum duration: the kernel counts CPU time in steps of 10 ms
-_DISK_BYTES = 16 << 20  # enough disk reads to show in a measurement of half a second
+_LEAST_S = 0.2  # minimum duration to judge CPU use, because the kernel's CPU times have a resolution of 10 ms
+_DISK_BYTES = 16 << 20  # enough disk reads to affect a measurement of half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Disturbance:
 
     Attributes:
         others_cpus: CPUs that other programs and the hypervisor kept busy, on average.
-        disk_bytes: bytes that this process read from the disk: weights that were not in memory.
-        gpus: one sentence for each GPU with reduced clocks or other programs at work.
+        disk_bytes: bytes that this process read from disk, i.e. weights that were not in memory.
+        gpus: one sentence for each GPU whose clocks were reduced or which other programs used.
     """
 
     others_cpus: float = 0.0
@@ -32,7 +32,7 @@ class Disturbance:
     gpus: tuple[str, ...] = ()
 
     def reason(self, threads: int, cpus: int) -> str:
-        """Return why ``threads`` on ``cpus`` logical CPUs would be faster undisturbed; empty if they would not be."""
+        """Return what slowed down ``threads`` threads on ``cpus`` logical CPUs; empty if nothing did."""
         if host.threads_left(threads, cpus, self.others_cpus) < threads:
             return f"other programs used {self.others_cpus:.1f} CPUs"
         if self.disk_bytes > _DISK_BYTES:
@@ -41,21 +41,21 @@ class Disturbance:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """The system's counters at one moment; only differences mean something."""
+class SystemCounters:
+    """The system's counters at one moment; only differences are meaningful."""
 
     cpu: CpuUse
     disk_bytes: int
 
     @classmethod
-    def now(cls) -> Counters:
-        """Read the counters; takes a fraction of a millisecond."""
+    def now(cls) -> SystemCounters:
+        """Read the counters, which takes a fraction of a millisecond."""
         return cls(host.cpu_use(), _disk_bytes())
 
-    def since(self, before: Counters, *, with_gpus: bool = False) -> Disturbance:
-        """Return what happened from ``before`` to these counters.
+    def since(self, before: SystemCounters, *, with_gpus: bool = False) -> Disturbance:
+        """Return the disturbances between ``before`` and these counters.
 
-        ``with_gpus`` also asks NVML for the GPUs' present state, which takes some milliseconds.
+        ``with_gpus`` also asks NVML for the GPUs' current state, which takes a few milliseconds.
         """
         long_enough = self.cpu.clock_s - before.cpu.clock_s >= _LEAST_S
         return Disturbance(
@@ -66,9 +66,9 @@ class Counters:
 
 
 def _disk_bytes() -> int:
-    """Return the bytes that this process had read from the disk, mapped files included; 0 if unknown (Linux knows).
+    """Return the bytes this process has read from disk, mapped files included; 0 if unknown (only Linux reports them).
 
-    Source: Documentation/filesystems/proc.rst of Linux, 3.3.
+    Source: Linux's Documentation/filesystems/proc.rst, 3.3.
     """
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())

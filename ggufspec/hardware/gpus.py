@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: identity, memory and its users. A GPU that fails costs only its own row.
+"""NVIDIA GPUs as NVML reports them: identity, memory and processes. A GPU that fails affects only its own entry.
 
 Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
 """
@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 from ggufspec.schema.doctor import Gpu, GpuProcess
 
-# nvmlReturn_t: after these errors nothing that the GPU or the driver says is usable. Other errors cost only the field
-# that was requested.
+# nvmlReturn_t errors after which nothing that the driver or the GPU reports is usable. Other errors affect only the
+# requested field.
 _DRIVER_IS_GONE = (1, 9)  # NVML_ERROR_UNINITIALIZED, _DRIVER_NOT_LOADED
 _CARD_IS_GONE = (*_DRIVER_IS_GONE, 15, 16)  # _GPU_IS_LOST, _RESET_REQUIRED
 _LIBRARY_NOT_FOUND = 12
-# nvmlClocksEventReason… of nvml.h: reasons why a GPU is slower than a minute ago. Reaching the power limit under load
-# is not one of them: it happens from the first second on.
+# nvmlClocksEventReason… in nvml.h: reasons why a GPU is slower than a minute ago. The power limit is not among them,
+# because a GPU under load reaches it in the first second.
 _THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake"}
-_OTHERS_SHARE = 0.1  # share of a GPU's time; less is a desktop being drawn
+_OTHERS_SHARE = 0.1  # share of a GPU's time above which other programs are a disturbance; a desktop takes less
 _RECENT_S = 1.0
 # Vulkan drivers that run on the CPU: Mesa's, Google's, Microsoft's
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "basic render driver")
@@ -31,38 +31,38 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """NVML's view of this machine."""
+class GpuSurvey:
+    """NVML's report on this machine's GPUs."""
 
-    cards: tuple[Gpu, ...]  # GPUs that answer
-    problems: tuple[str, ...]  # of the other GPUs
+    cards: tuple[Gpu, ...]  # GPUs that respond to queries
+    problems: tuple[str, ...]  # problems with the other GPUs or the driver
     driver: str | None  # driver version; None without a driver
-    cuda: tuple[int, int] | None = None  # newest CUDA version that the driver runs
+    cuda: tuple[int, int] | None = None  # newest CUDA version that the driver supports
 
 
 def is_software(description: str) -> bool:
-    """Return True if a program on the CPU acts as the GPU of this description, slower than the CPU, in its memory.
+    """Return True if the GPU with this description is emulated on the CPU: in host memory, and slower than the CPU.
 
-    llama.cpp shows one only if GGML_VK_VISIBLE_DEVICES names it: ggml/src/ggml-vulkan/ggml-vulkan.cpp.
+    llama.cpp lists such a GPU only if GGML_VK_VISIBLE_DEVICES names it (ggml/src/ggml-vulkan/ggml-vulkan.cpp).
     """
     return any(name in description.lower() for name in _SOFTWARE)
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that answer, in NVML's order; empty without a driver."""
+    """Return the GPUs that respond to queries, in NVML's order; empty without a driver."""
     return list(survey().cards)
 
 
-def used_bytes() -> int | None:
+def nvml_used_bytes() -> int | None:
     """Return the memory in use on all GPUs, by all processes; None without GPUs, or if one does not report it."""
     used = [gpu.used_bytes for gpu in gpus()]
     return sum(filter(None, used)) if used and None not in used else None
 
 
 def of_device(device_id: str, description: str, cards: Iterable[Gpu]) -> Gpu | None:
-    """Return the GPU of a ggml device: NVML has another order, and also has GPUs that CUDA_VISIBLE_DEVICES hides.
+    """Return NVML's GPU for a ggml device; NVML uses another order, and also lists what CUDA_VISIBLE_DEVICES hides.
 
-    Both have the PCI bus id, to which ggml adds a suffix if it divides the GPU; a Jetson's has only a name in NVML.
+    Both report the PCI bus id, to which ggml adds a suffix if it divides the GPU. For a Jetson, NVML has only a name.
     """
 
     def is_it(card: Gpu) -> bool:
@@ -72,7 +72,7 @@ def of_device(device_id: str, description: str, cards: Iterable[Gpu]) -> Gpu | N
 
 
 def disturbances() -> tuple[str, ...]:
-    """Return a sentence for each GPU whose clocks are reduced or on which another program computes now."""
+    """Return a sentence for each GPU whose clocks are reduced or which another program is using now."""
     return _with_nvml(_disturbances, (), lambda _: ())
 
 
@@ -86,16 +86,16 @@ def _disturbances(nvml: Any) -> tuple[str, ...]:
                 found.append(f"the clocks of {name} were reduced ({reasons[0]})")
             elif (share := _used_by_others(nvml, handle)) > _OTHERS_SHARE:
                 found.append(f"other programs used {share:.0%} of {name}")
-    except nvml.NVMLError:  # the GPU or the driver is gone
+    except nvml.NVMLError:  # the GPU or the driver failed
         pass
     return tuple(found)
 
 
 def _used_by_others(nvml: Any, handle: Any) -> float:
-    """Return the share of a GPU's time that other processes had in the last second; 0 if NVML does not report it.
+    """Return the share of a GPU's time that other processes used in the last second; 0 if NVML does not report it.
 
-    In a container NVML may report the host's process ids: if this process is not among those on the GPU, processes
-    cannot be told apart.
+    In a container NVML may report the host's process ids; if this process is then not among those on the GPU, its own
+    share is unknown, so the result is 0, too.
     """
     if os.getpid() not in {process.pid for process in _processes(nvml, handle)}:
         return 0.0
@@ -106,7 +106,7 @@ def _used_by_others(nvml: Any, handle: Any) -> float:
 
 
 def energy_j() -> float | None:
-    """Return the energy that all GPUs have used since the driver was loaded; None unless each of them counts it."""
+    """Return the joules that all GPUs together have used since the driver was loaded; None unless all report it."""
     return _with_nvml(_energy_j, None, lambda _: None)
 
 
@@ -119,14 +119,14 @@ def _energy_j(nvml: Any) -> float | None:
     return None if None in used_mj or not used_mj else sum(used_mj) / 1000
 
 
-def survey() -> Survey:
-    """Query every GPU; if the driver is lost on the way, the list ends there."""
+def survey() -> GpuSurvey:
+    """Query every GPU; if the driver fails midway, the list contains only the GPUs before the failure."""
     said = "the NVIDIA driver does not start"
-    return _with_nvml(_survey, Survey((), (), None), lambda error: Survey((), (f"{said}: {error}",), None))
+    return _with_nvml(_survey, GpuSurvey((), (), None), lambda error: GpuSurvey((), (f"{said}: {error}",), None))
 
 
 def _with_nvml(ask: Callable[[Any], Answer], without: Answer, broken: Callable[[Exception], Answer]) -> Answer:
-    """Return what ``ask`` gets from NVML; ``without`` if NVML is missing, ``broken`` if it does not start."""
+    """Return the result of ``ask``; ``without`` if NVML is missing, the result of ``broken`` if it does not start."""
     try:
         import pynvml as nvml
     except ImportError:
@@ -143,26 +143,26 @@ def _with_nvml(ask: Callable[[Any], Answer], without: Answer, broken: Callable[[
             nvml.nvmlShutdown()
 
 
-def _survey(nvml: Any) -> Survey:
+def _survey(nvml: Any) -> GpuSurvey:
     cards: list[Gpu] = []
     problems: list[str] = []
     driver, cuda = "", None
     try:
         driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion) or ""
-        if number := _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2):  # 12040 is 12.4: cuDriverGetVersion
+        if number := _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2):  # 12040 means 12.4: cuDriverGetVersion
             cuda = number // 1000, number % 1000 // 10
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        return Survey((), (f"the NVIDIA driver is lost: {error}",), driver, cuda)
+        return GpuSurvey((), (f"the NVIDIA driver stopped responding: {error}",), driver, cuda)
     for index in range(count):
         try:
             cards.append(_card(nvml, index, driver))
         except nvml.NVMLError as error:
             if _code(error) in _DRIVER_IS_GONE:
-                problems.append(f"the NVIDIA driver was lost at card {index} of {count}: {error}")
+                problems.append(f"the NVIDIA driver stopped responding at card {index} of {count}: {error}")
                 break
             problems.append(f"card {index} does not answer: {error}")
-    return Survey(tuple(cards), tuple(problems), driver, cuda)
+    return GpuSurvey(tuple(cards), tuple(problems), driver, cuda)
 
 
 def _card(nvml: Any, index: int, driver: str) -> Gpu:
@@ -192,7 +192,7 @@ def _card(nvml: Any, index: int, driver: str) -> Gpu:
 
 
 def _throttled(nvml: Any, handle: Any) -> tuple[str, ...]:
-    """Query by the name that the driver knows: it was renamed in R535."""
+    """Return why the clocks are reduced; both names of the query are tried, because driver R535 renamed it."""
     reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if reasons is None:
         reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
@@ -200,7 +200,7 @@ def _throttled(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    """Return processes, largest first. One that computes and draws is in both lists of NVML, with all its memory."""
+    """Return processes, largest first. NVML lists one that computes and draws twice, each time with all its memory."""
     used: dict[int, int | None] = {}
     for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
         for process in _ask(nvml, call, handle) or ():
@@ -213,7 +213,7 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
 
 
 def _ask(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of ``call``; None unless supported, permitted and text. Raises if GPU or driver are gone."""
+    """Return the result of ``call``; None if unsupported, forbidden or not text. Raise if the GPU or driver is gone."""
     try:
         return call(*arguments)
     except UnicodeDecodeError:

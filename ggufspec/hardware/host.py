@@ -1,6 +1,6 @@
-"""Cores, memory, disk and name of the machine; the only importer of psutil.
+"""Cores, memory, disk and name of the machine; the only module that imports psutil.
 
-Source for a container's limits: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of Linux.
+Source for a container's limits: Linux's Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import psutil
 _ROOT = Path("/")
 _VECTOR_SETS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sve")  # prefixes of CPU flags
 
-_NO_LIMIT = 2**62  # cgroup version 1 writes its highest number of whole pages for no limit
+_NO_LIMIT = 2**62  # without a limit, cgroup version 1 reports its highest number of whole pages
 BUSY_CPUS = 0.25
-"""CPUs in others' hands, above the quietest time, that disturb a measurement; idle machines vary by 0.15."""
+"""CPUs used by other programs, above the quietest time's, that disturb a measurement; idle machines vary by 0.15."""
 
-_FAST = 0.8  # share of the fastest core's speed: slower ones are efficiency cores, others merely boost less
+_FAST = 0.8  # minimum share of the fastest core's speed; slower cores are efficiency cores, others merely boost less
 
 TOLERATED_CPUS = 0.5
-"""CPUs in others' hands at which one thread more and one fewer are equally fast (docs/decisions/024)."""
+"""CPUs used by other programs at which one more thread is as fast as one fewer (docs/decisions/024)."""
 
 
 def physical_cores() -> int:
-    """Return the cores that this process may use: fast ones, within its affinity and its container's quota.
+    """Return the number of fast cores that this process may use, within its affinity and its container's quota.
 
-    llama.cpp gains nothing from two threads on one core, and its threads wait for the slowest.
+    llama.cpp gains nothing from two threads on one core, and its threads wait for the slowest one.
     """
     cores = _fast_cores() or min(psutil.cpu_count(logical=False) or psutil.cpu_count() or 1, usable_cpus())
     quota = _cgroup_cores(_ROOT)
@@ -43,7 +43,7 @@ def physical_cores() -> int:
 def _fast_cores() -> int:
     """Count this process's cores that are about as fast as the fastest; 0 if unknown.
 
-    Source: Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
+    Source: Linux's Documentation/ABI/testing/sysfs-devices-system-cpu.
     """
     speeds: dict[str, int] = {}
     for cpu in _affinity():
@@ -57,10 +57,10 @@ def _fast_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Seconds since some moment in the past; only differences are meaningful."""
+    """Time counters in seconds since an arbitrary moment; only differences are meaningful."""
 
     clock_s: float
-    all_s: float  # CPU time of all programs on the CPUs of this process, and what a hypervisor took
+    all_s: float  # CPU time of all programs on this process's CPUs, and time stolen by a hypervisor
     own_s: float  # CPU time of this process
 
     def others_since(self, before: CpuUse) -> float:
@@ -78,7 +78,7 @@ def usable_cpus() -> int:
 def cpu_use() -> CpuUse:
     """Return how busy the CPUs have been; the system counts in steps of about 10 ms.
 
-    If the system does not report it (a container without /proc/stat), others use nothing.
+    If the system does not report it (a container without /proc/stat), other programs are assumed to be idle.
     """
     allowed = _affinity()
     try:
@@ -95,7 +95,7 @@ def cpu_use() -> CpuUse:
 def threads_left(cores: int, cpus: int, others: float) -> int:
     """Return how many threads get a CPU of their own; ``cores`` on an idle machine.
 
-    ``others`` of the logical CPUs are busy; if cores have two CPUs each, these fit next to ``cores`` threads.
+    ``others`` is how many logical CPUs other programs use. With two per core, ``cores`` of them cost no thread.
     """
     return max(1, min(cores, ceil(cpus - others - TOLERATED_CPUS)))
 
@@ -108,7 +108,7 @@ def others_cpus(look_s: float = 0.3) -> float:
 
 
 def _affinity() -> set[int]:
-    """Return the CPUs that this process is bound to; empty if the system does not say."""
+    """Return the CPUs that this process is bound to; empty if the system does not report them."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
@@ -117,7 +117,7 @@ def peak_rss_bytes() -> int:
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     for line in _text(_ROOT / "proc/self/status").splitlines():
-        if line.startswith("VmHWM:"):  # ru_maxrss of a child is never below its parent's: fs/exec.c, exec_mmap
+        if line.startswith("VmHWM:"):  # a child's ru_maxrss is never below its parent's: exec_mmap in fs/exec.c
             return int(line.split()[1]) * 1024
     import resource
 
@@ -138,7 +138,7 @@ def total_memory_bytes() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Return the RAM that this process can get without swapping, within all limits of its container."""
+    """Return the RAM that this process can use without swapping, within all limits of its container."""
     free = psutil.virtual_memory().available
     allowed = _cgroup_memory_bytes(_ROOT)
     return free if allowed is None else min(free, allowed)
@@ -150,7 +150,7 @@ def obtainable_memory_bytes() -> int:
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Return the free space for this user on the disk of ``path`` or of its nearest parent; OSError if unknown."""
+    """Return the disk space free for this user at ``path`` or its nearest parent; raise OSError if unknown."""
     there = path.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -158,27 +158,27 @@ def free_disk_bytes(path: Path) -> int:
 
 
 def last_cache_bytes() -> int:
-    """Return the largest cache of the first CPU; 0 if the system does not report it (Linux does)."""
+    """Return the size of the first CPU's largest cache; 0 if the system does not report it (only Linux does)."""
     sizes = [_text(path) for path in (_ROOT / "sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size[:-1].isdecimal() and size.endswith("K")), default=0)
 
 
 def cpu_name() -> str:
-    """Return the processor's name as its maker writes it."""
+    """Return the processor's name as its vendor writes it."""
     return _cpu_facts().get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> tuple[str, ...]:
-    """Return the processor's features in Linux's words (``avx2``, ``amx_int8``, ``asimddp``), sorted; empty if unknown.
+    """Return the processor's features as Linux names them (``avx2``, ``amx_int8``), sorted; empty if unknown.
 
-    Source: arch/x86/include/asm/cpufeatures.h and arch/arm64/kernel/cpuinfo.c of Linux.
+    Source: Linux's arch/x86/include/asm/cpufeatures.h and arch/arm64/kernel/cpuinfo.c.
     """
     facts = _cpu_facts()
     return tuple(sorted(facts.get("flags", facts.get("Features", "")).split()))
 
 
 def _cpu_facts() -> dict[str, str]:
-    """Return the first processor's fields: arch/x86/kernel/cpu/proc.c and arch/arm64/kernel/cpuinfo.c of Linux."""
+    """Return the first CPU's fields in /proc/cpuinfo: arch/x86/kernel/cpu/proc.c, arch/arm64/kernel/cpuinfo.c."""
     facts: dict[str, str] = {}
     for line in _text(_ROOT / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
@@ -188,13 +188,13 @@ def _cpu_facts() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor by its maker's numbers, because a hypervisor may shorten its name ("AMD EPYC"); empty if unknown."""
+    """Vendor's numbers for a processor, because a hypervisor may shorten its name ("AMD EPYC"); empty if unknown."""
 
     vendor: str
     family: str
     model: str
     stepping: str
-    vector_sets: tuple[str, ...]  # vector instructions in Linux's words
+    vector_sets: tuple[str, ...]  # vector instruction sets, as Linux names them
 
 
 def processor() -> Processor:
@@ -211,26 +211,26 @@ def processor() -> Processor:
 
 
 def _cgroup_cores(root: Path) -> int:
-    """Return the whole cores of the narrowest CPU quota above this process; 0 means no quota."""
+    """Return the tightest CPU quota on this process in whole cores; 0 means no quota."""
     cores = []
     for folder in _cgroups(root, "cpu"):
         whole = _text(folder / "cpu.max") or " ".join(_text(folder / f"cpu.cfs_{of}_us") for of in ("quota", "period"))
         quota, _, period = whole.partition(" ")
-        if quota.isdecimal() and period.isdecimal() and int(period):  # "max" and -1 are no quota
+        if quota.isdecimal() and period.isdecimal() and int(period):  # "max" and -1 mean no quota
             cores.append(max(1, int(quota) // int(period)))
     return min(cores, default=0)
 
 
 def _cgroup_memory_bytes(root: Path) -> int | None:
-    """Return the memory left within the narrowest limit above this process; None without a limit.
+    """Return the memory left within the tightest limit on this process; None without a limit.
 
-    Cached files count as free, as in the kernel's own MemAvailable (mm/show_mem.c): they are dropped on demand.
+    Cached files count as free, as in the kernel's MemAvailable (mm/show_mem.c), because they are dropped on demand.
     """
     left = []
     for folder in _cgroups(root, "memory"):
         used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or "0"
         stat = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
-        cached = ("inactive_file", "active_file", "slab_reclaimable")  # in version 1, total_… includes the groups below
+        cached = ("inactive_file", "active_file", "slab_reclaimable")  # in version 1, total_… includes subgroups
         kept = max(0, int(used) - sum(int(stat.get(f"total_{key}", stat.get(key, "0"))) for key in cached))
         limits = (_text(folder / f"memory.{name}") for name in ("max", "high", "limit_in_bytes"))
         left += [max(0, int(limit) - kept) for limit in limits if limit.isdecimal() and int(limit) < _NO_LIMIT]
@@ -238,22 +238,22 @@ def _cgroup_memory_bytes(root: Path) -> int | None:
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders that may limit this process, its own first, the mount's last, in both versions.
+    """Yield the cgroup folders that may limit this process, from its own up to the mount, for both versions.
 
-    In a container the path may be the host's, which does not exist there; then the mount itself is the container's
-    group.
+    In a container, /proc may name the host's path, which does not exist there; the mount itself is then the
+    container's cgroup.
     """
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         parts = [part for part in path.split("/") if part not in ("", "..")]
         mounts = ("", "unified") if not controllers else (controller,) if controller in controllers.split(",") else ()
-        for mount in mounts:  # version 2, mounted as "unified" next to version 1; or version 1
+        for mount in mounts:  # version 2, which may be mounted as "unified" next to version 1, or version 1
             folder = root / "sys/fs/cgroup" / mount
             yield from (folder.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
 def _text(path: Path) -> str:
-    """Return the file's text, stripped; empty without a file."""
+    """Return the file's text, stripped; empty if it cannot be read."""
     try:
         return path.read_text("utf-8", "replace").strip()
     except OSError:

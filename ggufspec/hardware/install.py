@@ -1,10 +1,10 @@
-"""Install llama.cpp here: which prebuilt llama-cpp-python suits this machine, and what to type to repair it.
+"""Installation of llama.cpp: which prebuilt llama-cpp-python suits this machine, and the command that repairs it.
 
-This is the only place that knows: a checkout is repaired by ``scripts/bootstrap``, which builds llama.cpp; everything
-else by pip, or uv if an environment has no pip, and a prebuilt llama-cpp-python.
+Only this module decides both. In a checkout, ``scripts/bootstrap`` builds llama.cpp. Everywhere else pip, or uv if the
+environment has no pip, installs a prebuilt llama-cpp-python.
 
-Source: llama-cpp-python 0.3.36, README.md ("Pre-built Wheel") and .github/workflows/build-*.yaml. Those indices could
-not be reached when this was written: their names are documented, the wheels in them are untried.
+Source: llama-cpp-python 0.3.36, README.md ("Pre-built Wheel") and .github/workflows/build-*.yaml. The wheel indices
+could not be reached when this was written, so their names come from the documentation, and their wheels are untested.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Literal
 from ggufspec.errors import GgufspecError
 from ggufspec.files import untrusted
 from ggufspec.hardware import gpus
-from ggufspec.hardware.gpus import Survey
-from ggufspec.schema.doctor import Build
+from ggufspec.hardware.gpus import GpuSurvey
+from ggufspec.schema.doctor import LlamaBuild
 
 IN_CHECKOUT = (Path(__file__).resolve().parents[2] / "scripts" / "bootstrap").is_file()
 CHAT_LIBRARY = "ggufspec doctor --chat-library"  # command to compile llama.cpp's chat library with a C++ compiler
@@ -44,29 +44,29 @@ Backend = Literal["cuda", "metal", "rocm", "vulkan", "cpu"]
 _INDICES = "https://abetlen.github.io/llama-cpp-python/whl"
 _CUDA = ((11, 8), (12, 1), (12, 2), (12, 3), (12, 4), (12, 5), (13, 0), (13, 2))
 _NOT_ON_WINDOWS = ((12, 1), (12, 2), (12, 3))
-# Compute capabilities that the wheels of a CUDA major version have code for: (lowest, highest)
+# (lowest, highest) compute capability for which wheels of a CUDA major version have code
 _CAPABILITIES = {11: ((6, 0), (8, 9)), 12: ((6, 0), (99, 9)), 13: ((7, 5), (99, 9))}
-# Packages of PyPI that the CUDA wheels of a major version need. NVIDIA dropped the suffix with CUDA 13.
+# PyPI packages that wheels for a CUDA major version need. NVIDIA dropped the suffix with CUDA 13.
 CUDA_RUNTIME = {
     11: ("nvidia-cuda-runtime-cu11", "nvidia-cublas-cu11"),
     12: ("nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12"),
     13: ("nvidia-cuda-runtime==13.*", "nvidia-cublas==13.*"),
 }
-_DOCUMENTED_PYTHON = (3, 12)  # newest that the README promises CUDA and Metal wheels for
+_DOCUMENTED_PYTHON = (3, 12)  # newest Python for which the README promises CUDA and Metal wheels
 _X86 = ("x86_64", "AMD64")
 _ARM = ("arm64", "aarch64")
 _CPU_WHEELS = {"Linux": (*_X86, *_ARM, "riscv64"), "Darwin": _ARM, "Windows": _X86}
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Facts that decide; ``system`` and ``arch`` are :mod:`platform`'s."""
+class InstallFacts:
+    """Facts that decide which wheels fit; ``system`` and ``arch`` are as in :mod:`platform`."""
 
     system: str
     arch: str
     python: tuple[int, int]
-    cuda: tuple[int, int] | None = None  # newest that NVIDIA's driver runs
-    capability: tuple[int, int] | None = None  # oldest GPU's
+    cuda: tuple[int, int] | None = None  # newest version that NVIDIA's driver supports
+    capability: tuple[int, int] | None = None  # lowest compute capability of all GPUs
     amd: bool = False  # an AMD GPU is present
     rocm: bool = False  # AMD's runtime is installed
     vulkan: bool = False  # a Vulkan loader and a GPU for it are present
@@ -74,27 +74,27 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
-    """Prebuilt wheels."""
+    """Prebuilt wheels of llama-cpp-python."""
 
     backend: Backend
     index: str
     lacks: tuple[str, ...]
-    runtime: tuple[str, ...] = ()  # packages of PyPI that they need
-    python: str = ""  # version to request; empty: any
+    runtime: tuple[str, ...] = ()  # PyPI packages that the wheels need
+    python: str = ""  # Python version to request; empty: any
 
 
-def choose_wheels(facts: Facts) -> Wheels | None:
+def choose_wheels(facts: InstallFacts) -> Wheels | None:
     """Choose the wheels for a machine; None if none are built, as for an Intel Mac."""
     backend, name = _index(facts)
     if not name:
         return None
-    lacks = ["RPC: no --rpc and no worker, and `plan --gpu` estimates compute buffers"]
+    lacks = ["RPC, so there is no --rpc and no worker, and `plan --gpu` only estimates compute buffers"]
     if backend == "cuda":
-        lacks += ["AVX2, which their build switches off: layers that stay on the CPU may be several times slower"]
-        lacks += ["the CUDA runtime, which the nvidia-… packages bring"]
+        lacks += ["AVX2, which their build disables: layers that stay on the CPU may be several times slower"]
+        lacks += ["the CUDA runtime, which the nvidia-… packages provide"]
     elif backend == "rocm":
-        lacks += ["AVX and AVX2, which their build switches off: layers that stay on the CPU are several times slower"]
-        lacks += ["ROCm 7.2 itself, which AMD's own packages bring"] if facts.system == "Linux" else []
+        lacks += ["AVX and AVX2, which their build disables: layers that stay on the CPU are several times slower"]
+        lacks += ["ROCm 7.2 itself, which AMD's own packages provide"] if facts.system == "Linux" else []
     elif backend in ("vulkan", "cpu") and facts.arch in _X86:
         lacks += ["AVX-512 and AMX"]
     runtime = CUDA_RUNTIME[int(name[2:-1])] if backend == "cuda" else ()
@@ -103,13 +103,13 @@ def choose_wheels(facts: Facts) -> Wheels | None:
     return Wheels(backend, f"{_INDICES}/{name}", tuple(lacks), runtime, python)
 
 
-def _index(facts: Facts) -> tuple[Backend, str]:
-    """Return the backend and the index's name; an empty name means no wheel at all."""
+def _index(facts: InstallFacts) -> tuple[Backend, str]:
+    """Return the backend and the index's name, which is empty if there are no wheels."""
     if facts.arch in _X86 and facts.system in ("Linux", "Windows"):
         if name := _cuda_index(facts):
             return "cuda", name
         if facts.amd and facts.system == "Windows":
-            return "rocm", "hip-radeon"  # AMD's libraries are included
+            return "rocm", "hip-radeon"  # these wheels include AMD's libraries
         if facts.amd and facts.rocm:
             return "rocm", "rocm72"
         if facts.vulkan:
@@ -119,11 +119,11 @@ def _index(facts: Facts) -> tuple[Backend, str]:
     return "cpu", "cpu" if facts.arch in _CPU_WHEELS.get(facts.system, ()) else ""
 
 
-def _cuda_index(facts: Facts) -> str:
-    """Choose the newest CUDA that the driver runs and that has code for the GPU.
+def _cuda_index(facts: InstallFacts) -> str:
+    """Choose the newest CUDA version that the driver supports and whose wheels have code for the GPU.
 
-    Never newer than the driver's: newer ones of the same major version do run, but not the code that the driver has to
-    compile for GPUs newer than the wheel (CUDA's guide to compatibility, "minor version").
+    It is never newer than the driver's version: newer minor versions run, but the driver could not compile their code
+    for GPUs newer than the wheel (CUDA's compatibility guide, "minor version").
     """
     known = [version for version in _CUDA if not (facts.system == "Windows" and version in _NOT_ON_WINDOWS)]
     for version in sorted(known, reverse=True):
@@ -134,13 +134,13 @@ def _cuda_index(facts: Facts) -> str:
     return ""
 
 
-def machine_facts(survey: Survey, root: Path = Path("/")) -> Facts:
-    """Return the facts of this machine; ``root`` is where the system's files are."""
+def machine_facts(survey: GpuSurvey, root: Path = Path("/")) -> InstallFacts:
+    """Return the facts about this machine; system files are read under ``root``."""
     system = platform.system()
     vendors = [path.read_text().strip() for path in root.glob("sys/class/drm/card*/device/vendor")]
     homes = ("opt/rocm*/lib", "usr/lib/*-linux-gnu", "usr/lib64")
     capabilities = [card.compute_capability for card in survey.cards if card.compute_capability]
-    return Facts(
+    return InstallFacts(
         system=system,
         arch=platform.machine(),
         python=sys.version_info[:2],
@@ -167,22 +167,22 @@ def _loads(*names: str) -> bool:
 
 
 def pip() -> str:
-    """Return the command that installs packages here: pipx environments have pip, uv's have none."""
+    """Return the command that installs packages in this environment; pipx's environments have pip, but uv's do not."""
     python = shlex.quote(sys.executable)
     return f"{python} -m pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {python}"
 
 
-def built(prefix: Path = Path(sys.prefix)) -> Build | None:
-    """Return what scripts/bootstrap wrote into the environment that it made, if this is one."""
+def built(prefix: Path = Path(sys.prefix)) -> LlamaBuild | None:
+    """Return the build that scripts/bootstrap recorded, if it created this environment; otherwise None."""
     try:
         stamp = untrusted.read_json(prefix / "bootstrap.json")
-        return Build(str(stamp.get("cpu", "native")), str(stamp.get("why", "")), str(stamp.get("cmake_args", "")))
+        return LlamaBuild(str(stamp.get("cpu", "native")), str(stamp.get("why", "")), str(stamp.get("cmake_args", "")))
     except (GgufspecError, AttributeError):
         return None
 
 
 def requirement(name: str = _PACKAGE) -> str:
-    """Return the supported versions of a package: ``llama-cpp-python<0.4,>=0.3.36``."""
+    """Return a package's supported versions, e.g. ``llama-cpp-python<0.4,>=0.3.36``."""
     try:
         needed = importlib.metadata.requires("ggufspec") or []
     except importlib.metadata.PackageNotFoundError:
@@ -190,11 +190,11 @@ def requirement(name: str = _PACKAGE) -> str:
     return next((one for one in needed if re.match(rf"{re.escape(name)}\b", one)), name)
 
 
-def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) -> str:
+def repair_command(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) -> str:
     """Return the command that gives this installation a working llama.cpp.
 
-    ``backend`` is ``cuda``, say; default: the best for this machine. ``source`` builds it here, with CMake's ``flags``,
-    for what no prebuilt wheel has: RPC, this processor's own instructions.
+    ``backend`` is e.g. ``cuda`` (default: the best for this machine). ``source`` builds it from source with CMake
+    ``flags``, to get what no prebuilt wheel has: RPC, and all of this processor's instructions.
     """
     if IN_CHECKOUT:
         return "scripts/bootstrap" + (f" --backend {backend}" if backend else "")
@@ -203,9 +203,9 @@ def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) 
 
 
 def pip_line(wheels: Wheels | None, backend: str = "", flags: Sequence[str] = ()) -> str:
-    """Return the command that reinstalls llama-cpp-python: without wheels it is built, which needs a compiler.
+    """Return the command that reinstalls llama-cpp-python, from ``wheels`` or else from source, with a compiler.
 
-    uv accepts pip's options under pip's names.
+    uv accepts these options under pip's names.
     """
     options = ";".join(filter(None, ["-DGGML_RPC=on", _CMAKE.get(backend), *flags]))
     how = f'--no-binary {_PACKAGE} --no-cache-dir -C "cmake.args={options}"'
@@ -216,7 +216,7 @@ def pip_line(wheels: Wheels | None, backend: str = "", flags: Sequence[str] = ()
 
 
 def prebuilt_line(wheels: Wheels) -> str:
-    """Return the command for a prebuilt llama-cpp-python: in a checkout it makes ggufspec a separate uv tool."""
+    """Return the command for a prebuilt llama-cpp-python; in a checkout it installs ggufspec as a separate uv tool."""
     if not IN_CHECKOUT:
         return pip_line(wheels)
     python = f" --python {wheels.python}" if wheels.python else ""
@@ -230,9 +230,9 @@ def remedy(complaint: str) -> str:
     if found and (packages := CUDA_RUNTIME.get(int(found[1]))):
         return " ".join([pip(), *map(_quoted, packages)])
     missing = next((line for name, line in _SYSTEM_LIBRARIES.items() if name in complaint), "")
-    return missing or mend()
+    return missing or repair_command()
 
 
 def _quoted(requirement: str) -> str:
-    """Quote with double quotes if a shell needs it; every shell knows them, Windows' too."""
+    """Quote a requirement if necessary, with double quotes, which every shell supports, even on Windows."""
     return requirement if re.fullmatch(r"[\w.-]+", requirement) else f'"{requirement}"'

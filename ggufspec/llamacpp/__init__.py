@@ -1,1 +1,1 @@
-"""The only package that imports ``llama_cpp``: library, devices, models."""
+"""llama.cpp's library, devices and models; the only package that imports ``llama_cpp``."""

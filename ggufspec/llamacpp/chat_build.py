@@ -1,7 +1,7 @@
-"""Compiles the wrapper of llama.cpp's chat library: ``ggufspec doctor --chat-library``.
+"""Compilation of the wrapper around llama.cpp's chat library (``ggufspec doctor --chat-library``).
 
-The headers are those of exactly the installed llama-cpp-python, from its source distribution, which pip fetches; a
-compiler for C++17 takes some seconds. ``scripts/bootstrap`` does this for a checkout.
+The headers come from the source distribution of the installed llama-cpp-python version, which pip fetches.
+Compiling needs C++17 and takes a few seconds. ``scripts/bootstrap`` does this for a checkout.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.library import imported
 
 _PACKAGE = "llama-cpp-python"
-_INCLUDED = ("common", "include", "ggml/include")  # include folders of llama.cpp
+_INCLUDED = ("common", "include", "ggml/include")  # llama.cpp's include folders
 
 
 def build(compiler: str = "", headers: Path | None = None) -> Path:
-    """Compile it into this environment, and return the library's file.
+    """Compile the wrapper into this environment, and return the path of the library.
 
-    ``compiler`` is a command, e.g. ``clang++ -m64``; by default the first that is found. ``headers`` is llama.cpp's
-    source in the installed version; by default it is fetched.
+    ``compiler`` is a command such as ``clang++ -m64`` (default: the first compiler found). ``headers`` is a folder with
+    the installed version of llama.cpp's source (default: fetch it).
 
     Raises:
-        GgufspecError: there is no compiler, the source is unavailable, or it does not compile.
+        GgufspecError: there is no compiler, or the source is unavailable or does not compile.
     """
     common = chat_library.common_library(imported())
     command = _compiler(compiler)
@@ -41,7 +41,7 @@ def build(compiler: str = "", headers: Path | None = None) -> Path:
         source, part = headers or _fetched(Path(folder)), Path(folder) / path.name
         options = ["-std=c++17", "-O2", "-fPIC", "-shared", *(f"-I{source / one}" for one in _INCLUDED)]
         undefined = "-Wl,-undefined,dynamic_lookup" if sys.platform == "darwin" else "-Wl,--allow-shlib-undefined"
-        # No path to libllama-common: it is open already, and a second copy of libllama must not be loaded
+        # Set no rpath to libllama-common, which is already loaded, because a second libllama must not be loaded
         _run([*command, *options, str(chat_library.SOURCE), "-o", str(part), str(common), undefined])
         part.replace(path)
     return path
@@ -77,5 +77,5 @@ def _run(command: list[str]) -> None:
         raise GgufspecError(f"{command[0]} cannot be run: {error.strerror}", "install it") from None
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        wrong = next((line for line in said if "error" in line.lower()), said[-1] if said else "it says nothing")
+        wrong = next((line for line in said if "error" in line.lower()), said[-1] if said else "no message")
         raise GgufspecError(f"{Path(command[0]).name} fails: {wrong.strip()[:300]}", shlex.join(command))

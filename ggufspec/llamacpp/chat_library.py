@@ -1,8 +1,8 @@
-"""llama.cpp's own chat library: templates, tools, reasoning and JSON schemas, for all model families that it knows.
+"""llama.cpp's own chat library: templates, tools, reasoning and JSON schemas for every model family it supports.
 
-It comes with llama-cpp-python as ``libllama-common``, whose functions take C++ values; ``chat_library.cpp`` wraps them
-in C functions, and :mod:`ggufspec.llamacpp.chat_build` compiles it. Templates and schemas are untrusted: all calls
-belong in a child process.
+The library comes with llama-cpp-python as ``libllama-common``, whose functions take C++ types; ``chat_library.cpp``
+wraps them in C functions, and :mod:`ggufspec.llamacpp.chat_build` compiles the wrapper. Templates and schemas are
+untrusted, so call the library only in a child process.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 class ChatError(Exception):
-    """The library's error about a template, a conversation, a schema or an answer."""
+    """Error from llama.cpp's chat library about a template, a conversation, a schema or an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trigger:
-    """Start of a lazy grammar: a word, or a regular expression."""
+class GrammarTrigger:
+    """Trigger that starts a lazy grammar: a word or a regular expression."""
 
     type: int  # enum common_grammar_trigger_type, common/common.h
     value: str
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """A prompt, and how its answer is constrained and read."""
+class AppliedTemplate:
+    """A prompt, and how to constrain and parse its answer."""
 
     prompt: str
     grammar: str = ""  # GBNF; empty: unconstrained
-    lazy: bool = False  # the grammar begins at a trigger
-    triggers: tuple[Trigger, ...] = ()
-    generation_prompt: str = ""  # end of the prompt that belongs to the answer, e.g. an opened reasoning
-    thinking: tuple[str, tuple[str, ...]] = ("", ())  # start of a reasoning, and its possible ends
+    lazy: bool = False  # True if the grammar applies only after a trigger
+    triggers: tuple[GrammarTrigger, ...] = ()
+    generation_prompt: str = ""  # end of the prompt that belongs to the answer, e.g. the start of reasoning
+    thinking: tuple[str, tuple[str, ...]] = ("", ())  # start marker of reasoning, and possible end markers
     preserved: tuple[str, ...] = ()  # control tokens that are part of the answer's text
     stops: tuple[str, ...] = ()
-    reading: Mapping[str, Any] = field(default_factory=dict)  # arguments of :class:`Reader`
+    reading: Mapping[str, Any] = field(default_factory=dict)  # arguments of :class:`AnswerReader`
 
 
 def library_path() -> Path:
-    """Return where the compiled file is, or would be; its name has the version and a hash of its source."""
+    """Return the path of the compiled library, which may not exist; the name contains the version and a source hash."""
     made_of = hashlib.sha256(untrusted.read_bytes(SOURCE, 1 << 20)).hexdigest()[:8]
     version = importlib.metadata.version("llama-cpp-python")
     ending = "dylib" if platform.system() == "Darwin" else "so"
@@ -78,67 +78,69 @@ def library_path() -> Path:
 
 
 @functools.cache
-def load() -> Any:
-    """Return the library.
+def load_chat_library() -> Any:
+    """Return llama.cpp's chat library.
 
     Raises:
-        GgufspecError: it is missing, of another version, or cannot be opened; the hint makes it.
+        GgufspecError: the library is missing, of another version, or cannot be opened; the hint is the build command.
     """
     llama = imported()
     try:
         path = library_path()
         if not path.is_file():
-            raise GgufspecError("llama.cpp's chat library is not there, or is of another version", install.CHAT_LIBRARY)
-        ctypes.CDLL(str(common_library(llama)))  # finds libllama by its name: a second copy must not be loaded
+            raise GgufspecError("llama.cpp's chat library is missing or of another version", install.CHAT_LIBRARY)
+        ctypes.CDLL(str(common_library(llama)))  # uses the loaded libllama; a second copy must not be loaded
         return bound(ctypes.CDLL(str(path)), _FUNCTIONS)
     except (OSError, AttributeError, importlib.metadata.PackageNotFoundError) as error:
         raise GgufspecError(f"llama.cpp's chat library cannot be opened: {error}", install.CHAT_LIBRARY) from None
 
 
 def common_library(llama: Any) -> Path:
-    """Return ``libllama-common`` of the installed llama-cpp-python; GgufspecError if it has none."""
+    """Return the path of the installed llama-cpp-python's ``libllama-common``; raise GgufspecError if it is missing."""
     folder = Path(llama.__file__).parent.parent / "lib"
     for name in ("libllama-common.so.0", "libllama-common.so", "libllama-common.dylib"):
         if (folder / name).exists():
             return folder / name
-    raise GgufspecError("this llama-cpp-python comes without llama.cpp's chat library", install.mend(source=True))
+    raise GgufspecError(
+        "this llama-cpp-python does not include llama.cpp's chat library", install.repair_command(source=True)
+    )
 
 
-def missing() -> GgufspecError | None:
+def why_chat_library_is_missing() -> GgufspecError | None:
     """Return why the library cannot be used; None if it can."""
     try:
-        load()
+        load_chat_library()
     except GgufspecError as error:
         return error
     return None
 
 
-class Templates:
-    """A compiled Jinja chat template; it writes ``bos`` and ``eos`` for ``bos_token`` and ``eos_token``.
+class CompiledTemplate:
+    """A compiled Jinja chat template with the variables ``bos_token`` and ``eos_token`` set to ``bos`` and ``eos``.
 
     Raises:
-        ChatError: it is not a template.
+        ChatError: the source is not a valid template.
     """
 
     def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
-        self._library = load()
+        self._library = load_chat_library()
         self._handle = _made(self._library, "chat_open", source.encode(), bos.encode(), eos.encode())
 
-    def apply(self, request: Mapping[str, Any]) -> Applied:
+    def apply(self, request: Mapping[str, Any]) -> AppliedTemplate:
         """Render a request to a prompt.
 
-        It has ``messages``, ``tools``, ``tool_choice``, ``parallel_tool_calls`` as in OpenAI's API; ``json_schema`` and
-        ``grammar`` as text; ``options`` of the template; ``now`` in seconds.
+        The request has ``messages``, ``tools``, ``tool_choice`` and ``parallel_tool_calls`` as in OpenAI's API,
+        ``json_schema`` and ``grammar`` as text, the template's variables as ``options``, and the Unix time ``now``.
 
         Raises:
             ChatError: the template fails, or refuses the conversation.
         """
         found = _answer(self._library, self._library.chat_apply(self._handle, _encoded(request)))
-        return Applied(
+        return AppliedTemplate(
             prompt=found["prompt"],
             grammar=found["grammar"],
             lazy=found["lazy"],
-            triggers=tuple(Trigger(*one) for one in found["triggers"]),
+            triggers=tuple(GrammarTrigger(*one) for one in found["triggers"]),
             generation_prompt=found["generation_prompt"],
             thinking=(found["thinking_start"], tuple(found["thinking_ends"])),
             preserved=tuple(found["preserved"]),
@@ -152,8 +154,8 @@ class Templates:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """Addition of a piece of an answer to its message."""
+class MessageDelta:
+    """Addition to a message from one piece of an answer."""
 
     content: str = ""
     reasoning: str = ""
@@ -168,21 +170,21 @@ class Delta:
         return found | {name: text for name in texts if (text := getattr(self, name))}
 
 
-class Reader:
-    """Reads one answer as it comes, by ``Applied.reading``; if that has ``tools``, it looks for calls.
+class AnswerReader:
+    """Incremental parser for one answer, configured by ``AppliedTemplate.reading``; ``tools`` enables tool calls.
 
     Raises:
-        ChatError: it cannot be read.
+        ChatError: the answer cannot be parsed.
     """
 
     def __init__(self, reading: Mapping[str, Any]) -> None:
-        self._library = load()
+        self._library = load_chat_library()
         self._handle = _made(self._library, "chat_reader", _encoded(reading))
 
-    def read(self, piece: str, *, final: bool = False) -> list[Delta]:
-        """Return what a piece adds; pass one that adds nothing again, in front of the next."""
+    def read(self, piece: str, *, final: bool = False) -> list[MessageDelta]:
+        """Return what a piece adds to the message; if nothing, the caller must prepend the piece to the next one."""
         found = _answer(self._library, self._library.chat_read(self._handle, piece.encode(), int(final)))
-        return [Delta(**one) for one in found["deltas"]]
+        return [MessageDelta(**one) for one in found["deltas"]]
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", None):
@@ -193,10 +195,10 @@ def schema_grammar(schema: str) -> str:
     """Convert a JSON schema to a GBNF grammar.
 
     Raises:
-        ChatError: it is not a schema, or cannot be converted.
+        ChatError: the text is not a schema or cannot be converted.
         GgufspecError: the library is missing.
     """
-    library = load()
+    library = load_chat_library()
     grammar: str = _answer(library, library.chat_schema(schema.encode()))["grammar"]
     return grammar
 
@@ -215,7 +217,7 @@ def _answer(library: Any, pointer: Any) -> dict[str, Any]:
     text = _taken(library, pointer)
     if text.startswith("!"):
         raise ChatError(text[1:])
-    found: dict[str, Any] = untrusted.parse_json(text, "what llama.cpp's chat library says")
+    found: dict[str, Any] = untrusted.parse_json(text, "the output of llama.cpp's chat library")
     return found
 
 

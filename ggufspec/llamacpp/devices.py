@@ -1,7 +1,7 @@
-"""The devices of ggml, including llama.cpp's RPC workers.
+"""ggml's devices, including llama.cpp's RPC workers.
 
-Source: ggml/include/ggml-backend.h and ggml-rpc.h. The functions are in libggml, which libllama depends on, so that
-looking them up through libllama's handle finds the very copy that it uses.
+Source: ggml/include/ggml-backend.h and ggml-rpc.h. The functions are in libggml, on which libllama depends, so looking
+them up through libllama's handle finds the copy that libllama uses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import gpus, install
-from ggufspec.llamacpp.library import bound, load
+from ggufspec.llamacpp.library import bound, load_library
 from ggufspec.llamacpp.options import is_remote
 from ggufspec.schema.doctor import LlamaDevice
 
@@ -23,7 +23,7 @@ _HANDLE, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
 
 class _Properties(ctypes.Structure):
-    """struct ggml_backend_dev_props, with space for more capabilities than it has."""
+    """struct ggml_backend_dev_props, with spare space for capabilities that other versions may have."""
 
     _fields_: ClassVar = [
         ("name", _TEXT),
@@ -59,11 +59,11 @@ _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accelerator", 4: "meta"}
 
 @dataclass(frozen=True, slots=True)
 class Device(LlamaDevice):
-    """One device of ggml. An RPC worker is a gpu named RPC0."""
+    """One ggml device. An RPC worker has the kind ``gpu`` and a name such as RPC0."""
 
     @property
     def shares_memory(self) -> bool:
-        """True if it uses the host's memory; ggml treats Apple's processors as ordinary GPUs."""
+        """True if the device uses host memory. Apple's devices do, although ggml reports them as ordinary GPUs."""
         return self.kind == "igpu" or self.name.startswith("MTL")
 
     @property
@@ -96,15 +96,15 @@ def devices() -> list[Device]:
 
 
 def handle_of(name: str) -> int:
-    """Return ggml's handle of a device; UsageError if no device has this name."""
+    """Return ggml's handle for a device; raise UsageError if no device has this name."""
     handle: int | None = ggml().ggml_backend_dev_by_name(name.encode())
     if not handle:
-        raise UsageError(f"there is no device {name}", f"the devices here: {', '.join(d.name for d in devices())}")
+        raise UsageError(f"there is no device {name}", f"available devices: {', '.join(d.name for d in devices())}")
     return handle
 
 
 def name_of(handle: int) -> str:
-    """Return ggml's name of a device; the CPU's is CPU."""
+    """Return ggml's name for a device; the CPU is called CPU."""
     name: bytes = ggml().ggml_backend_dev_name(handle)
     return name.decode()
 
@@ -112,8 +112,8 @@ def name_of(handle: int) -> str:
 def offloading(found: Sequence[Device]) -> list[Device]:
     """Return the devices in ``found`` that layers are offloaded to, in llama.cpp's order: RPC workers, then local GPUs.
 
-    Integrated GPUs count only if there is no other, and a CPU program that acts as a GPU only if there is nothing else.
-    A GPU that two backends have is the first one's. Source: ``llama_prepare_model_devices`` in src/llama.cpp.
+    Integrated GPUs count only if there is no discrete GPU, and software GPUs only if there is no other device. If two
+    backends report the same GPU, the first one counts. Source: ``llama_prepare_model_devices`` in src/llama.cpp.
     """
     cards = [device for device in found if device.kind in ("gpu", "igpu")]
     remote = [device for device in cards if device.is_remote]
@@ -124,7 +124,7 @@ def offloading(found: Sequence[Device]) -> list[Device]:
 
 
 def chosen_over_others() -> tuple[str, ...]:
-    """Return the names of :func:`offloading` if llama.cpp would take more by default; otherwise none."""
+    """Return the names of the devices from :func:`offloading` if llama.cpp would use others, too; otherwise ()."""
     found = devices()
     chosen = offloading(found)
     software = any(device.is_software and device not in chosen for device in found)
@@ -137,24 +137,24 @@ def local_cards() -> list[Device]:
 
 
 def unwatched() -> tuple[str, ...]:
-    """Return the descriptions of local GPUs that NVML does not have."""
+    """Return the descriptions of local GPUs that NVML does not report."""
     cards, seen = local_cards(), gpus.gpus()
     return tuple(one.description.strip() for one in cards if not gpus.of_device(one.device_id, one.description, seen))
 
 
 def used_bytes() -> int:
-    """Return the memory in use on local GPUs: NVML's count, or each backend's own without NVML.
+    """Return the bytes in use on local GPUs, as counted by NVML or, without NVML, by each backend.
 
-    Some backends see only their own process; some drivers report a constant, e.g. Vulkan without VK_EXT_memory_budget:
-    only an increase is meaningful.
+    Only an increase is meaningful, because some backends see only their own process, and some drivers report a constant
+    (e.g. Vulkan without VK_EXT_memory_budget).
     """
-    if (used := gpus.used_bytes()) is not None:
+    if (used := gpus.nvml_used_bytes()) is not None:
         return used
     return sum(max(0, device.total_bytes - device.free_bytes) for device in local_cards())
 
 
 def buffer_type(device: str) -> int:
-    """Return the handle of a device's buffer type for weights; raises as :func:`handle_of` does.
+    """Return the handle of a device's buffer type for weights; raise as :func:`handle_of` does.
 
     Source: parse_tensor_buffer_overrides in common/arg.cpp.
     """
@@ -167,30 +167,30 @@ def has_gpu() -> bool:
 
 
 def backends() -> list[str]:
-    """Return the compiled-in backends, in ggml's order: CPU, RPC, CUDA."""
+    """Return the compiled-in backends in ggml's order, e.g. CPU, RPC, CUDA."""
     lib = ggml()
     handles = [lib.ggml_backend_reg_get(index) for index in range(lib.ggml_backend_reg_count())]
     return [lib.ggml_backend_reg_name(handle).decode() for handle in handles]
 
 
 def has_rpc() -> bool:
-    """Return True if RPC is compiled in, which no prebuilt llama-cpp-python has."""
+    """Return True if RPC is compiled in; prebuilt llama-cpp-python packages lack it."""
     return "RPC" in backends()
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """Return the host and port of an RPC worker; UsageError if ``endpoint`` is not host:port.
+    """Return the host and port of an RPC worker; raise UsageError if ``endpoint`` is not host:port.
 
     llama.cpp splits at the first colon and does not support IPv6.
     """
     host, _, port = endpoint.rpartition(":")
     if not host or ":" in host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:
-        raise UsageError(f"{endpoint!r} is not an RPC endpoint", "write it as host:port, 127.0.0.1:50052 say; no IPv6")
+        raise UsageError(f"{endpoint!r} is not an RPC endpoint", "use host:port, e.g. 127.0.0.1:50052, without IPv6")
     return host, int(port)
 
 
 def add_rpc_workers(endpoints: Iterable[str]) -> None:
-    """Add the devices of the workers at these ``host:port``; they act like GPUs.
+    """Add the devices of the RPC workers at these ``host:port`` endpoints, which llama.cpp treats as GPUs.
 
     Raises:
         UsageError: an endpoint is not host:port.
@@ -202,7 +202,7 @@ def add_rpc_workers(endpoints: Iterable[str]) -> None:
 
 def _add_rpc_worker(endpoint: str) -> None:
     address = parse_endpoint(endpoint)
-    try:  # ggml aborts the process if nobody answers, so knock first
+    try:  # ggml aborts the process if no worker answers, so try to connect first
         socket.create_connection(address, timeout=5).close()
     except OSError as error:
         raise GgufspecError(
@@ -218,8 +218,8 @@ def _add_rpc_worker(endpoint: str) -> None:
 def serve_rpc(endpoint: str, threads: int, names: Sequence[str] = ("CPU",)) -> None:
     """Serve the devices called ``names`` at ``endpoint`` until the process ends. The protocol has no authentication.
 
-    It returns if ggml cannot serve: the port is taken, or a device does not start. ``endpoint`` is an IPv4 address of
-    this machine and a port, because ggml does not resolve names here; ``threads`` are the CPU device's.
+    The function returns only if ggml cannot serve because the port is taken or a device does not start. ``endpoint`` is
+    a local IPv4 address and a port, because ggml's server does not resolve names; the CPU device uses ``threads``.
 
     Raises:
         UsageError: ``endpoint`` is invalid, or a device does not exist.
@@ -232,12 +232,12 @@ def serve_rpc(endpoint: str, threads: int, names: Sequence[str] = ("CPU",)) -> N
 
 @functools.cache
 def ggml() -> Any:
-    """Return the C library, with the types of the device functions."""
-    return bound(load()._lib, _FUNCTIONS)
+    """Return llama.cpp's C library with the types of its device functions set."""
+    return bound(load_library()._lib, _FUNCTIONS)
 
 
 def _rpc() -> Any:
     try:
-        return bound(load()._lib, _RPC_FUNCTIONS)
+        return bound(load_library()._lib, _RPC_FUNCTIONS)
     except AttributeError as error:
-        raise GgufspecError("this llama.cpp was built without RPC", install.mend(source=True)) from error
+        raise GgufspecError("this llama.cpp was built without RPC", install.repair_command(source=True)) from error

@@ -1,7 +1,7 @@
-"""GGUF headers through llama.cpp's own parser, from the first bytes of a file.
+"""GGUF headers, read by llama.cpp's own parser from the first bytes of a file.
 
-The parser reads a buffer of limited size, so that a header with false lengths can neither make it read beyond nor
-allocate more than a few times that size. Untrusted files still need a child process (:mod:`ggufspec.models.headers`).
+The parser reads a buffer of limited size, so a header with false lengths cannot make it read beyond the buffer or
+allocate more than a few times its size. Untrusted files still need a child process (:mod:`ggufspec.models.headers`).
 Source: ggml/include/gguf.h, ggml/src/gguf.cpp.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import itertools
 import os
 import re
 import shlex
@@ -24,15 +23,15 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ggufspec.errors import ModelError, nearest
-from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load
+from ggufspec.errors import ModelError
+from ggufspec.files import untrusted
+from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load_library
 
-NOT_GGUF = "download the .gguf file itself; a page or a Git LFS pointer looks like this"  # a hint
-_MOST_NEIGHBOURS = 1000  # files of a folder among which a mistyped name is looked for
+NOT_GGUF = "download the .gguf file itself; this may be a web page or a Git LFS pointer"  # hint for files that are not
 
 Value = str | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
 
-# enum gguf_type: ctypes type of a scalar, by number; 8 is string, 9 array
+# ctypes type of each scalar in enum gguf_type; 8 is string, 9 array
 _SCALARS: dict[int, Any] = {
     0: ctypes.c_uint8,
     1: ctypes.c_int8,
@@ -48,17 +47,18 @@ _SCALARS: dict[int, Any] = {
 }
 _STRING, _ARRAY = 8, 9
 ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT, ggml/include/gguf.h
-_COUNTS = struct.Struct("<8xQQ")  # tensors and keys, after the magic and the version
+_VERSION = 3  # GGUF_VERSION, ggml/include/gguf.h
+_COUNTS = struct.Struct("<8xQQ")  # numbers of tensors and of keys, after the magic number and the version
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_LONGEST_ARRAY = 4096  # only the lengths of longer arrays (the vocabulary's) are read
-_LONGEST_TEXT = 65536  # chat templates are shorter
-_MOST_NUMBERS = 1 << 18  # in all arrays together: one per block, in a few keys
-_MOST_TOKENS = 1 << 21  # vocabularies have 262,144 at most
+_LONGEST_ARRAY = 4096  # maximum length of an array to read; of longer ones (e.g. vocabularies) only the length is read
+_LONGEST_TEXT = 65536  # maximum characters of a text; chat templates are shorter
+_MOST_NUMBERS = 1 << 18  # maximum total length of number arrays; a few keys have one number per block
+_MOST_TOKENS = 1 << 21  # maximum tokens in a vocabulary; real ones have at most 262,144
 _lock = threading.Lock()
-_MOST_ENTRIES = 65536  # keys, and tensors: each takes a hundred times its bytes in the file
+_MOST_ENTRIES = 65536  # maximum keys, and maximum tensors; parsed, each takes 100 times its size in the file
 
-# What ggml/src/gguf.cpp says about a header that more bytes would not fix, and types that it cannot name: ggml_type 133
-# and up of ik_llama.cpp, whose repacked types have 202 to 399.
+# Messages in ggml/src/gguf.cpp about headers that more bytes would not fix, and tensor types of ik_llama.cpp that ggml
+# does not support: their numbers start at 133, and those of repacked types are 202 to 399.
 _BAD_ALIGNMENT = re.compile(r"alignment \d+ is not a power of 2")
 _TYPE = re.compile(r"tensor '(.*)' (?:has invalid ggml type (\d+)|of type \d+ \((?:TYPE_)?(\S* REMOVED.*)\) has )")
 OF_IK_LLAMA = (
@@ -69,12 +69,12 @@ OF_IK_LLAMA = (
 
 
 class UnusableError(ModelError):
-    """A complete header that this llama.cpp cannot use: more bytes or another download would not help."""
+    """Error for a complete header that this llama.cpp cannot use; neither more bytes nor a new download would help."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor of the file. ``shape`` has ggml's order: the row's length first. ``offset`` is in the data section."""
+class GgufTensor:
+    """One tensor. ``shape`` is in ggml's order, row length first; ``offset`` counts from the start of the weights."""
 
     name: str
     type: str
@@ -85,17 +85,17 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """A parsed header."""
+    """A parsed GGUF header."""
 
     metadata: dict[str, Value]  # scalars and short arrays
     lengths: dict[str, int]  # lengths of all arrays
-    tokens_digest: str  # SHA-256 of the vocabulary's texts, each with its length; empty without one
-    tensors: tuple[Tensor, ...]
-    data_offset: int  # start of the weights
+    tokens_digest: str  # SHA-256 of the token texts, each with its length; empty without a vocabulary
+    tensors: tuple[GgufTensor, ...]
+    data_offset: int  # position in the file at which the weights begin
 
     @property
     def end(self) -> int:
-        """End of the weights; llama.cpp's parser requires each tensor to begin where the previous one ends."""
+        """End of the weights in the file; llama.cpp requires each tensor to begin where the previous one ends."""
         return self.data_offset + max((tensor.offset + tensor.size_bytes for tensor in self.tensors), default=0)
 
 
@@ -107,11 +107,13 @@ class _Params(ctypes.Structure):
 
 @contextmanager
 def _parsed(data: bytes) -> Iterator[int]:
-    """Yield the gguf_context of a buffer; a ModelError has llama.cpp's reason to refuse it."""
+    """Yield the gguf_context of a buffer; raise ModelError with the reason if llama.cpp refuses it."""
     lib = _ggml()
+    if len(data) >= _COUNTS.size and (other := _other_version(*_U32.unpack_from(data, 4))):
+        raise UnusableError(*other)
     if len(data) >= _COUNTS.size and max(_COUNTS.unpack_from(data)) > _MOST_ENTRIES:
         raise ModelError(f"the header claims more than {_MOST_ENTRIES:,} keys or tensors", "download it again")
-    with _lock:  # complaints are shared by the whole process
+    with _lock:  # llama.cpp's error log is process-wide, so only one thread may parse at a time
         forget_complaints()
         handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, None))
         reason = complaints()
@@ -123,32 +125,45 @@ def _parsed(data: bytes) -> Iterator[int]:
         lib.gguf_free(handle)
 
 
+def _other_version(version: int) -> tuple[str, str] | None:
+    """Return (reason, hint) if llama.cpp cannot read a GGUF version; None if it can, or if it is not a version."""
+    if version and not version & 0xFFFF:
+        return "big-endian, for another kind of CPU", "gguf-convert-endian FILE little (pip install gguf) converts it"
+    if version == 1:
+        return "GGUF version 1, which only llama.cpp from 2023 reads", "convert the model again, or choose a newer file"
+    if _VERSION < version <= 0xFFFF:
+        newer = f"GGUF version {version}, but this llama.cpp reads only up to version {_VERSION}"
+        return newer, "update llama-cpp-python, or choose another file"
+    return None
+
+
 def _refusal(reason: str, data: bytes) -> ModelError:
-    """Return the error for a header that llama.cpp refuses, in its words or, if they do not help, in ours."""
+    """Return the error for a header that llama.cpp refuses, in llama.cpp's words or clearer ones."""
     if found := _BAD_ALIGNMENT.search(reason):
         return UnusableError(found[0], "convert the model again, or choose another file")
     found = _TYPE.search(reason)
-    if found is None or extent(data) is None:  # the last type may be cut off
+    if found is None or extent(data) is None:  # the last type may be truncated
         return ModelError(f"llama.cpp refuses the header: {reason}", "download it again")
     number = int(found[2] or 0)
     name = dict(enumerate(OF_IK_LLAMA, 133)).get(number, "a type" if 200 <= number < 400 else "")
-    what = found[3] or f"{number}, " + (f"{name} of ik_llama.cpp" if name else "which this llama.cpp does not know")
+    what = found[3] or f"{number}, " + (f"{name} of ik_llama.cpp" if name else "which this llama.cpp does not support")
     hint = "run it with ik_llama.cpp, or " if name else "update llama-cpp-python, or " if number else ""
     return UnusableError(f"{found[1]} has the type {what}", f"{hint}choose a file in another type")
 
 
 def check_file(path: Path) -> os.stat_result:
-    """Refuse what cannot be a model's file: one that does not exist or is empty, a folder, a device.
+    """Check that a path is a nonempty, regular file, and return its status.
 
     Raises:
-        ModelError: the hint names the nearest file, or a model in the folder.
+        ModelError: there is no such file, or it is unreadable; the hint may name a similar file or one in the folder.
     """
     try:
         found = path.stat()
     except FileNotFoundError:
-        neighbours = itertools.islice(path.parent.glob("*.gguf"), _MOST_NEIGHBOURS)
-        near = nearest(path.name, [one.name for one in neighbours])
-        raise ModelError(f"{path} does not exist", near or f"ls {path.parent}") from None
+        near = untrusted.near(path, "*.gguf")
+        hint = f"did you mean {near!r}?" if near else "ggufspec models lists the models on this disk"
+        instead = (str(path), str(path.with_name(near))) if near else None
+        raise ModelError(f"{path} does not exist", hint, instead) from None
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise ModelError(f"{path} cannot be read: {reason}", f"ls {path.parent}") from None
@@ -163,7 +178,7 @@ def check_file(path: Path) -> os.stat_result:
 
 
 def alignment(path: Path) -> int:
-    """Return the alignment of a file's tensors; the default if llama.cpp refuses the file."""
+    """Return the alignment of a file's tensors, or the default if llama.cpp refuses the file."""
     lib = _ggml()
     handle = lib.gguf_init_from_file(os.fsencode(path), _Params(True, None))
     found = lib.gguf_get_alignment(handle) if handle else ALIGNMENT
@@ -171,12 +186,12 @@ def alignment(path: Path) -> int:
     return int(found)
 
 
-def parse(data: bytes) -> Gguf:
-    """Read a header from a file's first bytes.
+def parse_header(data: bytes) -> Gguf:
+    """Parse a header from a file's first bytes.
 
     Raises:
-        UnusableError: it is complete, and this llama.cpp cannot use it.
-        ModelError: it is incomplete, or llama.cpp refuses it.
+        UnusableError: the header is complete, but this llama.cpp cannot use it.
+        ModelError: the header is incomplete, or llama.cpp refuses it.
     """
     lib = _ggml()
     with _parsed(data) as handle:
@@ -185,7 +200,7 @@ def parse(data: bytes) -> Gguf:
         left = _MOST_NUMBERS
         for index in range(lib.gguf_get_n_kv(handle)):
             key = _text(lib.gguf_get_key(handle, index))
-            if not key:  # llama.cpp reads but never writes these
+            if not key:  # llama.cpp accepts empty keys, but never writes them
                 raise ModelError("the header has a key without a name", "download it again")
             kind = lib.gguf_get_kv_type(handle, index)
             if kind == _ARRAY:
@@ -212,13 +227,13 @@ def parse(data: bytes) -> Gguf:
         )
 
 
-def _tensor(handle: int, index: int) -> Tensor:
+def _tensor(handle: int, index: int) -> GgufTensor:
     lib = _ggml()
     ne = lib.gguf_get_tensor_ne(handle, index)
     shape = [ne[axis] for axis in range(4)]
     while len(shape) > 1 and shape[-1] == 1:
         shape.pop()
-    return Tensor(
+    return GgufTensor(
         name=_text(lib.gguf_get_tensor_name(handle, index)),
         type=_text(lib.ggml_type_name(lib.gguf_get_tensor_type(handle, index))),
         shape=tuple(shape),
@@ -231,12 +246,12 @@ _SIZES = {kind: ctypes.sizeof(scalar) for kind, scalar in _SCALARS.items()}
 
 
 def extent(data: bytes | mmap) -> tuple[dict[str, tuple[int, int]], int] | None:
-    """Return where a header's keys are, and where it ends before its padding; None if ``data`` is incomplete.
+    """Return the byte ranges of a header's keys, and its end before padding; None if ``data`` is incomplete.
 
-    Only lengths are read, in the order of the file: a header that llama.cpp refuses may have an extent.
+    Only lengths are read, in file order, so even headers that llama.cpp refuses may have an extent.
 
     Returns:
-        (begin, end) of each key with its value, and the end of the last tensor's description.
+        (begin, end) of each key and its value, and the end of the last tensor's description.
     """
     found: dict[str, tuple[int, int]] = {}
     try:
@@ -273,7 +288,7 @@ def _after_value(data: bytes | mmap, at: int, kind: int) -> int:
 
 
 def tokens(data: bytes) -> list[bytes]:
-    """Return the texts of the vocabulary in a header, by id; none without one. Raises as :func:`parse` does."""
+    """Return a header's token texts by id; empty without a vocabulary. Raise as :func:`parse_header` does."""
     with _parsed(data) as handle:
         return _tokens(handle)
 
@@ -285,17 +300,17 @@ def _tokens(handle: int) -> list[bytes]:
         return []
     text, count = lib.gguf_get_arr_str, lib.gguf_get_arr_n(handle, index)
     if count > _MOST_TOKENS:
-        raise ModelError(f"the header has a vocabulary of {count:,} tokens", "download it again")
+        raise ModelError(f"the header claims a vocabulary of {count:,} tokens", "download it again")
     return [text(handle, index, i) or b"" for i in range(count)]
 
 
 def _check_tokens(texts: Sequence[bytes]) -> None:
-    """Refuse two tokens with one text, an assertion in ``llama_vocab::impl::load``; empty ones get texts there."""
+    """Check that no two tokens have the same text, as ``llama_vocab::impl::load`` asserts after naming empty tokens."""
     ids: dict[bytes, int] = {}
     for token, text in enumerate(texts):
         if (first := ids.setdefault(text or b"[EMPTY_%d]" % token, token)) != token:
-            message = f"tokens {first} and {token} have the same text, {_text(text)!r}: llama.cpp aborts over that"
-            raise UnusableError(message, "choose another file, or convert the model again with another text for one")
+            message = f"tokens {first} and {token} have the same text, {_text(text)!r}, on which llama.cpp aborts"
+            raise UnusableError(message, "choose another file, or convert the model again with distinct texts")
 
 
 def _text(data: bytes | None) -> str:
@@ -347,7 +362,7 @@ def _ggml() -> Any:
         "ggml_new_tensor": (pointer, [pointer, integer, integer, ctypes.POINTER(count)]),
         "ggml_set_name": (pointer, [pointer, text]),
     }
-    return bound(load()._lib, functions)
+    return bound(load_library()._lib, functions)
 
 
 # ---- writing models ---------------------------------------------------------------------------------------------
@@ -362,17 +377,17 @@ class _InitParams(ctypes.Structure):
 @functools.cache
 def _type_numbers() -> dict[str, int]:
     name = _ggml().ggml_type_name
-    return {_text(name(number)): number for number in range(load().GGML_TYPE_COUNT)}
+    return {_text(name(number)): number for number in range(load_library().GGML_TYPE_COUNT)}
 
 
 def type_number(name: str) -> int:
-    """Return ggml's number of a tensor type; ValueError if there is no such type."""
+    """Return ggml's number for a tensor type; raise ValueError if there is no such type."""
     if name not in _type_numbers():
         raise ValueError(f"ggml has no type {name}")
     return _type_numbers()[name]
 
 
-_OF_THE_FILE = (b"general.alignment", b"general.size_label", b"split.")  # keys of the file, not of the model
+_OF_THE_FILE = (b"general.alignment", b"general.size_label", b"split.")  # keys that describe the file, not the model
 _PADDING = ((b"scores", 6, -1e4), (b"token_type", 5, 5))  # (key, gguf_type, value); 5: LLAMA_TOKEN_TYPE_UNUSED
 
 
@@ -385,19 +400,19 @@ def write_model(
     vocabulary: int = 0,
     tokenizer: bool = True,
 ) -> None:
-    """Write a GGUF file whose weights are a hole: they read as zeros and take no disk space.
+    """Write a sparse GGUF file, whose weights read as zeros and take no disk space.
 
     Args:
         path: the file to write.
         metadata: scalars by key; an int is written as u32.
-        tensors: (name, type as ggml spells it, shape in ggml's order) of each; a row is a multiple of its type's block.
-        like: the header of a model whose other keys are copied.
-        vocabulary: number of tokens; unused ones, named ``[PADn]`` by id, are appended.
-        tokenizer: True to copy the tokenizer, which is most of a header, and most of the time of a dry run.
+        tensors: (name, ggml's type name, shape in ggml's order); the row length is a multiple of the block size.
+        like: header of another model, whose keys are copied unless ``metadata`` has them or they describe the file.
+        vocabulary: minimum number of tokens; missing ones are added as unused tokens ``[PADn]``, where n is the id.
+        tokenizer: True to copy the tokenizer, which makes up most of a header and of a dry run's time.
 
     Raises:
-        ModelError: the file cannot be written, or such tokens exist already.
-        ValueError: there is no such type.
+        ModelError: the file cannot be written, or the vocabulary already has such a ``[PADn]`` token.
+        ValueError: ggml has no such tensor type.
     """
     lib, types, wanted = _ggml(), _type_numbers(), list(tensors)
     if unknown := {kind for _, kind, _ in wanted} - types.keys():
@@ -435,14 +450,14 @@ def write_model(
 
 
 def write_metadata_only(parts: Sequence[bytes], path: Path) -> None:
-    """Write a metadata-only file for dry runs: the model's shape, and only the size of its vocabulary.
+    """Write a metadata-only file for dry runs, with the model's shape but only the size of its vocabulary.
 
-    ``parts`` are the first bytes of the file, or of each part of a split file in order; they become one.
+    ``parts`` are the first bytes of the file, or of each part of a split file, in order; the result is a single file.
 
     Raises:
         ModelError: llama.cpp refuses a part, or the file cannot be written.
     """
-    headers = [parse(part) for part in parts]
+    headers = [parse_header(part) for part in parts]
     architecture = headers[0].metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ModelError("the header names no architecture", "download it again")

@@ -1,11 +1,11 @@
-"""GBNF grammars and JSON schemas on llama.cpp's own grammar sampler.
+"""GBNF grammars and JSON schemas, enforced by llama.cpp's own grammar sampler.
 
-``apply`` marks forbidden tokens; ``accept`` advances, and aborts the process on a forbidden token, so every token is
-checked first. A state is a clone of the sampler that is never advanced (src/llama-grammar.cpp).
+The sampler's ``apply`` marks forbidden tokens. Its ``accept`` advances, but aborts the process on a forbidden token, so
+every token is checked first. A state is a clone of the sampler that is never advanced (src/llama-grammar.cpp).
 
 llama.cpp's parser does not survive every grammar: hidden left recursion and rules that lead to each other in
-exponentially many ways exhaust its stack, memory or time. In a child process that ends the child, with an error that
-names the grammar (:func:`ggufspec.child.within`).
+exponentially many ways exhaust its stack, memory or time. In a child process this ends only the child, with an error
+that names the grammar (:func:`ggufspec.child.within`).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from ggufspec import child
 from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.files import untrusted
 from ggufspec.llamacpp import chat_library
-from ggufspec.llamacpp.chat_library import Applied, ChatError
-from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.chat_library import AppliedTemplate, ChatError
+from ggufspec.llamacpp.library import complaints, forget_complaints, load_library
 from ggufspec.llamacpp.model import Model
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-MAX_BYTES = 1 << 20  # in a grammar's text
-MAX_NESTING = 1000  # nested groups; the parser is recursive, and 20,000 overflow a stack of 8 MiB
-MAX_REPETITION = 2000  # MAX_REPETITION_THRESHOLD of src/llama-grammar.cpp
+MAX_BYTES = 1 << 20  # maximum characters in a grammar
+MAX_NESTING = 1000  # maximum depth of groups; the parser is recursive, and 20,000 levels overflow an 8 MiB stack
+MAX_REPETITION = 2000  # MAX_REPETITION_THRESHOLD in src/llama-grammar.cpp
 MAX_ALTERNATIVES = 100_000
-_MAX_SECONDS, _MAX_MEMORY = 5.0, 2 << 30  # limits of the parser
+_MAX_SECONDS, _MAX_MEMORY = 5.0, 2 << 30  # seconds and bytes allowed for parsing
 _HINT = "the syntax: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md"
 
-# Literals, character sets and comments: the rest has rule names, groups and repetitions.
+# Match string literals, character sets and comments; everything else is rule names, groups and repetitions.
 _TEXT = re.compile(r'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|\[[^\]\\]*(?:\\.?[^\]\\]*)*(?:\]|\Z)|#[^\n]*', re.DOTALL)
 _RULE = re.compile(r"^[ \t]*([a-zA-Z0-9-]+)[ \t]*::=", re.MULTILINE)
 _REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
@@ -50,11 +50,11 @@ _ALL_RULES = "ggufspec-all-rules"
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data, llama.h
 _REFUSED = -np.inf
-_MOST_SCHEMA = 1 << 17  # characters
-_SCHEMA_HINT = "fewer properties, or a smaller minLength, maxLength, minItems or maxItems"
+_MOST_SCHEMA = 1 << 17  # maximum characters in a JSON schema
+_SCHEMA_HINT = "use fewer properties, or a smaller minLength, maxLength, minItems or maxItems"
 
 
-class State:
+class GrammarState:
     """A position in a grammar; ``handle`` is None after the end of the text."""
 
     __slots__ = ("_free", "handle", "mask")
@@ -73,43 +73,43 @@ class Grammar:
     """A grammar over one model's vocabulary; a draft with the same vocabulary can use it too.
 
     Special tokens match by name, e.g. ``<|tool|>``, although they add nothing to the text. The model must not be closed
-    while the grammar is in use; ``text`` is GBNF, with a rule ``root``.
+    while the grammar is in use. ``text`` is GBNF with a rule named ``root``.
 
     Raises:
-        UsageError: the text is not a grammar, exceeds a limit, or llama.cpp refuses it.
+        UsageError: the text is not a grammar, exceeds a limit, or is refused by llama.cpp.
     """
 
     def __init__(self, model: Model, text: str) -> None:
         self._model = model
         self._lib = lib = model._lib
         self._start = _parse(lib, model._vocab, text)
-        self._end = State(lib, None)
+        self._end = GrammarState(lib, None)
         self._one = lib.llama_token_data()
         self._one_array = lib.llama_token_data_array(ctypes.pointer(self._one), 1, -1, False)
         self._one_pointer = ctypes.byref(self._one_array)
 
-    def start(self) -> State:
+    def start(self) -> GrammarState:
         """Return the state before the first token."""
         return self._start
 
     def begin_after(self, text: str) -> None:
-        """Begin after a text, control tokens included; UsageError if the grammar does not begin with it."""
-        state: State | None = self._start
+        """Make :meth:`start` the state after ``text``; raise UsageError if the grammar does not begin with it."""
+        state: GrammarState | None = self._start
         for index, token in enumerate(self._model.tokenize(text, special=True, start=False)):
             piece = self._model.piece(token, special=True)
             if index == 0 and piece[:1].isspace() and not text[:1].isspace():
                 continue  # some tokenizers put a space before the first word
             state = None if state is None else self.advance(state, token)
         if state is None:
-            raise UsageError("the chat template's grammar does not begin as its prompt ends", "leave the tools out")
+            raise UsageError("the chat template's grammar does not match the end of its prompt", "leave the tools out")
         self._start = state
 
-    def is_free(self, state: State) -> bool:  # noqa: ARG002
+    def is_free(self, state: GrammarState) -> bool:  # noqa: ARG002
         """Return True if every token may follow, as before a lazy grammar begins."""
         return False
 
-    def permits(self, state: State, token: int) -> bool:
-        """Return True if ``token`` may follow; for one that ends the text, if the grammar may end."""
+    def permits(self, state: GrammarState, token: int) -> bool:
+        """Return True if ``token`` may follow; for an end token, if the grammar may end here."""
         if not state.handle or not 0 <= token < self._model.vocab_size:
             return False
         self._one.id = token
@@ -117,8 +117,8 @@ class Grammar:
         self._lib.llama_sampler_apply(state.handle, self._one_pointer)
         return bool(self._one.logit != _REFUSED)
 
-    def permitted(self, state: State, ids: Ids) -> Mask:
-        """Return (n,) :meth:`permits` for ``ids``."""
+    def permitted(self, state: GrammarState, ids: Ids) -> Mask:
+        """Return a mask (n,) of the ``ids`` that :meth:`permits` allows."""
         if not state.handle:
             return np.zeros(ids.size, np.bool_)
         if state.mask is not None:
@@ -132,28 +132,28 @@ class Grammar:
         mask: Mask = rows["logit"] != _REFUSED
         return mask
 
-    def mask(self, state: State) -> Mask:
-        """Return (vocab,) :meth:`permits` for the whole vocabulary; cached in the state, do not change it."""
+    def mask(self, state: GrammarState) -> Mask:
+        """Return a mask (vocab,) of the tokens that :meth:`permits` allows. Do not change it: the state caches it."""
         if state.mask is None:
             state.mask = self.permitted(state, np.arange(self._model.vocab_size))
         return state.mask
 
-    def advance(self, state: State, token: int) -> State | None:
-        """Return the state after ``token``; None if it is not permitted. Nothing is permitted after the end."""
+    def advance(self, state: GrammarState, token: int) -> GrammarState | None:
+        """Return the state after ``token``; None if it is not permitted. No token is permitted after the end."""
         if not self.permits(state, token):
             return None
-        if self._model.is_end(token):
+        if self._model.is_end(token, of_grammar=True):
             return self._end
-        after = State(self._lib, self._lib.llama_sampler_clone(state.handle))
+        after = GrammarState(self._lib, self._lib.llama_sampler_clone(state.handle))
         self._lib.llama_sampler_accept(after.handle, token)
         return after
 
 
-class _Free(State):
-    """A text before a lazy grammar begins, or after the text has left one: every token may follow.
+class _Free(GrammarState):
+    """State before a lazy grammar begins, or after the text has left it, in which every token may follow.
 
-    It holds the end of the text that may contain a trigger, with its tokens. Nothing triggers within a reasoning
-    (``thinking``), or after text that only looked like a call (``over``).
+    The state holds the end of the text, which may contain a trigger, and its tokens. Nothing triggers the grammar
+    within reasoning (``thinking``), or after text that only looked like a call (``over``).
     """
 
     __slots__ = ("over", "text", "thinking", "tokens")
@@ -164,20 +164,20 @@ class _Free(State):
 
 
 class LazyGrammar(Grammar):
-    """A grammar that begins at a trigger, e.g. where a tool call does. Before it every token may follow.
+    """A grammar that begins at a trigger, e.g. the start of a tool call. Before the trigger every token may follow.
 
-    If a text continues after a trigger in a way that the grammar forbids, e.g. within one token, every token may follow
-    again: the text is not a call. Raises as :class:`Grammar` does.
+    If the text after a trigger violates the grammar, e.g. within the same token, it is not a call, and every token may
+    follow again. Raises as :class:`Grammar` does.
     """
 
-    def __init__(self, model: Model, applied: Applied) -> None:
+    def __init__(self, model: Model, applied: AppliedTemplate) -> None:
         super().__init__(model, applied.grammar)
         patterns = [_PATTERNS[one.type](one.value) for one in applied.triggers]
         self._trigger = re.compile("|".join(f"(?:{one})" for one in patterns).encode())
         texts = (ctypes.c_char_p * len(patterns))(*(one.encode() for one in patterns))
         made = self._lib.llama_sampler_init_grammar_lazy_patterns
         grammar = applied.grammar.encode()
-        self._begin = State(self._lib, made(model._vocab, grammar, b"root", texts, len(patterns), None, 0))
+        self._begin = GrammarState(self._lib, made(model._vocab, grammar, b"root", texts, len(patterns), None, 0))
         opens, closes = applied.thinking
         self._opens = opens.strip().encode()
         self._closes = [one.strip().encode() for one in closes if one.strip()]
@@ -185,19 +185,19 @@ class LazyGrammar(Grammar):
         opened = self._opens and prompt.rfind(self._opens) > max(map(prompt.rfind, self._closes), default=-1)
         self._first = _Free(thinking=bool(opened))
 
-    def start(self) -> State:
+    def start(self) -> GrammarState:
         return self._first
 
-    def is_free(self, state: State) -> bool:
+    def is_free(self, state: GrammarState) -> bool:
         return isinstance(state, _Free)
 
-    def permits(self, state: State, token: int) -> bool:
+    def permits(self, state: GrammarState, token: int) -> bool:
         return isinstance(state, _Free) or super().permits(state, token)
 
-    def permitted(self, state: State, ids: Ids) -> Mask:
+    def permitted(self, state: GrammarState, ids: Ids) -> Mask:
         return np.ones(ids.size, np.bool_) if isinstance(state, _Free) else super().permitted(state, ids)
 
-    def advance(self, state: State, token: int) -> State | None:
+    def advance(self, state: GrammarState, token: int) -> GrammarState | None:
         if not isinstance(state, _Free):
             return super().advance(state, token)
         if self._model.is_end(token):
@@ -212,8 +212,8 @@ class LazyGrammar(Grammar):
             return _Free(thinking=True)
         if not self._trigger.search(text):
             return _Free(text, tokens, thinking=False)
-        begun = State(self._lib, self._lib.llama_sampler_clone(self._begin.handle))
-        accept = chat_library.load().chat_accept
+        begun = GrammarState(self._lib, self._lib.llama_sampler_clone(self._begin.handle))
+        accept = chat_library.load_chat_library().chat_accept
         if all(accept(begun.handle, one) for one in tokens):
             return begun
         return _Free(thinking=False, over=True)
@@ -223,22 +223,22 @@ def _anchored(pattern: str) -> str:
     return f"{'' if pattern.startswith('^') else '^'}{pattern}{'' if pattern.endswith('$') else '$'}"
 
 
-# By enum common_grammar_trigger_type, common/common.h; as common_sampler_init of common/sampling.cpp makes them
+# Patterns by common_grammar_trigger_type (common/common.h), built as in common_sampler_init (common/sampling.cpp)
 _PATTERNS: dict[int, Callable[[str], str]] = {1: re.escape, 2: str, 3: _anchored}
-_MARK_BYTES = 256  # maximum length of a reasoning's end mark, which may span several tokens
+_MARK_BYTES = 256  # maximum length of the marker that ends reasoning, which may span several tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """A grammar to check, or a JSON schema to convert to one."""
+class GrammarJob:
+    """A grammar to check, or a JSON schema to convert to a grammar."""
 
     text: str
     is_schema: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A usable grammar."""
+class GrammarResult:
+    """A grammar that llama.cpp can use."""
 
     text: str
 
@@ -247,40 +247,40 @@ def check_grammar(text: str) -> str:
     """Parse a grammar in a child process, without a model, and return it.
 
     Raises:
-        UsageError: as :class:`Grammar`, or it takes too long.
-        ChildError: llama.cpp did not survive the grammar.
+        UsageError: as for :class:`Grammar`, or parsing takes too long.
+        ChildError: llama.cpp crashed on the grammar.
     """
     _check_limits(text)
-    return _checked(Spec(text))
+    return _checked(GrammarJob(text))
 
 
 def check_schema(text: str) -> str:
-    """Convert a JSON schema to a grammar in a child process, because the result may be gigabytes, and check it.
+    """Convert a JSON schema to a grammar and check it, in a child process because the result may take gigabytes.
 
     Raises:
-        UsageError: as :func:`schema_to_grammar`, llama.cpp cannot use the grammar, or it takes too long.
-        ChildError: llama.cpp did not survive the grammar.
+        UsageError: as for :func:`schema_to_grammar`; or llama.cpp cannot use the grammar, or takes too long.
+        ChildError: llama.cpp crashed on the grammar.
     """
     if len(text) > _MOST_SCHEMA:
-        raise UsageError(f"the schema has more than {_MOST_SCHEMA:,} characters", "a smaller one, or a grammar")
-    return _checked(Spec(text, is_schema=True))
+        raise UsageError(f"the schema has more than {_MOST_SCHEMA:,} characters", "use a smaller schema or a grammar")
+    return _checked(GrammarJob(text, is_schema=True))
 
 
-def _checked(spec: Spec) -> str:
+def _checked(spec: GrammarJob) -> str:
     try:
-        return child.call(__name__, spec, Result).text
+        return child.call(__name__, spec, GrammarResult).text
     except ChildError as error:
         if error.ended_by != "deadline":
             raise
         raise UsageError(error.message, error.hint) from None
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """Convert and parse in this process."""
-    lib = load()
+def run(spec: GrammarJob, emit: child.Emit, stopping: threading.Event) -> GrammarResult:  # noqa: ARG001
+    """Convert and parse the text in this process."""
+    lib = load_library()
     if not spec.is_schema:
         _parse(lib, None, spec.text)
-        return Result(spec.text)
+        return GrammarResult(spec.text)
     try:
         with child.within(_MAX_SECONDS, "the schema", _SCHEMA_HINT), child.limited_memory(_MAX_MEMORY):
             text = schema_to_grammar(spec.text)
@@ -290,22 +290,22 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:  # n
         _parse(lib, None, text)
     except UsageError as error:
         raise UsageError(f"the schema cannot be used: {error.message}", _SCHEMA_HINT) from None
-    return Result(text)
+    return GrammarResult(text)
 
 
-def _parse(lib: Any, vocabulary: Any, text: str) -> State:
+def _parse(lib: Any, vocabulary: Any, text: str) -> GrammarState:
     names = _check_limits(text)
-    hint = "simplify it: fewer alternatives, and no rule that begins with itself"
+    hint = "simplify it: use fewer alternatives, and no rule that begins with itself"
     with child.within(_MAX_SECONDS, "the grammar", hint), child.limited_memory(_MAX_MEMORY):
-        start = State(lib, _init(lib, vocabulary, text, "root"))
-        if len(names) > 1:  # otherwise rules reached only in the middle of an answer would fail there
-            State(lib, _init(lib, vocabulary, f"{text}\n{_ALL_RULES} ::= {' | '.join(names)}\n", _ALL_RULES))
+        start = GrammarState(lib, _init(lib, vocabulary, text, "root"))
+        if len(names) > 1:  # parse all rules now, because a rule reached late would fail within an answer
+            GrammarState(lib, _init(lib, vocabulary, f"{text}\n{_ALL_RULES} ::= {' | '.join(names)}\n", _ALL_RULES))
     return start
 
 
 def _init(lib: Any, vocabulary: Any, text: str, root: str) -> Any:
     forget_complaints()
-    with _c_stderr() as printed:  # the parser prints its messages there
+    with _c_stderr() as printed:  # the parser prints its messages to stderr
         handle = lib.llama_sampler_init_grammar(vocabulary, text.encode(), root.encode())
         printed.seek(0)
         reason = _reason(printed.read().decode("utf-8", "replace"), text)
@@ -315,9 +315,9 @@ def _init(lib: Any, vocabulary: Any, text: str, root: str) -> Any:
 
 
 def _check_limits(text: str) -> list[str]:
-    """Return the names of the rules; check what llama.cpp's parser does not: sizes, and syntax that aborts it."""
+    """Check what llama.cpp's parser does not (sizes, and syntax that aborts it), and return the rules' names."""
     if len(text) > MAX_BYTES:
-        raise UsageError(f"the grammar has more than {MAX_BYTES:,} characters", "fewer or shorter rules")
+        raise UsageError(f"the grammar has more than {MAX_BYTES:,} characters", "use fewer or shorter rules")
     if "\0" in text or (not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text)):
         raise UsageError("the grammar has a null character or is not Unicode text", _HINT)
     bare = _TEXT.sub(" ", text)
@@ -325,22 +325,22 @@ def _check_limits(text: str) -> list[str]:
     if "root" not in names:
         raise UsageError("the grammar has no rule named root", 'root ::= "yes" | "no"')
     if bare.count("|") > MAX_ALTERNATIVES:
-        raise UsageError(f"the grammar has more than {MAX_ALTERNATIVES:,} alternatives", "fewer of them")
+        raise UsageError(f"the grammar has more than {MAX_ALTERNATIVES:,} alternatives", "use fewer alternatives")
     steps = np.frombuffer(bare.encode(), np.uint8)
     if np.cumsum((steps == ord("(")) * 1 - (steps == ord(")"))).max(initial=0) > MAX_NESTING:
-        raise UsageError(f"the grammar nests more than {MAX_NESTING:,} groups", "fewer parentheses")
+        raise UsageError(f"the grammar nests more than {MAX_NESTING:,} groups", "use fewer parentheses")
     for low, high in _REPETITION.findall(bare):
         if max(len(low), len(high)) > 9 or max(int(low), int(high or 0)) > MAX_REPETITION:
-            raise UsageError(f"the grammar repeats something more than {MAX_REPETITION:,} times", "* or +")
+            raise UsageError(f"the grammar repeats something more than {MAX_REPETITION:,} times", "use * or +")
         if high and int(high) < int(low):
-            raise UsageError(f"the grammar's {{{low},{high}}} ends below its beginning", f"{{{high},{low}}}")
-    if found := re.search(r"[<!][^\s]*", bare):  # llama.cpp's apply and accept disagree about them
+            raise UsageError(f"the grammar's {{{low},{high}}} has a maximum below its minimum", f"{{{high},{low}}}")
+    if found := re.search(r"[<!][^\s]*", bare):  # llama.cpp's apply and accept disagree on this syntax
         raise UsageError(f"the grammar names a token, {found[0][:30]}: only characters are supported", _HINT)
     return names
 
 
 def _reason(printed: str, text: str) -> str:
-    """Return the parser's complaint, with the line: it prints MESSAGE at REST, a blank line and the whole text."""
+    """Return the parser's error with a line number; it prints "MESSAGE at REST", a blank line and the whole text."""
     message = printed.removesuffix(f"\n\n{text}\n").removeprefix("parse: ").removeprefix("error parsing grammar: ")
     what, at, rest = message.partition(" at ")
     if not at or not text.endswith(rest):
@@ -350,13 +350,13 @@ def _reason(printed: str, text: str) -> str:
     return f"line {line}: {what} at {place}"
 
 
-def compile_grammar(model: Model, wanted: str | Applied) -> Grammar:
-    """Make the constraint on a model's tokens from a GBNF grammar, or that of a chat template.
+def compile_grammar(model: Model, wanted: str | AppliedTemplate) -> Grammar:
+    """Compile a GBNF grammar or a chat template's grammar into a constraint on a model's tokens.
 
-    A template's may be lazy; otherwise it begins with the generation prompt, which the prompt already ends with.
+    A template's grammar is either lazy, or begins with the generation prompt, which is the end of the prompt.
 
     Raises:
-        UsageError: as :class:`Grammar`, or it does not begin with the generation prompt.
+        UsageError: as for :class:`Grammar`, or the grammar does not begin with the generation prompt.
     """
     if isinstance(wanted, str):
         return Grammar(model, wanted)
@@ -368,13 +368,13 @@ def compile_grammar(model: Model, wanted: str | Applied) -> Grammar:
 
 
 def schema_to_grammar(text: str) -> str:
-    """Convert a JSON schema to the GBNF grammar of the JSON it describes, by llama.cpp's converter.
+    """Convert a JSON schema to a GBNF grammar with llama.cpp's converter.
 
-    Keywords that the converter does not know, such as ``uniqueItems``, restrict nothing. Objects have the properties of
-    the schema, in its order, and no others unless it allows them.
+    Keywords that the converter does not support, such as ``uniqueItems``, are ignored. Objects have the schema's
+    properties, in its order, and no others unless it allows them.
 
     Raises:
-        UsageError: the text is not JSON, or not a schema that the converter can read or enforce.
+        UsageError: the text is not JSON, or the schema cannot be converted or enforced.
         GgufspecError: llama.cpp's chat library is missing.
     """
     hint = """--json-schema '{"type": "object"}'"""
@@ -384,7 +384,7 @@ def schema_to_grammar(text: str) -> str:
         raise UsageError(f"the schema is not JSON: {error.message}", hint) from None
     if not isinstance(schema, dict):
         raise UsageError("the schema is not a JSON object", hint)
-    if lacking := chat_library.missing():
+    if lacking := chat_library.why_chat_library_is_missing():
         raise UsageError(chat_library.WITHOUT, lacking.hint)
     with _c_stderr() as printed:  # the converter prints what it cannot enforce
         try:
@@ -396,7 +396,7 @@ def schema_to_grammar(text: str) -> str:
         warned = printed.read().decode("utf-8", "replace").partition("incomplete: ")[2].strip()
     if warned:
         why = warned.partition(", accepting any string")[0][:300]
-        raise UsageError(f"the schema cannot be held to: {why}", "leave that out, or write a grammar instead")
+        raise UsageError(f"the schema cannot be enforced: {why}", "leave that out, or write a grammar instead")
     return grammar
 
 
@@ -406,7 +406,7 @@ _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": " \t\n\r"}
 
 
 def plain_patterns(schema: str) -> str:
-    """Replace character classes that the converter lacks, e.g. digits, by ranges in a JSON schema's patterns."""
+    """Replace character classes that the converter does not support, e.g. digits, in a JSON schema's patterns."""
 
     def pattern(found: re.Match[str]) -> str:
         inside = False
@@ -426,7 +426,7 @@ def plain_patterns(schema: str) -> str:
 
 @contextmanager
 def _c_stderr() -> Iterator[IO[bytes]]:
-    """Redirect what C code prints to stderr into a file."""
+    """Redirect C code's stderr output to a file."""
     with tempfile.TemporaryFile() as file:
         try:
             saved = os.dup(2)

@@ -1,15 +1,15 @@
-"""A head: blocks that draft from a target's hidden rows, with a cache of their own.
+"""Prediction heads: blocks that draft from a target's hidden states and have their own cache.
 
-There are two kinds. **MTP** (NextN) blocks are in the target's file or in a separate one and read, at position p, token
-p and the target's row of token p - 1. An **EAGLE-3** head reads rows of three of the target's layers, joined and mapped
-by its ``fc`` (:meth:`Head.encode`); the pair of token p stands at position p - 1. Either returns logits and a row of
-its own, which replaces the target's until the target has read that token.
+There are two kinds. **MTP** (NextN) blocks are in the target's file or in a separate one; at position p they take token
+p and the target's hidden state of token p - 1. An **EAGLE-3** head takes the hidden states of three target layers,
+concatenated and projected by its ``fc`` (:meth:`Head.encode`); its pair for token p is at position p - 1. Both return
+logits and a hidden state of their own, which replaces the target's until the target has decoded that token.
 
 Some models have several MTP blocks, one for each drafted token (``chained``). Gemma 4's assistant reads the target's
-cache and writes none (``shares_cache``): its pairs are those after what the target has read, at that one position.
+cache and has none of its own (``shares_cache``), so all its pairs are at the position after the target's text.
 
-Source: common/speculative.cpp (``draft_mtp``, ``draft_eagle3``), src/models/eagle3.cpp, src/llama-context.cpp. In a
-batch either all tokens have logits or none: with some, graphs disagree on which rows they hand out.
+Source: common/speculative.cpp (``draft_mtp``, ``draft_eagle3``), src/models/eagle3.cpp, src/llama-context.cpp. A batch
+requests logits for all tokens or for none, because model graphs differ in which rows they return for a mixture.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ggufspec.llamacpp.params import head_params
 
 
 def head_sources(model: Model) -> tuple[int, ...]:
-    """Return the target's rows that a head reads, as in ``ContextOptions.hidden``; see :func:`staging.require`."""
+    """Return the target layers whose hidden states a head reads, for ``ContextOptions.hidden``."""
     kind = EAGLE3 if model.architecture == EAGLE3 else "mtp"
-    staging.require(kind)
+    staging.require_functions(kind)
     if kind == "mtp":
         return (LAST_HIDDEN,)
     count = staging.function("llama_model_target_layer_ids_n")(model._handle)
@@ -40,18 +40,18 @@ def head_sources(model: Model) -> tuple[int, ...]:
 
 
 class Head:
-    """A head on its target, which must outlive it, with as many sequences as its target; one is in use.
+    """A prediction head on a target that must outlive it. Both have the same sequences, one of them in use at a time.
 
-    ``model`` is the head's file, or the target's if the blocks are in it, loaded with its MTP blocks.
+    ``model`` is loaded from the head's own file, or from the target's file including its MTP blocks.
 
     Attributes:
-        vocab_size: logits in a row; -inf if the head has no such token.
-        chained: blocks that draft one token each; 1 if one block drafts them all.
-        shares_cache: True if it reads the target's cache and has none.
-        shift: by how many positions a pair stands before its token.
+        vocab_size: number of logits per token; -inf for tokens that the head lacks.
+        chained: number of blocks that draft one token each; 1 if one block drafts all tokens.
+        shares_cache: True if the head reads the target's cache and has no cache of its own.
+        shift: number of positions from a pair to its token.
 
     Raises:
-        ModelError: llama.cpp cannot make a context; the target's rows have another size.
+        ModelError: llama.cpp cannot create a context, or the target's hidden states have a different size.
     """
 
     can_pad = False
@@ -66,7 +66,7 @@ class Head:
         self.shift = int(self.is_eagle3)
         self.vocab_size = model.vocab_size
         self.capacity = options.ctx_size
-        self.width = options.width
+        self.max_outputs = options.max_outputs
         self._target = target
         self._lengths = [0] * options.sequences
         self._sequence = 0
@@ -77,10 +77,10 @@ class Head:
             reason = complaints()
             raise ModelError(f"no context for the head {model.path.name}: {reason}", context_hint(reason))
         self._lib = lib
-        self.row_size: int = lib.llama_model_n_embd_out(model._handle)  # floats in a row of :meth:`read`
+        self.row_size: int = lib.llama_model_n_embd_out(model._handle)  # floats per hidden state
         if not self.is_eagle3 and self.row_size != target.model.hidden_size:
             raise ModelError(
-                f"{model.path.name} reads rows of {self.row_size} numbers, and {target.model.path.name} has rows of "
+                f"{model.path.name} reads rows of {self.row_size} numbers, but {target.model.path.name} has rows of "
                 f"{target.model.hidden_size}",
                 "choose a head that was made for this target",
             )
@@ -107,7 +107,7 @@ class Head:
         return self._target.length if self.shares_cache else self._lengths[self._sequence]
 
     def use(self, sequence: int) -> None:
-        """Read this sequence from now on, as the target does; the others stay as they are."""
+        """Switch to another sequence, as the target does; all others stay unchanged."""
         if sequence != self._sequence:
             self._sequence = sequence
             for batch in filter(None, (self._batch, self._features)):
@@ -115,9 +115,9 @@ class Head:
                     batch.seq_id[i][0] = sequence
 
     def encode(self, hidden: Rows) -> Rows:
-        """Return the target's rows as :meth:`read` takes them: mapped by an EAGLE-3 head's ``fc``, otherwise unchanged.
+        """Return the target's hidden states for :meth:`read`: projected by an EAGLE-3 head's ``fc``, else unchanged.
 
-        They are (tokens, sources × size), from :meth:`Context.hidden`. ModelError if llama.cpp fails.
+        ``hidden`` is (tokens, sources × size), from :meth:`Context.hidden`. Raises ModelError if llama.cpp fails.
         """
         if self._features is None or not len(hidden):
             return hidden
@@ -126,7 +126,7 @@ class Head:
             part = np.ascontiguousarray(hidden[start : start + self._most], np.float32)
             ctypes.memmove(batch.embd, part.ctypes.data, part.nbytes)
             batch.n_tokens = len(part)
-            # llama.cpp checks positions, though the encoder reads none
+            # The encoder ignores positions, but llama.cpp checks them
             free = self._lib.llama_memory_seq_pos_max(self._memory, self._sequence) + 1
             for i in range(len(part)):
                 batch.pos[i] = free + i
@@ -138,18 +138,19 @@ class Head:
     def read(
         self, tokens: Sequence[int], rows: Rows, position: int, *, outputs: bool, block: int = 0
     ) -> tuple[Rows, Rows]:
-        """Append pairs of a token and a row to the cache, unless that is the target's.
+        """Decode (token, hidden state) pairs, and append them to the cache unless it is the target's.
 
         Args:
-            tokens: (n,) ids; n is at most ``width`` with outputs. Tokens that only the target has are read as token 0.
-            rows: (n, row_size): each the row before its token, encoded.
+            tokens: (n,) ids; n is at most ``max_outputs`` if ``outputs``. Tokens that the head lacks are decoded as
+                token 0.
+            rows: (n, row_size), the encoded hidden state before each token.
             position: position of the first pair, after the last one in the cache.
-            outputs: True to get logits and rows, of all pairs.
-            block: index of a chained block.
+            outputs: True to return logits and hidden states for all pairs.
+            block: index of the block among chained ones.
 
         Returns:
-            logits (n, vocab), a view that is valid until the next call, and own rows (n, row_size); both empty without
-            outputs.
+            logits (n, vocab), a view that is valid until the next call, and the head's hidden states (n, row_size);
+            both are empty without ``outputs``.
 
         Raises:
             ModelError: llama.cpp failed.
@@ -173,18 +174,18 @@ class Head:
         return np.ctypeslib.as_array(logits, shape=(len(tokens), self.vocab_size)), self._own_rows(len(tokens))
 
     def rewind(self, position: int) -> None:
-        """Forget the pairs from ``position`` on."""
+        """Remove the pairs at ``position`` and beyond."""
         self._lengths[self._sequence] = min(self._lengths[self._sequence], position)
         if not self.shares_cache:
             self._lib.llama_memory_seq_rm(self._memory, self._sequence, position, -1)
 
     def decode(self, tokens: Sequence[int], outputs: int) -> Rows:
-        """Read these tokens with empty rows after the last pair, for measurements: real text takes as long."""
+        """Decode tokens after the last pair with zeros as hidden states, for timing; real ones take equally long."""
         rows = self.encode(np.zeros((len(tokens), self._encoded), np.float32))
         return self.read(tokens, rows, self.length, outputs=outputs > 0)[0][-outputs:]
 
     def mark(self) -> None:
-        """Allow a rollback to here, as :meth:`Context.mark`; a head always can."""
+        """Do nothing, because a head can always roll back to its current length, unlike a :class:`Context`."""
 
     def use_threads(self, count: int) -> None:
         self._lib.llama_set_n_threads(self._handle, count, count)
@@ -199,7 +200,7 @@ class Head:
 
     def close(self) -> None:
         if self._handle:
-            self._batch.embd = None  # NumPy owns it
+            self._batch.embd = None  # NumPy owns this memory
             for batch in filter(None, (self._batch, self._features)):
                 self._lib.llama_batch_free(batch)
             self._lib.llama_free(self._handle)

@@ -1,7 +1,7 @@
-"""The target's hidden rows, stored next to its logits for the drafters that read them: MTP heads and EAGLE-3.
+"""The target's hidden states, stored for the drafters that read them: MTP and EAGLE-3 heads.
 
-llama.cpp hands out the rows of one batch and overwrites them with the next. A head may read many batches later (it
-catches up when it is worth it), so the newest rows are copied into a ring by position.
+llama.cpp returns the hidden states of one batch and overwrites them in the next. A head may need them many batches
+later, because it reads unread tokens only when that pays off, so the newest ones are copied into a ring buffer.
 
 Source: ``extract_layer_inputs`` and ``embd_nextn`` in src/llama-context.cpp.
 """
@@ -23,22 +23,22 @@ Rows = npt.NDArray[np.float32]
 
 
 def rows_at(address: int, count: int, size: int) -> Rows:
-    """Return a (count, size) view of llama.cpp's own buffer, valid until its next call."""
+    """Return a (count, size) view of llama.cpp's own buffer, valid until the next call to llama.cpp."""
     buffer: Any = (ctypes.c_float * (count * size)).from_address(address)
     return np.frombuffer(buffer, np.float32).reshape(count, size)
 
 
 class HiddenRows:
-    """A ring of the newest tokens' hidden rows of one context (llama.cpp's handle) that has not decoded a batch yet.
+    """Ring buffer of the newest hidden states of ``context``, llama.cpp's handle, which must not have decoded a batch.
 
-    ``sources`` are layers whose input rows are stored, or ``LAST_HIDDEN`` for the rows after the last block; ``size``
-    is the floats in a row, ``capacity`` the tokens that the context holds.
+    ``sources`` lists the layers whose inputs are stored, or ``LAST_HIDDEN`` for the output of the last block; ``size``
+    is the number of floats per hidden state, and ``capacity`` the context size in tokens.
     """
 
     def __init__(self, context: Any, sources: Sequence[int], size: int, capacity: int) -> None:
         self.sources = tuple(sources)
         self.size = size
-        self.first = 0  # earliest position whose row is stored
+        self.first = 0  # earliest position whose hidden states are stored
         self._context = context
         self._rows: Rows = np.zeros((min(capacity, HIDDEN_RING), len(sources), size), np.float32)
         for source in sources:
@@ -48,11 +48,11 @@ class HiddenRows:
                 staging.function("llama_set_embeddings_layer_inp")(context, source, True)
 
     def take(self, count: int, first: int) -> None:
-        """Store the rows of the batch just decoded, whose first ``count`` tokens begin at position ``first``."""
+        """Store the hidden states of the batch just decoded, whose first ``count`` tokens begin at ``first``."""
         reach = len(self._rows)
         skipped = max(0, count - reach)
         start = (first + skipped) % reach
-        before = min(count - skipped, reach - start)  # rows for the end of the ring; the others go to its beginning
+        before = min(count - skipped, reach - start)  # rows that fit before the ring's end; the rest go to its start
         self.first = max(min(self.first, first), first + count - reach)
         for index, source in enumerate(self.sources):
             if source == LAST_HIDDEN:
@@ -64,31 +64,31 @@ class HiddenRows:
             self._rows[: len(new) - before, index] = new[before:]
 
     def read(self, first: int, last: int) -> Rows:
-        """Copy the rows (tokens, sources × size) of the positions ``first`` … ``last`` - 1.
+        """Copy the hidden states at positions ``first`` to ``last`` - 1, as (tokens, sources × size).
 
-        The caller ensures that they were decoded, and that ``first`` is not before :attr:`first`.
+        The caller ensures that these positions were decoded, and that ``first`` is not before :attr:`first`.
         """
         slots = np.arange(first, last) % len(self._rows)
         return self._rows[slots].reshape(last - first, len(self.sources) * self.size)
 
 
 def hidden_rows(model: Any, context: Any, sources: Sequence[int], capacity: int) -> HiddenRows:
-    """Make the ring (:class:`HiddenRows`) for a context of a :class:`~ggufspec.llamacpp.model.Model`.
+    """Create the :class:`HiddenRows` for a context of a :class:`~ggufspec.llamacpp.model.Model`.
 
     Raises:
-        ModelError: its architecture does not compute such rows, it has no such layer, or this build lacks a function.
+        ModelError: the architecture's hidden states are unavailable, a layer does not exist, or a function is missing.
     """
     for source in sources:
         last = source == LAST_HIDDEN
-        staging.require("mtp" if last else "eagle3")
+        staging.require_functions("mtp" if last else "eagle3")
         if model.architecture not in (staging.LAST_ROWS if last else staging.LAYER_INPUTS):
             raise ModelError(
-                f"llama.cpp hands out no hidden rows of the architecture {model.architecture!r}",
-                "--drafter draft or --drafter lookup needs none",
+                f"llama.cpp returns no hidden rows for the architecture {model.architecture!r}",
+                "--drafter draft and --drafter lookup need none",
             )
         if not last and not 0 <= source < model.blocks:
             raise ModelError(
-                f"{model.path.name} has {model.blocks} blocks: there is no input of block {source}",
+                f"{model.path.name} has {model.blocks} blocks: there is no block {source} to read",
                 "choose a head that was made for this target",
             )
     return HiddenRows(context, sources, model.hidden_size, capacity)

@@ -1,8 +1,8 @@
-"""Loads llama.cpp once and routes its log to Python's logging.
+"""llama.cpp's library, loaded once, with its log routed to Python's logging.
 
-The installed llama.cpp may be of another version or build: if it is unusable, a :class:`GgufspecError` names the
-command that helps. Its log reaches a terminal only through a handler on ``logging.getLogger("ggufspec.llamacpp")``. The
-last warnings and errors are stored, because llama.cpp's calls return null and give the reason only in the log.
+The installed llama.cpp may be another version or build; if it is unusable, a :class:`GgufspecError` names the command
+that fixes it. Its log reaches a terminal only through a handler on ``logging.getLogger("ggufspec.llamacpp")``. The last
+warnings and errors are stored, because llama.cpp's calls return null on failure and give the reason only in the log.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ logger.addHandler(logging.NullHandler())  # otherwise Python's handler of last r
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUED = 5
 
-# Logged after every failure to load: src/llama.cpp.
+# llama.cpp logs this line, which gives no reason, after every failed load (src/llama.cpp).
 _EMPTY_WORDS = ("llama_model_load_from_file_impl: failed to load model",)
 
-_PINNED = "pinned memory"  # in messages of CUDA (debug level) and Vulkan that it is unavailable
+_PINNED = "pinned memory"  # in messages from CUDA (debug level) and Vulkan if pinned memory is unavailable
 
 _complaints: deque[str] = deque(maxlen=8)
 
 
 class _Log:
-    """Joins llama.cpp's log fragments into lines."""
+    """Log callback that concatenates the fragments of llama.cpp's log into lines."""
 
     def __init__(self) -> None:
         self.level = logging.DEBUG
@@ -59,18 +59,18 @@ class _Log:
 
 
 class MissingFunctionError(GgufspecError, AttributeError):
-    """The installed llama.cpp lacks a function: it is another version, or built without it.
+    """Error for a function that the installed llama.cpp lacks because of its version or build.
 
-    To ``hasattr`` and ``getattr`` with a default it is a missing attribute.
+    ``hasattr``, and ``getattr`` with a default, treat this error as a missing attribute.
     """
 
     def __init__(self, name: str) -> None:
         what = f"the installed llama.cpp has no {name}: ggufspec needs another version"
-        super().__init__(what, install.mend())
+        super().__init__(what, install.repair_command())
 
 
 class _Complete(ModuleType):
-    """Wraps a module or a library; a missing name raises :class:`MissingFunctionError`."""
+    """Wrapper around a module or library, in which a missing name raises :class:`MissingFunctionError`."""
 
     def __init__(self, whole: Any) -> None:
         super().__init__("llama_cpp.llama_cpp")
@@ -87,11 +87,11 @@ class _Complete(ModuleType):
         return found
 
 
-def streams_from() -> int | None:
+def min_batch_from_environment() -> int | None:
     """Return op_offload_min_batch from the environment, if set.
 
     Raises:
-        UsageError: it is not a number of tokens.
+        UsageError: the variable is not a number of tokens.
     """
     text = os.environ.get(STREAM_VARIABLE)
     if text is not None and not re.fullmatch("[1-9][0-9]{0,8}", text):
@@ -104,33 +104,35 @@ def imported() -> ModuleType:
     """Return the module ``llama_cpp.llama_cpp``; its ``_lib`` is the C library.
 
     Raises:
-        GgufspecError: llama-cpp-python is missing or of an unsupported version, or its libraries cannot be loaded.
-            Later, for a missing function: :class:`MissingFunctionError`.
+        GgufspecError: llama-cpp-python is missing, its version is unsupported, or its libraries cannot be loaded.
+            Using a missing function later raises :class:`MissingFunctionError`.
     """
     _check_version()
     try:
         return _Complete(_import())
-    except AttributeError as error:  # a library older than the module: an override, or a broken installation
-        raise GgufspecError(f"llama-cpp-python and its libraries do not match: {error}", install.mend()) from error
+    except AttributeError as error:  # the library is older than the Python module: overridden, or a broken installation
+        raise GgufspecError(
+            f"llama-cpp-python and its libraries do not match: {error}", install.repair_command()
+        ) from error
     except (ImportError, OSError, RuntimeError) as error:
         said = f"llama-cpp-python cannot be loaded: {error}"
         raise GgufspecError(said, install.remedy(str(error))) from error
 
 
 @functools.cache
-def load() -> ModuleType:
-    """Return :func:`imported` with its log routed and its backends initialised; raises as that does."""
+def load_library() -> ModuleType:
+    """Return the module from :func:`imported` with its log routed and backends initialised; raise as it does."""
     library: Any = imported()
     callback = library.llama_log_callback(_Log())
     library.llama_log_set(callback, ctypes.c_void_p(0))
-    library.kept = callback  # llama.cpp has only the bare pointer
+    library.kept = callback  # keep alive, because llama.cpp holds only a pointer
     library.llama_backend_init()
     module: ModuleType = library
     return module
 
 
 def bound(library: Any, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> Any:
-    """Set the types of C functions in ``library``: by name, the result and the arguments."""
+    """Set the types of C functions in ``library`` and return it; ``functions`` maps names to (result, arguments)."""
     for name, (result, arguments) in functions.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -138,14 +140,14 @@ def bound(library: Any, functions: Mapping[str, tuple[Any, Sequence[Any]]]) -> A
 
 
 def system_info() -> str:
-    """Return llama.cpp's own line about its build; raises as :func:`imported` does."""
-    return str(load().llama_print_system_info().decode("utf-8", "replace").strip(" |"))
+    """Return llama.cpp's one-line description of its build; raise as :func:`imported` does."""
+    return str(load_library().llama_print_system_info().decode("utf-8", "replace").strip(" |"))
 
 
 def _import() -> ModuleType:
-    """Import it; if CUDA's runtime is missing, with that of NVIDIA's packages in this environment.
+    """Import llama_cpp; if CUDA's runtime is missing, load NVIDIA's packaged one from this environment and retry.
 
-    Only then, because a local build needs the runtime that it was built with.
+    The packaged runtime is not tried first, because a local build needs the runtime that it was built with.
     """
     if sys.platform == "win32":
         for folder in _runtime_folders("bin"):
@@ -162,10 +164,10 @@ def _import() -> ModuleType:
 
 
 def _load_cuda_runtime(major: str) -> bool:
-    """Load the libraries of ``nvidia-cuda-runtime-…`` and ``nvidia-cublas-…``; True if there are any.
+    """Load the libraries of ``nvidia-cuda-runtime-…`` and ``nvidia-cublas-…``; return True if any was loaded.
 
-    The dynamic linker uses a loaded library of the right SONAME. Each needs the previous ones. ``major`` is CUDA's
-    version: several may be installed.
+    The dynamic linker then finds the loaded libraries by SONAME. Each library needs the previous ones. ``major`` is
+    CUDA's major version, because several may be installed.
     """
     loaded = False
     for name in ("libcudart", "libnvrtc", "libcublasLt", "libcublas"):
@@ -180,7 +182,7 @@ def _load_cuda_runtime(major: str) -> bool:
 
 def _runtime_folders(name: str) -> list[Path]:
     """Return library folders in NVIDIA's packages: ``nvidia/cublas/lib``, and since CUDA 13 ``nvidia/cu13/lib``."""
-    spec = importlib.util.find_spec("nvidia")  # a namespace that they share
+    spec = importlib.util.find_spec("nvidia")  # namespace package shared by NVIDIA's packages
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     patterns = (f"*/{name}", f"*/{name}/x86_64") if name == "bin" else (f"*/{name}",)
     return [
@@ -189,20 +191,22 @@ def _runtime_folders(name: str) -> list[Path]:
 
 
 def _check_version() -> None:
-    """Refuse an unsupported version of llama-cpp-python: pip does not enforce it later."""
+    """Refuse an unsupported version of llama-cpp-python, which pip may have installed after ggufspec."""
     try:
         version = importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:
-        return  # the import reports it better, and a module without metadata may work
+        return  # the import reports a missing package better, and a package without metadata may work
     needed = install.requirement()
     limits = {sign: _numbers(number) for sign, number in re.findall(r"(>=|<)([\d.]+)", needed)}
     has = _numbers(version)
     if has < limits.get(">=", has) or ("<" in limits and has >= limits["<"]):
-        raise GgufspecError(f"llama-cpp-python {version} is installed, and ggufspec needs {needed}", install.mend())
+        raise GgufspecError(
+            f"llama-cpp-python {version} is installed, but ggufspec needs {needed}", install.repair_command()
+        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return 0.3.36 from ``0.3.36+cu124``, as numbers."""
+    """Return a version as numbers: (0, 3, 36) for ``0.3.36+cu124``."""
     return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 
 
@@ -212,11 +216,11 @@ def forget_complaints() -> None:
 
 
 def complaints(otherwise: str = "llama.cpp gave no reason") -> str:
-    """Return why a call failed: llama.cpp's warnings since :func:`forget_complaints`, the root cause first."""
+    """Return why a call failed: llama.cpp's warnings and errors since :func:`forget_complaints`, root cause first."""
     found = dict.fromkeys(line for line in _complaints if line and line not in _EMPTY_WORDS)
     return "; ".join(found) or otherwise
 
 
 def unpinned() -> str:
-    """Return why a driver gave no pinned memory since :func:`forget_complaints`; empty if it did, or was not asked."""
+    """Return why a driver refused pinned memory since :func:`forget_complaints`; empty if none did."""
     return next((line for line in _complaints if _PINNED in line), "")

@@ -1,4 +1,4 @@
-"""Options of placement and context, usable without the llama.cpp library."""
+"""Placement and context options, usable without the llama.cpp library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ggufspec.errors import UsageError
 
-# (numbers, bytes) of a block: ggml/src/ggml-common.h
+# (numbers, bytes) per block of a type: ggml/src/ggml-common.h
 KV_TYPES = {
     "f16": (1, 2),
     "bf16": (1, 2),
@@ -19,27 +19,27 @@ KV_TYPES = {
     "iq4_nl": (32, 18),
 }
 REWINDS = ("auto", "snapshots", "checkpoint")
-REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # in a pair; a draft's chain is several batches
+REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # rollback by role in a pair; drafted tokens span several batches
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 HOST = "CPU"
-# Default smallest batch for which a GPU copies CPU weights (of experts only those used) and computes with them, from
-# ggml-cuda.cu (offload_op) and ggml-backend.cpp; and the variable that ggml reads once, when its backends register.
-STREAM_WIDTH, STREAM_VARIABLE = 32, "GGML_OP_OFFLOAD_MIN_BATCH"
+# Default for the smallest batch for which a GPU copies CPU weights (only the experts used) and computes with them
+# (offload_op in ggml-cuda.cu, ggml-backend.cpp), and its variable, which ggml reads once, when its backends register
+OP_OFFLOAD_MIN_BATCH, STREAM_VARIABLE = 32, "GGML_OP_OFFLOAD_MIN_BATCH"
 # Names of a block's feed-forward tensors, after "blk.N": LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX, common/common.h
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
 SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still fits
 AGAIN_MAX = 4
-HEAD_BATCH = 128  # tokens that a head computes at once: upstream's 512 take gigabytes with a large vocabulary
-HIDDEN_RING = 2048  # tokens whose hidden rows are stored: a head that lags behind by more starts over
-LAST_HIDDEN = -1  # in ContextOptions.hidden: the rows after the last block
-# What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of an incomplete file
+HEAD_BATCH = 128  # tokens that a head computes at once; llama.cpp's 512 take gigabytes with a large vocabulary
+HIDDEN_RING = 2048  # tokens whose hidden states are stored; a head that lags further behind starts over
+LAST_HIDDEN = -1  # in ContextOptions.hidden: the output of the last block
+# Parts of messages in ggml/src/gguf.cpp and src/llama-model-loader.cpp about incomplete files
 _CUT = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
-_CELLS_STEP = 256  # src/llama-context.cpp
+_CELLS_STEP = 256  # llama.cpp rounds the number of cells up to a multiple of this: src/llama-context.cpp
 
 
 def is_remote(device: str) -> bool:
-    """Return True if a device is an RPC worker's: ggml/src/ggml-rpc/ggml-rpc.cpp names them so."""
+    """Return True if a device's name is an RPC worker's (ggml/src/ggml-rpc/ggml-rpc.cpp)."""
     return device.startswith("RPC")
 
 
@@ -48,7 +48,7 @@ def offloaded(gpu_layers: int, layers: int) -> int:
 
     Args:
         gpu_layers: as requested, e.g. -1 or 99.
-        layers: layers of the model, the output included.
+        layers: number of layers in the model, including the output.
     """
     return layers if gpu_layers < 0 else min(gpu_layers, layers)
 
@@ -57,17 +57,17 @@ def offloaded(gpu_layers: int, layers: int) -> int:
 class Placement:
     """Placement of one model's layers.
 
-    Block i is offloaded iff i ≥ max(blocks + 1 − gpu_layers, 0); the output is index ``blocks``, so that it goes first.
-    The offloaded layers are divided over the devices in order, by ``split``. Source: src/llama-model.cpp.
+    Block i is offloaded iff i ≥ max(blocks + 1 − gpu_layers, 0); the output has index ``blocks``, so it goes first.
+    The offloaded layers are divided among the devices in order, by ``split``. Source: src/llama-model.cpp.
 
     Args:
         gpu_layers: offloaded layers as llama.cpp counts them, the output included; see :func:`offloaded`.
         split: share of the offloaded layers for each device; empty: by the devices' free memory.
-        n_cpu_moe: number of first blocks whose expert tensors stay on the CPU (llama.cpp's ``--n-cpu-moe``).
-        mtp: True to load the file's MTP blocks; without a head on them they would only take memory.
-        n_cpu_ffn: number of first blocks whose dense feed-forward tensors stay on the CPU (``--n-cpu-ffn``).
-        override_tensor: ``PATTERN=DEVICE``, tensors and their devices whatever the other options say (``-ot``).
-        load_mode: how weights are loaded, as llama.cpp's ``--load-mode``; ``auto`` maps the file if devices can.
+        n_cpu_moe: number of leading blocks whose expert tensors stay on the CPU (llama.cpp's ``--n-cpu-moe``).
+        mtp: True to load the file's MTP blocks, which waste memory unless a head uses them.
+        n_cpu_ffn: number of leading blocks whose dense feed-forward tensors stay on the CPU (``--n-cpu-ffn``).
+        override_tensor: ``PATTERN=DEVICE`` pairs, which take precedence over the other options (``-ot``).
+        load_mode: how weights are loaded, as in llama.cpp's ``--load-mode``; ``auto`` maps the file if all devices can.
         no_host: True to repack the CPU's weights for the CPU even next to a GPU; the GPU then cannot compute with them.
     """
 
@@ -87,7 +87,7 @@ class Placement:
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
-        """(pattern, device) of tensors that are not with their layer, in order: the first pattern found in a tensor's
+        """(pattern, device) pairs for tensors that do not follow their layer; the first pattern found in a tensor's
         name wins. Source: ``llama_model_loader::create_tensor`` in src/llama-model-loader.cpp.
         """
         first_blocks = ((EXPERTS, self.n_cpu_moe), (DENSE_FFN, self.n_cpu_ffn))
@@ -103,38 +103,40 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """Options of decoding with one model.
+    """Options for decoding with one model.
 
     Args:
         ctx_size: tokens of context; llama.cpp pads its cells to a multiple of 256.
-        width: maximum rows of logits per call (``n_outputs_max``).
-        threads: CPU threads, for prompts and generation alike.
+        max_outputs: maximum rows of logits per call (``n_outputs_max``).
+        threads: CPU threads for both prefill and generation.
         cache_type_k: type of the key cache, one of ``KV_TYPES``.
         cache_type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
         flash_attn: ``auto``, ``on`` or ``off``.
-        n_batch: maximum tokens per call while a prompt is read.
-        ubatch_size: maximum tokens that are computed at once (llama.cpp's ``n_ubatch``), which determines the size of
-            the compute buffers; 0: all of a call. A verification is never divided.
+        n_batch: maximum tokens per call during prefill.
+        ubatch_size: maximum tokens computed at once (llama.cpp's ``n_ubatch``), which determines the size of the
+            compute buffers; 0: all tokens of a call. A verification batch is never split.
         op_offload: True to let a GPU compute batches of ``op_offload_min_batch`` tokens or more with copies of CPU
-            weights; the same for all models of a process.
-        swa_full: True to retain the whole context in layers with a sliding window, so that any token can be taken back.
-            Otherwise they retain their window and a micro-batch, so that the last batch can be taken back, and
-            ``rewind`` tokens that came one by one (:class:`ggufspec.llamacpp.rewind.Windowed`).
-        rewind: maximum tokens of one batch to take back. An attention cache can always do that at no cost; a recurrent
-            or hybrid memory needs more space for it. 0: such a memory only grows.
-        rewind_by: how a recurrent memory does it, one of ``REWINDS``. Only a checkpoint goes back through several
-            batches, as a draft's tokens need; only snapshots decode nothing again. ``auto``: snapshots if the
-            architecture has them, else a checkpoint.
-        again_max: after a checkpoint, maximum tokens that are decoded again together with the following ones. More get
-            a batch of their own and a checkpoint after it, or every rejection would add to the cost of the next one.
-        hidden: layers whose input rows are stored with the logits for a drafter that reads them; ``LAST_HIDDEN`` stands
-            for the rows after the last block.
-        sequences: texts with their own caches, each of ``ctx_size`` tokens; one is decoded at a time
+            weights; the minimum applies to all models in a process.
+        swa_full: True to retain the whole context in layers with a sliding window, so that any token can be rolled
+            back. Otherwise they retain their window and a micro-batch, which is enough to roll back the last batch, or
+            ``rewind`` tokens decoded one by one (:class:`ggufspec.llamacpp.rewind.WindowedRollback`).
+        rewind: maximum tokens of one batch to roll back. This is free for an attention cache; a recurrent or hybrid
+            memory takes more space for it, and cannot roll back if this is 0.
+        rewind_by: how a recurrent memory rolls back, one of ``REWINDS``. Only a checkpoint can undo several batches, as
+            a draft must; only snapshots avoid decoding tokens again. ``auto``: snapshots if the architecture has them,
+            otherwise a checkpoint.
+        again_max: after going back to a checkpoint, maximum tokens decoded again together with the following ones. More
+            get their own batch and a new checkpoint; otherwise each rejection would make the next one more expensive.
+        hidden: layers whose inputs are stored with the logits for a drafter that reads them; ``LAST_HIDDEN`` stands for
+            the output of the last block.
+        sequences: number of texts with their own caches of ``ctx_size`` tokens
             (:meth:`ggufspec.llamacpp.model.Context.use`).
+        shared_cells: True if all sequences take their cells from one pool, so that one batch can hold tokens of
+            several; a text's rounding then depends on other texts. Ignored if the memory cannot roll back exactly.
     """
 
     ctx_size: int
-    width: int
+    max_outputs: int
     threads: int
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -142,33 +144,34 @@ class ContextOptions:
     n_batch: int = 512
     ubatch_size: int = 0
     op_offload: bool = True
-    op_offload_min_batch: int = STREAM_WIDTH
+    op_offload_min_batch: int = OP_OFFLOAD_MIN_BATCH
     swa_full: bool = True
     rewind: int = 0
     rewind_by: str = "auto"
     again_max: int = AGAIN_MAX
     hidden: tuple[int, ...] = ()
     sequences: int = 1
+    shared_cells: bool = False
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment for settings without a parameter in llama.cpp, for a process that has not loaded it yet."""
+        """Environment variables for settings that are not llama.cpp parameters; set them before llama.cpp loads."""
         return {STREAM_VARIABLE: str(self.op_offload_min_batch)}
 
     @property
     def cells(self) -> int:
-        """Cells of the KV cache per text: ``ctx_size``, space for padding, and llama.cpp's own rounding up."""
+        """KV cache cells per text: ``ctx_size`` plus space for padding, rounded up as llama.cpp does."""
         return -(-(self.ctx_size + SLACK) // _CELLS_STEP) * _CELLS_STEP
 
     @property
     def batch(self) -> int:
-        """Tokens in one call."""
+        """Maximum tokens in one decode call."""
         return min(max(self.n_batch, self.ubatch_size), self.ctx_size + SLACK)
 
     @property
     def computed(self) -> int:
-        """Tokens that are computed at once; a window holds as many beyond itself."""
-        return min(max(self.ubatch_size, self.width, self.rewind), self.batch) if self.ubatch_size else self.batch
+        """Maximum tokens per micro-batch; a sliding-window cache has this many extra cells."""
+        return min(max(self.ubatch_size, self.max_outputs, self.rewind), self.batch) if self.ubatch_size else self.batch
 
 
 def parse_override(text: str) -> tuple[str, str]:
@@ -180,23 +183,25 @@ def parse_override(text: str) -> tuple[str, str]:
 def check_rewind(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ``REWINDS``."""
     if name not in REWINDS:
-        raise UsageError(f"{name!r} is not a way to take tokens back", "one of " + ", ".join(REWINDS))
+        raise UsageError(f"{name!r} is not a rollback method", "use one of " + ", ".join(REWINDS))
 
 
 def beyond_training(role: str, name: str, trained: int, ctx_size: int) -> str:
-    """Return a warning about a context beyond what a model was trained for; empty if it is within, or not known."""
+    """Return a warning if the context exceeds the model's training context; empty if not, or if that is unknown."""
     if not 0 < trained < ctx_size:
         return ""
     does = "answers get worse" if role == "target" else "fewer of its drafts are accepted"
-    return f"{name} was trained for {trained:,} tokens of context: beyond them {does}, as no rope scaling is set"
+    return f"{name} was trained for {trained:,} tokens of context; beyond that {does}, because no RoPE scaling is set"
 
 
 def load_hint(reason: str) -> str:
-    """Return a hint for llama.cpp's ``reason`` not to load a model."""
+    """Return a hint for the user from llama.cpp's reason for failing to load a model."""
     if any(sign in reason for sign in _CUT):
-        return "the file is cut short or damaged: download it again"
+        return "the file is truncated or damaged: download it again"
     if "unknown model architecture" in reason:
-        return "this llama.cpp does not know the architecture: update llama-cpp-python"
+        return "this llama.cpp does not support the architecture: update llama-cpp-python"
+    if "unknown pre-tokenizer" in reason:
+        return "this llama.cpp does not support the tokenizer: update llama-cpp-python"
     if "alloc" in reason or "memory" in reason:
         return "lower -ngl or -ngld so that fewer layers go to the GPU"
     if "error loading model" in reason:
@@ -205,9 +210,9 @@ def load_hint(reason: str) -> str:
 
 
 def context_hint(reason: str) -> str:
-    """Return a hint for llama.cpp's ``reason`` not to make a context."""
+    """Return a hint for the user from llama.cpp's reason for failing to create a context."""
     if "requires flash_attn" in reason:
         return "-fa on, or -ctv f16"
     if "different K" in reason:
-        return "give both caches one type: -ctk q8_0 -ctv q8_0, or neither"
+        return "give both caches the same type: -ctk q8_0 -ctv q8_0, or neither"
     return "lower -c, -ngl or -ngld, or use a smaller KV type (-ctk q8_0 -ctv q8_0)"

@@ -1,4 +1,4 @@
-"""llama.cpp's own parameters for our options, for dry and real runs: the only place that makes them."""
+"""llama.cpp's parameters, made from this package's options for both dry and real runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ggufspec.llamacpp.options import (
     Placement,
     check_rewind,
 )
-from ggufspec.llamacpp.rewind import architecture_of, choose
+from ggufspec.llamacpp.rewind import architecture_of, choose_rollback
 
-# Outputs come in multiples of this: a graph's first tensor has four bytes for each, and the following ones shall begin
-# on CPU cache lines. Otherwise AMX reads prompts for half as long again: docs/evidence/output-rows.json
+# The number of outputs is a multiple of this, because a graph's first tensor has four bytes per output, and the next
+# ones must start on CPU cache lines; otherwise prefill on AMX takes 1.5 times as long: docs/evidence/output-rows.json
 _OUTPUTS = 16
 
 
@@ -30,15 +30,16 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
 
     Args:
         lib: llama.cpp.
-        options: how the model is decoded.
-        model: its handle; without one nothing is reserved for ``options.rewind``.
+        options: options for decoding the model.
+        model: the model's handle; if it is missing, nothing is reserved for ``options.rewind``.
 
     Raises:
         UsageError: an option has an unknown value.
     """
     params = lib.llama_context_default_params()
     params.n_ctx = options.ctx_size + SLACK if options.sequences == 1 else options.sequences * options.cells
-    params.n_seq_max = options.sequences  # each has its own cells, so that rounding does not depend on the others
+    # By default each sequence has its own cells, so that its rounding does not depend on other sequences
+    params.n_seq_max = options.sequences
     params.n_batch, params.n_ubatch = options.batch, options.computed
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k, params.type_v = (kv_type(lib, name) for name in (options.cache_type_k, options.cache_type_v))
@@ -46,14 +47,30 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     params.swa_full = options.swa_full
     params.op_offload = options.op_offload
     check_rewind(options.rewind_by)
-    match choose(lib, model, options) if model else "":
+    match choose_rollback(lib, model, options) if model else "":
         case "snapshots":
-            params.n_rs_seq = min(options.rewind, params.n_ubatch - 2)  # more is an abort: src/llama-batch.cpp
+            params.n_rs_seq = min(options.rewind, params.n_ubatch - 2)  # more aborts llama.cpp: src/llama-batch.cpp
         case "checkpoint":
             params.n_seq_max = 2 * options.sequences
-            params.kv_unified = True  # the second sequence of each has a state but no cells of its own
-    params.n_outputs_max = -(-max(options.width, params.n_seq_max) // _OUTPUTS) * _OUTPUTS
+            params.kv_unified = True  # each text's second sequence has a state but no cells of its own
+        case "exact" if options.shared_cells and options.sequences > 1 and _can_share_cells(lib, model, options):
+            params.kv_unified = True
+    params.n_outputs_max = -(-max(options.max_outputs, params.n_seq_max) // _OUTPUTS) * _OUTPUTS
     return params
+
+
+def _can_share_cells(lib: Any, model: Any, options: ContextOptions) -> bool:
+    """Return True if a model's memory is an attention cache without a sliding window, and a larger context changes no
+    position: llama.cpp chooses long or short RoPE factors by it (``get_rope_factors``, src/llama-model.cpp).
+    """
+    if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model):
+        return False
+    key = f"{architecture_of(lib, model)}.rope.scaling.original_context_length".encode()
+    found = ctypes.create_string_buffer(16)
+    if lib.llama_model_meta_val_str(model, key, found, len(found)) < 0:
+        return True
+    original = int(found.value)
+    return (options.cells > original) == (options.sequences * options.cells > original)
 
 
 _CONTEXT_TYPE_MTP = 1  # enum llama_context_type, include/llama.h
@@ -64,12 +81,12 @@ def head_params(lib: Any, options: ContextOptions, target: Any, *, mtp: bool) ->
 
     Args:
         lib: llama.cpp.
-        options: context size, types, threads and ``width``.
+        options: context size, types, threads and ``max_outputs``.
         target: handle of the target's context.
-        mtp: True if the head is MTP blocks.
+        mtp: True if the head consists of MTP blocks.
     """
     params = context_params(lib, options)
-    params.n_batch = params.n_ubatch = max(HEAD_BATCH, options.width)
+    params.n_batch = params.n_ubatch = max(HEAD_BATCH, options.max_outputs)
     params.ctx_other = target
     if mtp:
         params.ctx_type = _CONTEXT_TYPE_MTP
@@ -77,7 +94,7 @@ def head_params(lib: Any, options: ContextOptions, target: Any, *, mtp: bool) ->
 
 
 _INT32_MAX = 2**31 - 1
-_BF16 = 30  # enum ggml_type; the only one of KV_TYPES that llama-cpp-python does not name
+_BF16 = 30  # enum ggml_type; the only one of KV_TYPES that llama-cpp-python has no name for
 
 
 class _TensorOverride(ctypes.Structure):
@@ -91,11 +108,11 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
 
     Args:
         lib: llama.cpp.
-        placement: the layers.
+        placement: where the layers and tensors go.
         names: devices to offload to; default: :func:`ggufspec.llamacpp.devices.offloading`.
 
     Raises:
-        UsageError: a tensor is to be on a device that does not exist.
+        UsageError: a tensor is assigned to a device that does not exist.
     """
     params = lib.llama_model_default_params()
     params.load_mtp = placement.mtp
@@ -104,7 +121,7 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
     params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would truncate a larger number silently
     alive: list[Any] = []
     if chosen := names or chosen_over_others():
-        handles = (ctypes.c_void_p * (len(chosen) + 1))(*map(handle_of, chosen))  # the last one, null, ends the list
+        handles = (ctypes.c_void_p * (len(chosen) + 1))(*map(handle_of, chosen))  # null ends the list
         params.devices = ctypes.cast(handles, ctypes.c_void_p)
         alive.append(handles)
     if placement.split:
@@ -112,7 +129,7 @@ def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> t
         params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
         alive.append(shares)
     if overrides := placement.overrides:
-        listed = (_TensorOverride * (len(overrides) + 1))()  # the last one, zeros, ends the list
+        listed = (_TensorOverride * (len(overrides) + 1))()  # zeros end the list
         listed[:-1] = [_TensorOverride(pattern.encode(), buffer_type(device)) for pattern, device in overrides]
         params.tensor_buft_overrides = ctypes.cast(listed, ctypes.c_void_p)
         alive.append(listed)
@@ -135,10 +152,10 @@ _LOADING = threading.Lock()  # two threads that load their first models at once 
 
 
 def load_model(lib: Any, path: Path, params: Any) -> Any:
-    """Return llama.cpp's handle of a model, or null, which :func:`ggufspec.llamacpp.library.complaints` explains.
+    """Return llama.cpp's handle for a model, or null, which :func:`ggufspec.llamacpp.library.complaints` explains.
 
-    Weights of latent attention (MLA) stay out of AMX's buffers: llama.cpp puts them there and then aborts, because the
-    graph multiplies them with non-contiguous tensors (``supports_op``, ggml/src/ggml-cpu/amx/amx.cpp).
+    Weights of latent attention (MLA) are kept out of AMX buffers, where llama.cpp would put them and then abort because
+    the graph multiplies them with non-contiguous tensors (``supports_op``, ggml/src/ggml-cpu/amx/amx.cpp).
     """
     name = os.fsencode(path)
     with _LOADING:

@@ -1,4 +1,4 @@
-"""Probes what the installed llama.cpp can do, in a child process because a broken driver may end it."""
+"""Probe of the installed llama.cpp's capabilities, in a child process because a broken driver may crash it."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from dataclasses import dataclass, field
 from ggufspec import child
 from ggufspec.llamacpp import chat_library, staging
 from ggufspec.llamacpp.devices import Device, add_rpc_workers, backends, devices
-from ggufspec.llamacpp.library import load, system_info
+from ggufspec.llamacpp.library import load_library, system_info
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """RPC workers whose devices to include."""
+class ProbeJob:
+    """RPC workers whose devices the probe includes."""
 
     rpc: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ProbeResult:
     """llama.cpp's capabilities."""
 
     backends: tuple[str, ...]  # compiled-in backends
     devices: tuple[Device, ...]
-    system: str = ""  # llama.cpp's own line about its build
-    lacks: dict[str, str] = field(default_factory=dict)  # by drafter, the function that is missing for its heads
+    system: str = ""  # llama.cpp's one-line description of its build
+    lacks: dict[str, str] = field(default_factory=dict)  # by drafter, a function that it needs but llama.cpp lacks
     without_device: tuple[str, ...] = ()  # compiled-in backends that find no driver
-    without_chat: str = ""  # why its chat library cannot be used
+    without_chat: str = ""  # why llama.cpp's chat library cannot be used; empty if it can
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
+def run(spec: ProbeJob, emit: child.Emit, stopping: threading.Event) -> ProbeResult:
     del emit, stopping
     add_rpc_workers(spec.rpc)
-    lacks = {drafter: absent for drafter in staging.NEEDED if (absent := staging.missing(drafter))}
+    lacks = {drafter: absent for drafter in staging.NEEDED if (absent := staging.missing_function(drafter))}
     found = tuple(backends())
-    # ggml-vulkan.cpp registers nothing without a device
-    silent = ("Vulkan",) if "Vulkan" not in found and hasattr(load()._lib, "ggml_backend_vk_reg") else ()
-    missing = chat_library.missing()
+    # Without a device ggml-vulkan.cpp does not register its backend
+    silent = ("Vulkan",) if "Vulkan" not in found and hasattr(load_library()._lib, "ggml_backend_vk_reg") else ()
+    missing = chat_library.why_chat_library_is_missing()
     without_chat = missing.message if missing else ""
-    return Result(found, tuple(devices()), system_info(), lacks, silent, without_chat)
+    return ProbeResult(found, tuple(devices()), system_info(), lacks, silent, without_chat)
 
 
-def inspect(rpc: tuple[str, ...] = ()) -> Result:
+def inspect(rpc: tuple[str, ...] = ()) -> ProbeResult:
     """Probe in a child process, with the workers at ``rpc`` (host:port) added.
 
     Raises:
         GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.
-        ChildError: llama.cpp ended the child.
+        ChildError: llama.cpp crashed.
     """
-    return child.call(__name__, Spec(rpc), Result)
+    return child.call(__name__, ProbeJob(rpc), ProbeResult)

@@ -1,7 +1,7 @@
-"""Turns a GGUF file into another tensor type with llama.cpp's own quantiser, here or as a job in a child process.
+"""Conversion of a GGUF file to another file type with llama.cpp's quantiser, here or as a job in a child process.
 
-Source: src/llama-quant.cpp. A file type is a mixture: Q4_0 keeps tied embeddings in Q6_K, the K types give some tensors
-more bits, norms stay F32.
+Source: src/llama-quant.cpp. A file type is a mixture of tensor types: Q4_0 keeps tied embeddings in Q6_K, the K types
+give some tensors more bits, and norms stay in F32.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ggufspec import child
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.files.write import replacing
 from ggufspec.llamacpp.gguf import ALIGNMENT, alignment, extent, type_number
-from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load, logger
+from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load_library, logger
 
 Floats = npt.NDArray[np.float32]
 
 _VERSION = 2  # GGML_QNT_VERSION, ggml/include/ggml.h
 
-# llama_ftype by llama-quantize's names, except those that need an importance matrix.
+# llama-quantize's names for the file types (llama_ftype) that need no importance matrix.
 FILE_TYPES = (
     *("F32", "F16", "BF16"),
     *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
@@ -46,16 +46,16 @@ FILE_TYPES = (
 
 
 def check_type(type_name: str) -> str:
-    """Return ``type_name`` as spelled in ``FILE_TYPES``; otherwise a UsageError names the nearest."""
+    """Return ``type_name`` as spelled in ``FILE_TYPES``; if it is unknown, raise UsageError with the nearest names."""
     name = type_name.upper()
     if name not in FILE_TYPES:
         near = " or ".join(difflib.get_close_matches(name, FILE_TYPES, n=2, cutoff=0.4))
         hint = f"did you mean {near}? ggufspec quantize --help lists all" if near else ", ".join(FILE_TYPES)
-        raise UsageError(f"{type_name!r} is not a file type that can be written", hint)
+        raise UsageError(f"{type_name!r} is not a supported file type", hint)
     return name
 
 
-def quantize(
+def write_quantised(
     source: Path,
     target: Path,
     type_name: str,
@@ -64,7 +64,7 @@ def quantize(
     requantize: bool = False,
     stopping: threading.Event | None = None,
 ) -> None:
-    """Write ``source`` to ``target`` in another file type; ``target`` appears when it is complete.
+    """Write ``source`` to ``target`` in another file type; ``target`` appears only once it is complete.
 
     Args:
         source: a GGUF file whose matrices are F32, F16 or BF16.
@@ -72,7 +72,7 @@ def quantize(
         type_name: one of ``FILE_TYPES``.
         threads: CPU threads; 0 for all.
         requantize: True to allow a quantised source, which loses quality twice.
-        stopping: once it is set, no partial file is left, however long llama.cpp continues to write.
+        stopping: event after which the partial file is removed, however long llama.cpp continues to write.
 
     Raises:
         UsageError: the file type is unknown, or source and target are the same file.
@@ -95,16 +95,16 @@ def quantize(
 
 def _remove_after(stopping: threading.Event, folder: Path) -> None:
     stopping.wait()
-    while True:  # until the process ends: llama.cpp may be about to open its file
+    while True:  # the loop runs until the process ends, because llama.cpp may be about to open its file
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Prediction of a quantisation: the type of each tensor as ggml spells it, their bytes, and the whole file's.
+class PredictedFile:
+    """Predicted result of a quantisation: ggml's type name for each tensor, and bytes of all tensors and of the file.
 
-    ``unfit`` tensors have rows that are no multiple of the type's block, and so another type than the mixture's.
+    ``unfit`` counts tensors that get another type because their rows are not a multiple of the intended type's block.
     """
 
     types: dict[str, str]
@@ -113,19 +113,19 @@ class Chosen:
     unfit: int
 
 
-# src/llama-quant.cpp, llama_model_quantize_impl
+# Log lines of llama_model_quantize_impl, src/llama-quant.cpp
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] +(\S+)")
 _CHOSEN = re.compile(_TENSOR.pattern + r" +- \[(.*)\], type = +(\S+), size = +[\d.]+ MiB(?: -> .*\((\S+)\))?")
 
 
-def run_dry(source: Path, type_name: str) -> Chosen:
-    """Return what llama.cpp would write; it reads no weights, which may be a hole. Raises as :func:`quantize` does."""
+def run_dry(source: Path, type_name: str) -> PredictedFile:
+    """Predict what :func:`write_quantised` would write or raise; no weights are read, so the source may be sparse."""
     name, types, sizes, lines = check_type(type_name), dict[str, str](), list[int](), list[str]()
     with listening(lines.append):
         _call(source, source, name, 1, requantize=True, dry=True)
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         found = extent(data)
-    assert found is not None  # llama.cpp would have refused it
+    assert found is not None  # llama.cpp would have refused an incomplete header
     own = type_keys(name)
     kept = [end - begin for key, (begin, end) in found[0].items() if not (key in own or key.startswith("split."))]
     header = 24 + sum(kept) + sum(16 + len(key) for key in own)
@@ -136,30 +136,30 @@ def run_dry(source: Path, type_name: str) -> Chosen:
             sizes.append(row_bytes(kind, shape[0]) * math.prod(shape[1:]))
             header += 24 + len(tensor[3]) + 8 * max([1, *(axis for axis, length in enumerate(shape, 1) if length > 1)])
     unfit = sum("-> falling back to" in line for line in lines)
-    return Chosen(types, sum(sizes), sum(size + -size % ALIGNMENT for size in (header, *sizes)), unfit)
+    return PredictedFile(types, sum(sizes), sum(size + -size % ALIGNMENT for size in (header, *sizes)), unfit)
 
 
 def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bool, dry: bool = False) -> None:
-    lib = load()
+    lib = load_library()
     params = lib.llama_model_quantize_default_params()
     params.ftype = type_keys(name)["general.file_type"]
     params.nthread = threads
     params.allow_requantize = requantize
     params.dry_run = dry
-    if alignment(source) != ALIGNMENT:  # llama.cpp copies the key from the source, but writes with its own alignment
+    if alignment(source) != ALIGNMENT:  # llama.cpp copies this key but writes with its default alignment
         key = lib.llama_model_kv_override(lib.LLAMA_KV_OVERRIDE_TYPE_INT, b"general.alignment")
         key.value.val_i64 = ALIGNMENT
-        params.kv_overrides = (lib.llama_model_kv_override * 2)(key)  # the last one, zeros, ends the list
+        params.kv_overrides = (lib.llama_model_kv_override * 2)(key)  # zeros end the list
     forget_complaints()
     if lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)):
         reason = complaints()
-        hint = "start from the model's F16 file" if "requantizing" in reason else "look for free disk space"
+        hint = "start from the model's F16 file" if "requantizing" in reason else "check the free disk space"
         raise ModelError(f"{source} cannot be quantised to {name}: {reason}", hint)
 
 
 def type_keys(name: str) -> dict[str, int]:
     """Return the metadata keys of a file type, one of ``FILE_TYPES``."""
-    number = getattr(load(), "LLAMA_FTYPE_ALL_F32" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}")
+    number = getattr(load_library(), "LLAMA_FTYPE_ALL_F32" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}")
     return {"general.file_type": int(number), "general.quantization_version": _VERSION}
 
 
@@ -167,8 +167,8 @@ def type_keys(name: str) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """Arguments of :func:`quantize`; without ``target`` the job only returns what would be written in each type."""
+class QuantizeJob:
+    """Arguments of :func:`write_quantised`; without ``target`` the job only predicts the file for each type."""
 
     source: Path
     types: tuple[str, ...]
@@ -178,16 +178,16 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QuantizeResult:
     """Predictions by file type; empty if a file was written."""
 
-    chosen: dict[str, Chosen]
+    chosen: dict[str, PredictedFile]
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
+def run(spec: QuantizeJob, emit: child.Emit, stopping: threading.Event) -> QuantizeResult:
     """Quantise in this process; ``tensor`` events report progress."""
     if spec.target is None:
-        return Result({name: run_dry(spec.source, name) for name in spec.types})
+        return QuantizeResult({name: run_dry(spec.source, name) for name in spec.types})
 
     def read(line: str) -> None:
         if found := _TENSOR.match(line):
@@ -195,8 +195,8 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
 
     (name,) = spec.types
     with listening(read):
-        quantize(spec.source, spec.target, name, spec.threads, requantize=spec.requantize, stopping=stopping)
-    return Result({})
+        write_quantised(spec.source, spec.target, name, spec.threads, requantize=spec.requantize, stopping=stopping)
+    return QuantizeResult({})
 
 
 class _Reader(logging.Handler):
@@ -225,9 +225,9 @@ def listening(read: Callable[[str], None]) -> Iterator[None]:
 
 
 def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
-    """Return random numbers in a tensor type, by ggml's quantiser, so that all blocks are valid; integers are zeros.
+    """Return random numbers in a tensor type, quantised by ggml so that all blocks are valid; integer types get zeros.
 
-    ``kind`` is spelled as in ggml, e.g. ``q4_K``; ``numbers`` is a multiple of 256, ``std`` their standard deviation.
+    ``kind`` is spelled as in ggml, e.g. ``q4_K``; the count is a multiple of 256, and ``std`` the standard deviation.
     """
     if kind.startswith("i") and kind[1:].isdigit():
         return bytes(row_bytes(kind, numbers))
@@ -236,9 +236,9 @@ def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
 
 
 def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> bytes:
-    """Quantise rows of numbers as llama-quantize does; a row is a multiple of the type's block.
+    """Quantise rows of numbers as llama-quantize does; the row length is a multiple of the type's block size.
 
-    The smallest types need ``importance``: (numbers,) weights of the columns.
+    The smallest types need ``importance``, the (numbers,) weights of the columns.
     """
     pointer = ctypes.c_void_p
     values = np.ascontiguousarray(values, np.float32)
@@ -252,7 +252,7 @@ def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> by
 
 
 def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
-    """Dequantise blocks of a tensor type to ``shape``, rows first; ModelError if ggml cannot read that type."""
+    """Dequantise blocks of a tensor type to ``shape``, rows first; raise ModelError if ggml cannot read the type."""
     if kind == "f32":
         return np.frombuffer(blocks, np.float32).reshape(shape)
     traits = _quantizer().ggml_get_type_traits(type_number(kind)).contents
@@ -274,7 +274,7 @@ def block_numbers(kind: str) -> int:
 
 
 class _Traits(ctypes.Structure):
-    """struct ggml_type_traits, as far as it is needed."""
+    """Leading fields of struct ggml_type_traits."""
 
     _fields_: ClassVar = [
         ("type_name", ctypes.c_char_p),
@@ -298,4 +298,4 @@ def _quantizer() -> Any:
             [kind, pointer, ctypes.c_char_p, count, count, count, pointer],
         ),
     }
-    return bound(load()._lib, functions)
+    return bound(load_library()._lib, functions)

@@ -1,14 +1,14 @@
-"""Rollback: removes the newest tokens from llama.cpp's memory, for every kind of memory.
+"""Rollback: removal of the newest tokens from llama.cpp's memory, whatever its kind.
 
-An attention cache forgets any token at no cost. A recurrent state (Mamba, RWKV, the recurrent blocks of a hybrid) is
-overwritten by every token. There are two ways to roll it back; both give the logits of a text that was never wrong, to
-the bit if kernels do not depend on the batch size:
+An attention cache can drop any token at no cost. A recurrent state (Mamba, RWKV, the recurrent blocks of a hybrid) is
+overwritten by every token. There are two ways to roll it back; both give the same logits as if the removed tokens had
+never been decoded, bit for bit if kernels do not depend on the batch size:
 
-- **snapshots**: llama.cpp stores the state after each of the last tokens of a batch (``n_rs_seq``). Some architectures
-  have it. It takes the memory of one state for every token that can be taken back, and no time.
-- **checkpoint**: a second sequence holds on to the state before the tokens that are in doubt. It is a reference: the
-  next batch reads the state there and writes its own elsewhere, so that neither saving nor restoring copies anything.
-  It takes the memory of one more state; accepted tokens of the batch have to be decoded again, in front of the next.
+- **snapshots**: llama.cpp stores the state after each of the last tokens of a batch (``n_rs_seq``). Only some
+  architectures support this. It takes the memory of one state per token that can be rolled back, and no time.
+- **checkpoint**: a second sequence references the state before the unverified tokens. The next batch reads that state
+  and writes its own elsewhere, so neither saving nor restoring copies anything. This takes the memory of one more
+  state, and after a rollback the batch's accepted tokens are decoded again, at the start of the next batch.
 
 Source: src/llama-memory-recurrent.cpp (``seq_rm``, ``seq_cp``, ``find_slot``) and src/llama-memory-hybrid.cpp.
 """
@@ -24,13 +24,13 @@ from ggufspec.llamacpp.options import ContextOptions
 # llm_arch_supports_rs_rollback, src/llama-arch.cpp
 _SNAPSHOTS = {"qwen35", "qwen35moe", "qwen4exp", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"}
 _SNAPSHOTS |= {"kimi-k3", "glm5-next", "bailingmoe3", "deepseek4"}
-_NO_CHECKPOINT = {"deepseek4"}  # it has its own kind of cache: src/llama-kv-cache-dsv4.cpp
+_NO_CHECKPOINT = {"deepseek4"}  # uses a different kind of cache: src/llama-kv-cache-dsv4.cpp
 
 
-def way_back(architecture: str, rewind_by: str = "auto") -> str:
-    """Return how a recurrent or hybrid architecture takes tokens back: ``snapshots``, ``checkpoint``, or ``none``.
+def rollback_kind(architecture: str, rewind_by: str = "auto") -> str:
+    """Return how a recurrent or hybrid architecture rolls back tokens: ``snapshots``, ``checkpoint``, or ``none``.
 
-    This is the only place that decides it: for making contexts, planning memory, and judging pairs before a download.
+    Only this function decides it, for creating contexts, planning memory, and judging pairs before a download.
     ``rewind_by`` is one of :data:`ggufspec.llamacpp.options.REWINDS`.
     """
     if architecture in _SNAPSHOTS and rewind_by != "checkpoint":
@@ -38,11 +38,11 @@ def way_back(architecture: str, rewind_by: str = "auto") -> str:
     return "none" if architecture in _NO_CHECKPOINT else "checkpoint"
 
 
-def choose(lib: Any, model: Any, options: ContextOptions) -> str:
-    """Return how tokens of a model are taken back: ``exact`` (llama.cpp's own), or as :func:`way_back` returns."""
+def choose_rollback(lib: Any, model: Any, options: ContextOptions) -> str:
+    """Return how a model rolls back tokens: ``exact`` (llama.cpp's own rollback), or a :func:`rollback_kind`."""
     if not options.rewind or not (lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)):
         return "exact"
-    return way_back(architecture_of(lib, model), options.rewind_by)
+    return rollback_kind(architecture_of(lib, model), options.rewind_by)
 
 
 def architecture_of(lib: Any, model: Any) -> str:
@@ -52,16 +52,16 @@ def architecture_of(lib: Any, model: Any) -> str:
     return buffer.value.decode("utf-8", "replace")
 
 
-class Exact:
+class ExactRollback:
     """llama.cpp's own rollback: free for an attention cache, impossible for a recurrent state.
 
-    llama.cpp's memory has ``held`` tokens; the text, llama.cpp's sequence ``text``, may be shorter until the next
+    llama.cpp's memory holds ``held`` tokens; the text, llama.cpp's sequence ``text``, may be shorter until the next
     batch.
     """
 
     kind = "exact"
     can_pad = True
-    forgets = False  # True if a text cannot be cut to any length, so that its states are worth saving
+    forgets = False  # True if a text cannot be cut to every length, so that states are worth saving
     states = 0  # additional recurrent states
 
     def __init__(self, lib: Any, handle: Any, text: int = 0) -> None:
@@ -71,16 +71,16 @@ class Exact:
         self._text = text
         self.held = 0
 
-    def padding(self, count: int, width: int) -> int:
-        """Return the number of padding tokens, removed later, to fill a batch of ``count`` up to ``width``."""
-        return max(0, width - count) if self.can_pad else 0
+    def padding(self, count: int, batch_size: int) -> int:
+        """Return how many padding tokens, removed later, fill a batch of ``count`` tokens up to ``batch_size``."""
+        return max(0, batch_size - count) if self.can_pad else 0
 
     def floor(self) -> int:
         """Return the lowest length, besides 0, that the text can be cut to now."""
         return 0
 
     def cut(self, length: int) -> bool:
-        """Keep ``length`` tokens, at least one; return False if that is impossible."""
+        """Keep the first ``length`` tokens, at least one; return False if that is impossible."""
         if length < self.held:
             if not self._lib.llama_memory_seq_rm(self._memory, self._text, length, -1):
                 return False
@@ -92,22 +92,22 @@ class Exact:
         self.held = 0
 
     def save(self) -> Any:
-        """Return the memory that does not exist for every length: recurrent states, the cells of a sliding window."""
+        """Return a copy of memory that exists only for the current length: recurrent states, sliding-window cells."""
         partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         state = (ctypes.c_uint8 * self._lib.llama_state_seq_get_size_ext(self._handle, self._text, partial))()
         self._lib.llama_state_seq_get_data_ext(self._handle, state, len(state), self._text, partial)
         return state
 
     def restore(self, length: int, state: Any) -> None:
-        """Go back to ``length`` tokens, at which :meth:`save` gave ``state``; the text still begins with them."""
+        """Roll back to the first ``length`` tokens, which must be the same as when :meth:`save` returned ``state``."""
         partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         done = self._lib.llama_state_seq_set_data_ext(self._handle, state, len(state), self._text, partial)
         done = done and self._lib.llama_memory_seq_rm(self._memory, self._text, length, -1)  # attention cells
         assert done, "llama.cpp does not take its own state"
         self.held = length
 
-    def copy(self, other: Exact) -> None:
-        """Copy the text of ``other`` in the same context: llama.cpp copies its cells before the next batch."""
+    def copy(self, other: ExactRollback) -> None:
+        """Replace this text with ``other``'s in the same context; llama.cpp copies the cells before the next batch."""
         self.clear()
         self._lib.llama_memory_seq_cp(self._memory, other._text, self._text, -1, -1)
         self.held = other.held
@@ -116,28 +116,28 @@ class Exact:
         """Allow a rollback to ``length`` tokens."""
 
     def settle(self, length: int, count: int, outputs: int) -> tuple[Sequence[int], bool]:
-        """Prepare memory for ``count`` tokens after ``length``, with ``outputs`` rows of logits.
+        """Prepare memory to decode ``count`` tokens after the first ``length``, with logits for ``outputs`` of them.
 
-        Returns the tokens that must be decoded again first, and True if in a batch of their own (then settle again).
+        Return (tokens to decode again first, True if they need a batch of their own and then another ``settle``).
         """
         del length, count, outputs
         return (), False
 
     def added(self, tokens: Sequence[int], padding: int, rows: int) -> None:
-        """Note that a batch is in memory now, with ``rows`` of logits."""
+        """Record that a batch with ``rows`` rows of logits is now in memory."""
         del rows
         self.held += len(tokens) + padding
 
 
-class Windowed(Exact):
+class WindowedRollback(ExactRollback):
     """A cache whose sliding-window layers retain only the window and a micro-batch of cells.
 
-    llama.cpp overwrites a cell only if it is outside the window of the next token, as it was before the batch, the
-    oldest first. So the last batch can be taken back, and as many tokens of several batches as a micro-batch has.
-    Further back, cells of the window are gone, and llama.cpp would go there without an error.
+    A batch overwrites only cells outside the window of its first token, the oldest first. So the last batch can be
+    rolled back or, over several batches, as many tokens as a micro-batch holds. Further back, cells of the window are
+    overwritten, and llama.cpp would rewind without reporting an error.
 
-    Source: ``find_slot`` and ``apply_ubatch`` in src/llama-kv-cache.cpp; the cells are those of
-    src/llama-kv-cache-iswa.cpp.
+    Source: ``find_slot`` and ``apply_ubatch`` in src/llama-kv-cache.cpp; src/llama-kv-cache-iswa.cpp for the number of
+    cells.
     """
 
     forgets = True
@@ -147,15 +147,15 @@ class Windowed(Exact):
         self._window = window
 
     def floor(self) -> int:
-        first = self._lib.llama_memory_seq_pos_min(self._memory, self._text)  # in the windowed layers
+        first = self._lib.llama_memory_seq_pos_min(self._memory, self._text)  # first position in sliding-window layers
         return first + self._window - 1 if first > 0 else 0
 
     def cut(self, length: int) -> bool:
         return length >= min(self.floor(), self.held) and super().cut(length)
 
 
-class Impossible(Exact):
-    """A recurrent state without rollback: the text grows, or starts again."""
+class NoRollback(ExactRollback):
+    """A recurrent state without rollback: the text can only grow or be cleared."""
 
     kind = "none"
     can_pad = False
@@ -168,12 +168,12 @@ class Impossible(Exact):
         return length == self.held
 
 
-class Snapshots(Exact):
-    """llama.cpp's states after each of a batch's last tokens; a batch's first token cannot be taken back.
+class SnapshotRollback(ExactRollback):
+    """llama.cpp's states after each of a batch's last tokens; a batch's first token cannot be rolled back.
 
-    llama.cpp itself goes back as far as requested and may read a state that no token has written, so this class tracks
-    which ones are. It also goes back only once between two batches, so the cut waits for the next one. For measurements
-    :meth:`mark` copies the state to host memory, which takes milliseconds: too slow for decoding.
+    llama.cpp itself goes back as far as requested, even to a state that no token has written, so this class tracks
+    which states are valid. It also goes back only once between two batches, so a cut waits for the next batch. For
+    measurements, :meth:`mark` copies the state to host memory, which takes milliseconds: too slow for decoding.
     """
 
     kind = "snapshots"
@@ -183,10 +183,10 @@ class Snapshots(Exact):
         super().__init__(lib, handle, text)
         self.count = self.states = count
         self._floor = 0
-        self._copy: tuple[int, Any] | None = None  # (length, state) from mark to the next cut
+        self._copy: tuple[int, Any] | None = None  # (length, state), retained from mark to the next cut
 
-    def padding(self, count: int, width: int) -> int:
-        return max(0, width - count) if width <= self.count + 1 else 0
+    def padding(self, count: int, batch_size: int) -> int:
+        return max(0, batch_size - count) if batch_size <= self.count + 1 else 0
 
     def floor(self) -> int:
         return self._floor
@@ -224,13 +224,13 @@ class Snapshots(Exact):
         self._floor = self.held - min(self.count, len(tokens) + padding - 1)
 
 
-class Checkpoint(Exact):
-    """The state before the tokens in doubt, held by a second sequence; the attention cells of a hybrid are not shared.
+class CheckpointRollback(ExactRollback):
+    """The state before the unverified tokens, held by a second sequence, without a hybrid's attention cells.
 
-    In doubt are the tokens of a batch with several rows (a verification), and those of consecutive batches with rows (a
-    chain, whose first batch reads certain text). The checkpoint is taken before the first of these. The tokens that
-    :meth:`cut` leaves are certain, even if it removes none, and so is a batch of more than ``count`` + 1 tokens (a
-    prompt). So a text that grows by one token at a time, and is cut to its length after each, takes no checkpoint.
+    Tokens are unverified in a batch with several rows of logits (a verification), and in consecutive batches with
+    logits (a drafted chain, whose first batch reads final text). The checkpoint is taken before the first such token.
+    Tokens that :meth:`cut` leaves are final, even if it removes none, and so is a batch of more than ``count`` + 1
+    tokens (a prompt). So a text that grows token by token, with a cut to its length after each, needs no checkpoint.
     """
 
     kind = "checkpoint"
@@ -244,9 +244,9 @@ class Checkpoint(Exact):
         self.count = count
         self.again_max = again_max
         self._place = 0  # position of the checkpoint
-        self._since: list[int] = []  # tokens in memory after it
-        self._taken = False  # it covers all tokens in doubt
-        self._doubt = False  # the next tokens are in doubt
+        self._since: list[int] = []  # tokens in memory after the checkpoint
+        self._taken = False  # True if the checkpoint covers all unverified tokens
+        self._doubt = False  # True if the next tokens are unverified
 
     def floor(self) -> int:
         return self._place if self._since else self.held
@@ -284,14 +284,14 @@ class Checkpoint(Exact):
             if len(again) > self.again_max:
                 return again, True
             if not again:
-                # copies the state, no attention cells
+                # this references the state and no attention cells
                 self._lib.llama_memory_seq_cp(self._memory, self._text, self._spare, 0, 0)
                 self._place, self._since = self.held, []
             self._taken = True
         return again, False
 
     def _go_back(self) -> None:
-        # src/llama-memory-hybrid.cpp removes attention cells only if the state agrees: the state comes first
+        # Restore the state first: src/llama-memory-hybrid.cpp removes attention cells only if the state agrees
         self._lib.llama_memory_seq_cp(self._memory, self._spare, self._text, 0, 0)
         done = self._lib.llama_memory_seq_rm(self._memory, self._text, self._place, -1)
         assert done, "the checkpoint is not where it was taken"

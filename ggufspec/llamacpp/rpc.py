@@ -1,6 +1,6 @@
-"""Serves this machine's devices to others over llama.cpp's RPC; a job for a child process (:mod:`ggufspec.child`).
+"""RPC worker that serves this machine's devices to others, run as a job for a child process (:mod:`ggufspec.child`).
 
-ggml aborts the process on an unexpected message, and its server cannot be stopped: both end the child.
+ggml aborts the process on an unexpected message, and its server can be stopped only by ending the process.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """Devices to serve, and address; ``address`` is IPv4, port 0 picks a free one, no names mean the best devices."""
+class RpcWorkerJob:
+    """Devices to serve at an IPv4 ``address``; port 0: any free port; no ``names``: all GPUs, or else the CPU."""
 
     address: str
     port: int
@@ -31,30 +31,32 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Endpoint where it was served until it was stopped."""
+class RpcWorkerResult:
+    """Endpoint at which the worker served until it was stopped."""
 
     endpoint: str
 
 
 def ipv4_address(host: str) -> str:
-    """Return the IPv4 address of ``host``, because llama.cpp's server wants digits; UsageError if it has none."""
+    """Resolve ``host`` to IPv4, which is all that llama.cpp's server accepts; raise UsageError if it has no address."""
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # a label that is too long or empty
+    except (OSError, UnicodeError):  # UnicodeError: a label is too long or empty
         raise UsageError(
             f"{host!r} is not an IPv4 address or name of this machine", "--host 127.0.0.1, or --host 0.0.0.0 for all"
         ) from None
     return str(found[0][4][0])
 
 
-def serve(spec: Spec, *, on_event: Callable[[dict[str, Any]], None], verbose: bool = False) -> Result:
-    """Serve in a child process until Ctrl-C, which raises Interrupted; the event ``serving`` says that it answers."""
-    return child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+def run_worker(
+    spec: RpcWorkerJob, *, on_event: Callable[[dict[str, Any]], None], verbose: bool = False
+) -> RpcWorkerResult:
+    """Serve in a child process until Ctrl-C, which raises Interrupted; the event ``serving`` says when it is ready."""
+    return child.call(__name__, spec, RpcWorkerResult, on_event=on_event, verbose=verbose)
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Serve in this process until ``stopping``; ggml's thread ends with the process."""
+def run(spec: RpcWorkerJob, emit: child.Emit, stopping: threading.Event) -> RpcWorkerResult:
+    """Serve in this process until ``stopping`` is set; ggml's thread ends with the process."""
     here = {device.name: device for device in devices.devices()}
     names = spec.names or _best(list(here.values()))
     port = _free_port(spec.address, spec.port)
@@ -77,19 +79,19 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
             served = [asdict(here[name]) for name in names]
             emit({"event": "serving", "endpoint": endpoint, "devices": served})
             announced = True
-    return Result(endpoint)
+    return RpcWorkerResult(endpoint)
 
 
 def _best(here: list[devices.Device]) -> tuple[str, ...]:
-    """Return the GPUs, or the CPU without any."""
+    """Return the names of the GPUs or, without any, of the CPU."""
     gpus = tuple(device.name for device in here if device.kind in ("gpu", "igpu"))
     return gpus or tuple(device.name for device in here if device.kind == "cpu")
 
 
 def _free_port(address: str, port: int) -> int:
-    """Return ``port``, or a free one for 0; the error says why it is unusable, which ggml's would not."""
+    """Return ``port``, or a free port if it is 0. Unlike ggml's error, the one raised here says why it is unusable."""
     with closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ggml: ggml/src/ggml-rpc/transport.cpp
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as in ggml/src/ggml-rpc/transport.cpp
         try:
             probe.bind((address, port))
         except OSError as error:
@@ -97,7 +99,7 @@ def _free_port(address: str, port: int) -> int:
                 raise GgufspecError(f"port {port} of {address} is in use", "--port 0 picks a free one") from None
             if error.errno == errno.EADDRNOTAVAIL:
                 raise UsageError(
-                    f"{address} is not an address of this machine", "--host 0.0.0.0 serves on all that it has"
+                    f"{address} is not an address of this machine", "--host 0.0.0.0 serves on all its addresses"
                 ) from None
             raise GgufspecError(f"port {port} of {address} cannot be used: {error.strerror}", "try --port 0") from None
         return int(probe.getsockname()[1])

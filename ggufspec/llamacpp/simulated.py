@@ -1,8 +1,8 @@
-"""Devices that stand in for GPUs that are not installed: RPC workers on loopback, never asked for memory.
+"""Simulated devices that stand in for GPUs that are not installed: RPC workers on loopback, never asked for memory.
 
-To llama.cpp such a device is a GPU. Two abilities that a remote device lacks are added to its interface: it computes
-batches of 32 tokens and more with copies of CPU weights (``op_offload``), and CPU weights lie in memory that it reads
-directly, so that the CPU does not rearrange them. Only for processes that make dry runs.
+llama.cpp treats such a device as a GPU. Two capabilities that a remote device lacks are added to its interface:
+computing batches of 32 or more tokens with copies of CPU weights (``op_offload``), and reading CPU weights directly
+from host memory, so that the CPU does not repack them. Use them only in processes that make dry runs.
 
 Source: ``struct ggml_backend_device_i`` in ggml/src/ggml-backend-impl.h, ``ggml_backend_cuda_device_offload_op`` in
 ggml/src/ggml-cuda/ggml-cuda.cu, ``make_cpu_buft_list`` in src/llama-model.cpp.
@@ -20,17 +20,17 @@ from typing import Any, ClassVar
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import install
 from ggufspec.llamacpp import devices
-from ggufspec.llamacpp.library import bound, load
-from ggufspec.llamacpp.options import STREAM_WIDTH
+from ggufspec.llamacpp.library import bound, load_library
+from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH
 
-# For operations with weights, the dimension that counts tokens, if it is not all but the first
+# Dimension that counts tokens, by operation with weights; for others, tokens are the product of all but the first
 _NEVER = -1
 _TOKENS_IN = {"GET_ROWS": _NEVER, "MUL_MAT": 1, "MUL_MAT_ID": 2, "ROPE": 2, "ROPE_BACK": 2}
-_FIRST_OPERATIONS = 80  # first part of enum ggml_op, ggml/include/ggml.h, which has these five
+_FIRST_OPERATIONS = 80  # number of values in enum ggml_op (ggml/include/ggml.h) to search for these five operations
 
 
 class _Tensor(ctypes.Structure):
-    """The beginning of struct ggml_tensor."""
+    """Leading fields of struct ggml_tensor."""
 
     _fields_: ClassVar = [
         ("type", ctypes.c_int),
@@ -68,14 +68,14 @@ class _Device(ctypes.Structure):
     ]
 
 
-_alive: list[Any] = []  # ggml has only bare pointers to the callbacks
+_alive: list[Any] = []  # callbacks to keep alive, because ggml holds only bare pointers
 
 
 def add(count: int) -> list[str]:
-    """Make ``count`` simulated devices and return their names; their server ends with the process.
+    """Create ``count`` simulated devices and return their names; their server ends with the process.
 
     Raises:
-        GgufspecError: this llama.cpp was built without RPC, or its devices have another layout.
+        GgufspecError: this llama.cpp was built without RPC, or its device struct has an unexpected layout.
     """
     before = {device.name for device in devices.devices()}
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -87,7 +87,7 @@ def add(count: int) -> list[str]:
             break
         time.sleep(0.005)
     else:
-        raise GgufspecError("the worker that simulates a card does not start", "ggufspec doctor")
+        raise GgufspecError("the RPC worker that simulates a GPU does not start", "ggufspec doctor")
     names = [device.name for device in devices.devices() if device.name not in before]
     for name in names:
         _act_as_a_card(name)
@@ -95,14 +95,14 @@ def add(count: int) -> list[str]:
 
 
 def _act_as_a_card(name: str) -> None:
-    """Complete the interface of an RPC device; an error if its fields are not where they are expected."""
+    """Add a local GPU's capabilities to an RPC device; raise GgufspecError if its struct has an unexpected layout."""
     handle = devices.handle_of(name)
     device = _Device.from_address(handle)
     registry, buffers = devices.ggml().ggml_backend_dev_backend_reg(handle), devices.buffer_type(name)
     known = device.reg == registry and device.get_buffer_type(handle) == buffers
     if not known or device.get_host_buffer_type or device.offload_op:
         raise GgufspecError(
-            "this llama.cpp's devices have another layout, so that no card can be simulated", install.mend()
+            "this llama.cpp's device struct has an unexpected layout: no GPU can be simulated", install.repair_command()
         )
     host = _ggml().ggml_backend_cpu_buffer_type
     dimensions = _dimensions()
@@ -111,8 +111,8 @@ def _act_as_a_card(name: str) -> None:
         one = tensor.contents
         dimension = dimensions.get(one.op)
         if dimension is None:
-            return int(one.ne[1] * one.ne[2] * one.ne[3]) >= STREAM_WIDTH
-        return dimension != _NEVER and int(one.ne[dimension]) >= STREAM_WIDTH
+            return int(one.ne[1] * one.ne[2] * one.ne[3]) >= OP_OFFLOAD_MIN_BATCH
+        return dimension != _NEVER and int(one.ne[dimension]) >= OP_OFFLOAD_MIN_BATCH
 
     device.get_host_buffer_type = keep = _BufferType(lambda _device: host())
     device.offload_op = offload = _OffloadOp(offloads)
@@ -120,7 +120,7 @@ def _act_as_a_card(name: str) -> None:
 
 
 def _dimensions() -> dict[int, int]:
-    """Return _TOKENS_IN by ggml's numbers of the operations."""
+    """Return ``_TOKENS_IN`` with ggml's operation numbers as keys."""
     names = {number: _ggml().ggml_op_name(number).decode() for number in range(_FIRST_OPERATIONS)}
     return {number: _TOKENS_IN[name] for number, name in names.items() if name in _TOKENS_IN}
 
@@ -130,4 +130,4 @@ def _ggml() -> Any:
         "ggml_backend_cpu_buffer_type": (ctypes.c_void_p, []),
         "ggml_op_name": (ctypes.c_char_p, [ctypes.c_int]),
     }
-    return bound(load()._lib, functions)
+    return bound(load_library()._lib, functions)

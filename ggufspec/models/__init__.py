@@ -1,1 +1,1 @@
-"""Files that make a pair: profiles, headers, the hub's cache, and whether a draft is compatible with a target."""
+"""Model files of pairs: profiles, headers, the hub's cache, and the compatibility of a draft with a target."""

@@ -1,8 +1,8 @@
-"""Judges whether a draft is compatible with a target. Pure: headers or vocabularies in, a verdict with reasons out.
+"""Verdicts on whether a draft is compatible with a target. Pure: headers or vocabularies in, verdict with reasons out.
 
-The rules are llama.cpp's (``common_speculative_are_compatible`` in common/speculative.cpp) and those of this project's
-own loop, which takes rejected tokens back out of both memories (:mod:`ggufspec.llamacpp.rewind`). Token texts are
-requested only if they can change the answer: :mod:`ggufspec.models.vocabulary` reads them.
+The rules come from llama.cpp (``common_speculative_are_compatible`` in common/speculative.cpp) and from this project's
+own decoding loop, which rolls back rejected tokens in both models (:mod:`ggufspec.llamacpp.rewind`). Token texts are
+requested only if they can change the verdict; :mod:`ggufspec.models.vocabulary` reads them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ggufspec.errors import ModelError
 from ggufspec.llamacpp.options import REWIND_BY
-from ggufspec.llamacpp.rewind import way_back
+from ggufspec.llamacpp.rewind import rollback_kind
 from ggufspec.models import architecture, heads
 from ggufspec.models.header import ModelHeader, Tokenizer
 
-# common/speculative.cpp: SPEC_VOCAB_MAX_SIZE_DIFFERENCE, SPEC_VOCAB_CHECK_START_TOKEN_ID
+# llama.cpp's SPEC_VOCAB_MAX_SIZE_DIFFERENCE and SPEC_VOCAB_CHECK_START_TOKEN_ID (common/speculative.cpp)
 MAX_SIZE_DIFFERENCE = 128
 FIRST_TOKEN_COMPARED = 5
 
-# The type of vocabulary that llama.cpp makes of a tokenizer's model: llama_vocab::impl::load in src/llama-vocab.cpp
+# llama.cpp's vocabulary type for each tokenizer model: llama_vocab::impl::load in src/llama-vocab.cpp
 _KINDS = {
     "no_vocab": "none",
     "none": "none",
@@ -34,7 +35,7 @@ _KINDS = {
     "rwkv": "RWKV",
     "plamo2": "PLAMO2",
 }
-# Types and tokenizers that put a BOS token before a prompt by default (the same function).
+# Vocabulary types and pre-tokenizers that add a BOS token to prompts by default (llama_vocab::impl::load).
 _BOS_BY_KIND = frozenset({"SPM", "WPM"})
 _BOS_BY_PRE = frozenset(
     {
@@ -43,31 +44,30 @@ _BOS_BY_PRE = frozenset(
     }
 )
 
-# The cost of rolling a state back after a rejection: ggufspec/llamacpp/rewind.py
+# Cost of rolling back a recurrent state after a rejection, by method (ggufspec/llamacpp/rewind.py)
 _COSTS = {
     "snapshots": "it keeps a state for each token of a draft, which takes memory",
-    "checkpoint": "after a rejection it decodes once more what was kept, so that only a good draft pays",
+    "checkpoint": "after a rejection it decodes the accepted tokens again, so only a good draft pays",
 }
 
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
-_ENCODERS = (architecture.NO_MEMORY - _DIFFUSION) | {"t5", "t5encoder", "llama-embed", "clip"}
+_EMBEDDING = (architecture.NO_MEMORY - _DIFFUSION) | {"t5encoder", "llama-embed"}
 
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
     """Verdict on a draft and a target, with reasons."""
 
-    answer: Literal["yes", "yes-with-warning", "no"]  # ``no``, ``yes``, or ``yes-with-warning``
-    reasons: tuple[str, ...] = ()  # objections or warnings, as clauses; none for ``yes``
-    runner: str = ""  # command of another program that can run the pair; empty without one
+    answer: Literal["yes", "yes-with-warning", "no"]  # compatible, compatible with a caveat, or incompatible
+    reasons: tuple[str, ...] = ()  # objections or warnings as clauses; empty for ``yes``
+    runner: str = ""  # another program's command that can run the pair; empty if none can
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The parts of a vocabulary that must agree for token ids to mean the same to both models."""
+    """Parts of a vocabulary that must agree for token ids to mean the same to both models."""
 
     kind: str  # type of tokenizer: SPM, BPE, …
-    adds_bos: bool
     tokens: Sequence[bytes]
 
 
@@ -75,14 +75,14 @@ Compare = Callable[[], str | None]
 
 
 def vocabulary_mismatch(target: Vocabulary, draft: Vocabulary) -> str | None:
-    """Return why the vocabularies are incompatible, or None."""
+    """Return why the vocabularies are incompatible, or None if they are compatible."""
     sizes = (len(target.tokens), len(draft.tokens))
-    outline = _outline_mismatch((target.kind, draft.kind), (target.adds_bos, draft.adds_bos), sizes)
+    outline = _outline_mismatch((target.kind, draft.kind), sizes)
     return outline or differences(target.tokens, draft.tokens)
 
 
 def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> str | None:
-    """Return the first compared token that differs, and how many do; None if all agree."""
+    """Describe the first differing token and count all that differ; return None if all compared tokens agree."""
     pairs = zip(target[FIRST_TOKEN_COMPARED:], draft[FIRST_TOKEN_COMPARED:], strict=False)
     unlike = [(token, one, other) for token, (one, other) in enumerate(pairs, FIRST_TOKEN_COMPARED) if one != other]
     if not unlike:
@@ -93,16 +93,16 @@ def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> str | None:
     return first if len(unlike) == 1 else f"{first}; {len(unlike):,} tokens differ"
 
 
-def judge(target: ModelHeader, draft: ModelHeader, compare: Compare, drafter: str = "") -> Compatibility:
-    """Judge whether ``draft`` is compatible with ``target``, by their headers.
+def judge_pair(target: ModelHeader, draft: ModelHeader, compare: Compare, drafter: str = "") -> Compatibility:
+    """Judge whether ``draft`` is compatible with ``target``, from their headers.
 
-    ``compare`` compares the texts of their tokens; it is called only if the digests differ and nothing else rules the
-    pair out. With the ``drafter`` ``mtp`` the draft may be the target itself, for its own MTP blocks.
+    ``compare`` compares their token texts; it is called only if the vocabularies' digests differ and nothing else rules
+    the pair out. With ``drafter`` ``mtp``, the draft may be the target itself, which then drafts with its MTP blocks.
     """
     head = heads.kind_of_draft(target, draft, drafter)
     if head is not None and not head.drafter:
         program = f"llama-server -m TARGET -md DRAFT --spec-type {head.spec_type}" if head.spec_type else ""
-        reason = f"the draft is {head.what}: it drafts from the target's hidden states and not from tokens"
+        reason = f"the draft is {head.what}: it drafts from the target's hidden states, not from tokens"
         return Compatibility("no", (reason,), program)
     of_draft = heads.objections(target, draft, head) if head else _unfit(draft, "draft")
     if against := [*_unfit(target, "target"), *of_draft] or [*_other_tokens(target, draft, compare)]:
@@ -112,17 +112,17 @@ def judge(target: ModelHeader, draft: ModelHeader, compare: Compare, drafter: st
 
 
 def puts_bos(tokenizer: Tokenizer) -> bool:
-    """Return True if llama.cpp puts a BOS token before a prompt."""
+    """Return True if llama.cpp adds a BOS token to prompts with this tokenizer."""
     if tokenizer.pre == "gemma4" or tokenizer.model == "gemma4":
         return True
     if tokenizer.adds_bos is not None:
         return tokenizer.adds_bos
-    kind = kind_of(tokenizer)
+    kind = vocabulary_kind(tokenizer)
     return kind in _BOS_BY_KIND or (kind == "BPE" and tokenizer.pre in _BOS_BY_PRE)
 
 
-def kind_of(tokenizer: Tokenizer) -> str:
-    """Return the type of vocabulary: SPM, BPE, …; an unknown model's name is returned as it is."""
+def vocabulary_kind(tokenizer: Tokenizer) -> str:
+    """Return the vocabulary type (SPM, BPE, …), or the tokenizer model's name if its type is unknown."""
     return _KINDS.get(tokenizer.model, tokenizer.model or "none")
 
 
@@ -130,48 +130,60 @@ def kind_of(tokenizer: Tokenizer) -> str:
 
 
 def _unfit(header: ModelHeader, role: str) -> Iterator[str]:
-    """Yield the reasons why a model cannot be in any pair."""
+    """Yield the reasons why a model cannot be part of any pair."""
+    own = header.architecture
+    if other := _other_kind(header):
+        yield f"the {role} is {other}"
+    elif _rollback_kind(header, role) == "none":
+        yield f"the {role} is {architecture.kind_of_state(own)} ({own}): its state cannot roll back rejected tokens"
+
+
+def require_language_model(header: ModelHeader) -> None:
+    """Raise ModelError if a model cannot generate text as a target, because llama.cpp would abort."""
+    if other := _other_kind(header):
+        raise ModelError(f"{header.name} is {other}", "choose a model that generates text, such as an Instruct model")
+    if head := heads.head_kind(header):
+        raise ModelError(f"{header.name} is {head.what}: it cannot run on its own", f"-m TARGET -md {header.name}")
+
+
+def writes_text(header: ModelHeader) -> bool:
+    """Return whether a model predicts the next token, unlike embedding and diffusion models."""
+    return not _other_kind(header)
+
+
+def _other_kind(header: ModelHeader) -> str:
+    """Return the kind of a model that does not predict the next token; "" for a causal language model or a head."""
     own = header.architecture
     if own in _DIFFUSION:
-        yield f"the {role} is a diffusion model ({own}): it does not write from left to right"
-    elif own in _ENCODERS:
-        yield f"the {role} is an encoder ({own}): it predicts no next token"
-    elif header.metadata.get(f"{own}.pooling_type") not in (None, 0) or (
-        header.metadata.get(f"{own}.attention.causal") is False
-    ):
-        yield f"the {role} is an embedding model ({header.name}): it predicts no next token"
-    elif _way_back(header, role) == "none":
-        yield f"the {role} is {architecture.kind_of_state(own)} ({own}): its state cannot take rejected tokens back"
+        return f"a diffusion model ({own}): it does not generate from left to right"
+    if own == "t5":
+        return f"an encoder-decoder model ({own}): it does not continue a text"
+    pools = header.metadata.get(f"{own}.pooling_type") not in (None, 0)
+    if own in _EMBEDDING or pools or header.metadata.get(f"{own}.attention.causal") is False:
+        return f"an embedding model ({own}): it does not predict the next token"
+    return ""
 
 
-def _way_back(header: ModelHeader, role: str) -> str:
-    """Return how a recurrent or hybrid model rolls back rejected tokens; empty for a model with only a KV cache."""
+def _rollback_kind(header: ModelHeader, role: str) -> str:
+    """Return how a recurrent or hybrid model rolls back rejected tokens; "" for a model with only a KV cache."""
     own = header.architecture
-    return way_back(own, REWIND_BY[role]) if architecture.kind_of_state(own) else ""
+    return rollback_kind(own, REWIND_BY[role]) if architecture.kind_of_state(own) else ""
 
 
 def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare) -> Iterator[str]:
     one, other = target.tokenizer, draft.tokenizer
-    outline = _outline_mismatch(
-        (kind_of(one), kind_of(other)), (puts_bos(one), puts_bos(other)), (one.size, other.size)
-    )
+    outline = _outline_mismatch((vocabulary_kind(one), vocabulary_kind(other)), (one.size, other.size))
     if outline:
         yield outline
         return
-    ours, theirs = one.special.get("bos"), other.special.get("bos")
-    if puts_bos(one) and ours is not None and theirs is not None and ours != theirs:
-        yield f"the BOS token is {ours} to the target and {theirs} to the draft"
     if one.digest != other.digest and (found := compare()):
         yield found
 
 
-def _outline_mismatch(kinds: tuple[str, str], adds_bos: tuple[bool, bool], sizes: tuple[int, int]) -> str | None:
-    """Return an incompatibility other than token texts; each argument is (target's, draft's)."""
+def _outline_mismatch(kinds: tuple[str, str], sizes: tuple[int, int]) -> str | None:
+    """Describe a difference in tokenizer type or vocabulary size, or return None; arguments are (target's, draft's)."""
     if kinds[0] != kinds[1]:
         return f"the target's tokenizer is {kinds[0]}, the draft's is {kinds[1]}"
-    if adds_bos[0] != adds_bos[1]:
-        wants, other = ("target", "draft") if adds_bos[0] else ("draft", "target")
-        return f"the {wants} puts a BOS token before a prompt and the {other} does not"
     if abs(sizes[0] - sizes[1]) > MAX_SIZE_DIFFERENCE:
         return f"the target has {sizes[0]:,} tokens, the draft {sizes[1]:,}"
     return None
@@ -182,9 +194,9 @@ def _outline_mismatch(kinds: tuple[str, str], adds_bos: tuple[bool, bool], sizes
 
 def _warnings(target: ModelHeader, draft: ModelHeader) -> Iterator[str]:
     one, other = target.tokenizer, draft.tokenizer
-    if kind_of(one) == "none":
-        yield "neither header has a vocabulary: what their tokens mean was not compared"
-    if kind_of(one) == "BPE" and one.pre != other.pre:
+    if vocabulary_kind(one) == "none":
+        yield "neither header has a vocabulary, so the meanings of their tokens were not compared"
+    if vocabulary_kind(one) == "BPE" and one.pre != other.pre:
         yield (
             f"the target splits text as {one.pre or 'default'} and the draft was trained on {other.pre or 'default'}: "
             "expect fewer accepted tokens"
@@ -192,14 +204,20 @@ def _warnings(target: ModelHeader, draft: ModelHeader) -> Iterator[str]:
     for name in ("eos", "eot"):
         ours, theirs = one.special.get(name), other.special.get(name)
         if ours is not None and theirs is not None and ours != theirs:
-            yield f"the {name.upper()} token is {ours} to the target and {theirs} to the draft: ends are not drafted"
+            yield f"the {name.upper()} token is {ours} to the target and {theirs} to the draft, so ends are not drafted"
+    ours, theirs = one.special.get("bos"), other.special.get("bos")  # the draft reads the target's prompt tokens
+    if puts_bos(one) and ours is not None and theirs is not None and ours != theirs:
+        ids = f"the BOS token is {ours} to the target and {theirs} to the draft"
+        yield f"{ids}: expect fewer accepted tokens, and llama.cpp's own programs refuse the pair"
+    if puts_bos(one) != puts_bos(other):
+        yield "only one of them puts a BOS token before a prompt: llama.cpp's own programs refuse the pair"
     add_eos = [header.metadata.get("tokenizer.ggml.add_eos_token") is True for header in (target, draft)]
     if add_eos[0] != add_eos[1]:
         yield "only one of them puts an EOS token after a prompt: llama.cpp's own programs refuse the pair"
     if target.has_chat_template != draft.has_chat_template:
         yield "only one of them has a chat template: expect fewer accepted tokens in a chat"
     for header, role in ((target, "target"), (draft, "draft")):
-        if way := _way_back(header, role):
+        if way := _rollback_kind(header, role):
             own = header.architecture
             yield f"the {role} is {architecture.kind_of_state(own)} ({own}): {_COSTS[way]}"
     if draft.weight_bytes() >= target.weight_bytes():

@@ -1,7 +1,7 @@
-"""Expands local models to a published shape, for ``expand`` in a profile: a small model's text at a larger one's cost.
+"""Expansion of local models to published shapes (``expand`` in a profile): a small model's text at a large one's cost.
 
-An expanded model (:mod:`ggufspec.models.expansion`) is written in seconds at first use and cached; most of it is holes,
-which take no disk space (:mod:`ggufspec.models.sparse`).
+An expanded model (:mod:`ggufspec.models.expansion`) is written within seconds on first use and cached. Most of its file
+is holes, which take no disk space (:mod:`ggufspec.models.sparse`).
 """
 
 from __future__ import annotations
@@ -18,68 +18,68 @@ import numpy as np
 
 from ggufspec import __version__, child
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.files.cache import cache_folder
+from ggufspec.files.cache import cache_folder, writable
 from ggufspec.llamacpp.gguf import write_model
-from ggufspec.llamacpp.quantize import FILE_TYPES, check_type, quantize, to_blocks, type_keys
+from ggufspec.llamacpp.quantize import FILE_TYPES, check_type, to_blocks, type_keys, write_quantised
 from ggufspec.models import expansion, sparse
-from ggufspec.models.expansion import Rows, Shape
+from ggufspec.models.expansion import LlamaShape, Rows
 from ggufspec.models.headers import read_prefix
 from ggufspec.models.locate import LocalFile
 from ggufspec.models.sparse import Piece
 
-# Numbers of the published models; lab/expansion.py has more.
+# Shapes of published models; lab/expansion.py has more.
 SHAPES = {
-    "smollm2-360m": Shape(960, 32, 15, 5, 2560, 49152, 64),
-    "smollm2-draft": Shape(384, 3, 6, 2, 1024, 49152, 64),  # not a published model
+    "smollm2-360m": LlamaShape(960, 32, 15, 5, 2560, 49152, 64),
+    "smollm2-draft": LlamaShape(384, 3, 6, 2, 1024, 49152, 64),  # shape for a draft, which no published model has
 }
 
 Content = Callable[[str], list[Rows]]
 
 
-def parse(expand: str) -> tuple[str, str]:
-    """Parse ``SHAPE:TYPE``, such as ``smollm2-360m:F16``; UsageError if there is no such shape or type."""
+def parse_expand(expand: str) -> tuple[str, str]:
+    """Parse ``SHAPE:TYPE``, such as ``smollm2-360m:F16``; raise UsageError for an unknown shape or type."""
     shape, _, kind = expand.partition(":")
     if shape not in SHAPES:
         raise UsageError(f"expand = {expand!r} does not name a shape: write SHAPE:TYPE", "one of " + ", ".join(SHAPES))
     return shape, check_type(kind)
 
 
-def file_name(stem: str, expand: str) -> str:
-    """Return the name of an expanded model: demo-target-as-smollm2-360m-F16.gguf."""
+def expanded_name(stem: str, expand: str) -> str:
+    """Return the file name of an expanded model, such as demo-target-as-smollm2-360m-F16.gguf."""
     name, _, kind = stem.rpartition("-")
-    return f"{name if kind in FILE_TYPES else stem}-as-{'-'.join(parse(expand))}.gguf"
+    return f"{name if kind in FILE_TYPES else stem}-as-{'-'.join(parse_expand(expand))}.gguf"
 
 
 def place(small: Path, expand: str) -> Path:
-    """Return the path of an expanded model in the cache, existing or not; a changed source has another path.
+    """Return an expanded model's path in the cache, whether the file exists or not; it depends on the source's content.
 
     Raises:
-        UsageError: as :func:`parse`.
+        UsageError: as :func:`parse_expand`.
         GgufspecError: ``small`` cannot be read.
     """
     try:
         digest = hashlib.sha256(small.read_bytes() + __version__.encode()).hexdigest()[:12]
     except OSError as error:
         raise GgufspecError(f"{small} cannot be read: {error.strerror}", f"ls -l {small}") from None
-    return _folder() / digest / file_name(small.stem, expand)
+    return _folder() / digest / expanded_name(small.stem, expand)
 
 
 def expanded(small: Path, expand: str, on_event: child.Emit | None = None) -> Path:
-    """Return the expanded model, written if it does not exist; older ones of its name are removed.
+    """Return the expanded model's path; write the file if it does not exist, and remove older files with its name.
 
     Raises:
-        UsageError: as :func:`parse`, or the model does not fit into the shape.
-        GgufspecError: it cannot be read, the disk has no space, or the cache cannot be written.
+        UsageError: as :func:`parse_expand`, or the model does not fit into the shape.
+        GgufspecError: ``small`` cannot be read, the disk is full, or the cache cannot be written.
     """
     path = place(small, expand)
     if path.is_file():
         return path
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GgufspecError(f"{path} cannot be written: {error.strerror}", f"df -h {_folder().parent}") from None
-    shape, kind = parse(expand)
-    child.call(__name__, Spec(small, SHAPES[shape], kind, path), Result, on_event=on_event)
+    path = writable(_folder()) / path.parent.name / path.name
+    path.parent.mkdir(exist_ok=True)
+    if path.is_file():  # this process has already written it to its temporary folder
+        return path
+    shape, kind = parse_expand(expand)
+    child.call(__name__, ExpandJob(small, SHAPES[shape], kind, path), ExpandResult, on_event=on_event)
     for old in _folder().glob(f"*/{path.name}"):
         if old != path:
             with suppress(OSError):
@@ -96,24 +96,24 @@ def _folder() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """A llama model to expand, and the file to write; ``type`` is one of ``FILE_TYPES``."""
+class ExpandJob:
+    """Llama model to expand, and the file to write; ``type`` is one of ``FILE_TYPES``."""
 
     small: Path
-    shape: Shape
+    shape: LlamaShape
     type: str
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Empty: the result is the file."""
+class ExpandResult:
+    """Empty result, because the job's output is a file."""
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Write the model in F16, in this process; llama.cpp converts it to another type."""
-    small, big = expansion.read(spec.small), spec.shape
-    content = functools.partial(expansion.content, small, big, expansion.fit(small, big, spec.type))
+def run(spec: ExpandJob, emit: child.Emit, stopping: threading.Event) -> ExpandResult:
+    """Write the model as F16 in this process; llama.cpp converts it to other types."""
+    small, big = expansion.read_source(spec.small), spec.shape
+    content = functools.partial(expansion.content, small, big, expansion.fit_shape(small, big, spec.type))
     shapes = expansion.tensors(small, big)
     kinds = {name: "f32" if len(shape) == 1 else "f16" for name, shape in shapes.items()}
     keys = expansion.metadata(small, big) | type_keys("F16")
@@ -127,12 +127,12 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         starts = {tensor.name: parsed.data_offset + tensor.offset for tensor in parsed.tensors}
         sparse.fill(half, spec.path.name, pieces(content, kinds, starts), emit, stopping)
         if half != part:
-            quantize(half, part, spec.type, threads=0, stopping=stopping)
-    return Result()
+            write_quantised(half, part, spec.type, threads=0, stopping=stopping)
+    return ExpandResult()
 
 
 def pieces(content: Content, kinds: Mapping[str, str], starts: Mapping[str, int]) -> Iterator[Piece]:
-    """Yield what is written of all tensors, given their types as ggml spells them and their offsets in the file."""
+    """Yield the pieces to write for all tensors, given their ggml type names and file offsets."""
     for name, kind in kinds.items():
         for rows, numbers in content(name):
             if kind == "f16" and np.abs(numbers).max() > np.finfo(np.float16).max:
@@ -142,6 +142,6 @@ def pieces(content: Content, kinds: Mapping[str, str], starts: Mapping[str, int]
             for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(rows) != 1) + 1):
                 place = starts[name] + int(rows[run[0]]) * row
                 if len(numbers) == 1:
-                    yield from sparse.repeated(place, bytes(blocks), len(run) * row)
+                    yield from sparse.repeated_bytes(place, bytes(blocks), len(run) * row)
                 else:
                     yield place, blocks[run[0] * row : (run[-1] + 1) * row]

@@ -1,18 +1,18 @@
-"""Function-preserving expansion of a llama model to a larger shape: what fits, and the content of each tensor.
+"""Function-preserving expansion of a llama model to a larger shape: which shapes fit, and the content of each tensor.
 
-With small letters for the source and capitals for the result:
+Lower-case letters are sizes of the source, capitals are sizes of the result:
 
-- width d -> D: zeros. RMSNorm now averages over D, so its weights get sqrt(d/D) and its epsilon d/D.
-- heads: a query head must meet a copy of its own key-value head in the big grouping of H/K queries. A small group of
-  h/k queries that is larger than that is split over copies of its key-value head. Spare heads are zeros.
-- feed-forward: zeros.
-- depth: blocks after the source's own whose ``attn_output`` and ``ffn_down`` are zeros; nothing else in them matters.
-- vocabulary: unused tokens ``[PADn]`` that are never chosen, at any temperature. The last dimension of the residual
-  stream holds a constant c that no block writes or reads; its share c^2 of RMSNorm's sum is subtracted from epsilon, so
-  that it costs nothing. Only the output reads it: a padded token's logit is -16384 / (RMS of the residual), some
-  hundreds below the real ones. With tied embeddings every real logit moves by the same tiny number.
+- width d -> D: new dimensions are zeros. RMSNorm averages over D, so scale its weights by sqrt(d/D), epsilon by d/D.
+- heads: each query head needs a copy of its own key-value head in its group of H/K query heads. Larger groups in the
+  source (of h/k) are split over several copies of their key-value head. Spare heads are zeros.
+- feed-forward: new dimensions are zeros.
+- depth: further blocks have zeros in ``attn_output`` and ``ffn_down``; nothing else in them matters.
+- vocabulary: unused tokens ``[PADn]`` are never chosen at any temperature. The last dimension of the residual stream
+  holds a constant c that no block writes or reads; its share c^2 of RMSNorm's sum is subtracted from epsilon, so it
+  changes nothing. Only the output reads it: a padding token's logit is -16384 / (RMS of the residual), a few hundred
+  below the real ones. With tied embeddings, every real logit shifts by the same tiny amount.
 
-Everything is exact except for rounding: F16 outputs agree with the source's to float noise. ``lab/expansion.py`` adds
+Everything is exact except for rounding: F16 outputs equal the source's up to float noise. ``lab/expansion.py`` adds
 larger heads and mixtures of experts.
 
 Sources: RMSNorm, rotary embeddings and SwiGLU as in Llama (Touvron et al. 2023, arXiv:2302.13971); function-preserving
@@ -39,16 +39,16 @@ from ggufspec.models.locate import LocalFile
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Rows = tuple[Array, Floats]
-"""Ascending rows of a tensor, and their numbers; one row of numbers for several rows is the same in each."""
+"""Row indices of a tensor in ascending order, and the rows' values; a single row of values applies to every index."""
 
-_PAD_WEIGHT = -1024.0  # output weight of a padded token on the constant dimension
-_PAD_FEATURE = 16.0  # value of that dimension after the output norm, times the RMS of the residual
+_PAD_WEIGHT = -1024.0  # output weight of padding tokens for the constant dimension
+_PAD_FEATURE = 16.0  # (constant dimension after the output norm) × (RMS of the residual)
 _NORMS = ("attn_norm", "ffn_norm")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Shape of one llama model; ``ffn`` is the width of the gated feed-forward."""
+class LlamaShape:
+    """Shape of a llama model; ``ffn`` is the width of the gated feed-forward."""
 
     width: int
     layers: int
@@ -60,7 +60,7 @@ class Shape:
     tied: bool = True
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all tensors except ``rope_freqs``, in file order; ggml's order: row length first."""
+        """Return the shapes of all tensors except ``rope_freqs`` in file order; as in ggml, the row length is first."""
         width, q, kv = self.width, self.heads * self.head_size, self.kv_heads * self.head_size
         block = {
             "attn_norm.weight": (width,),
@@ -81,17 +81,17 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Small:
-    """The source model: its shape, its header, and where its weights are."""
+class SourceModel:
+    """Source model: its shape, header and file, from which weights are read."""
 
     path: Path
-    shape: Shape
+    shape: LlamaShape
     eps: float
     header: bytes
     parsed: Gguf
 
     def numbers(self, name: str) -> Floats:
-        """Read one tensor, rows first."""
+        """Read a tensor as an array whose first dimension is the rows."""
         tensor = next(tensor for tensor in self.parsed.tensors if tensor.name == name)
         with self.path.open("rb") as file:
             file.seek(self.parsed.data_offset + tensor.offset)
@@ -100,8 +100,8 @@ class Small:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Places of heads: ``query_at[j]`` is small query head j's, ``kv_of[i]`` the small head in big KV head i."""
+class HeadLayout:
+    """Placement of heads: small query head j goes to ``query_at[j]``, big KV head i copies small head ``kv_of[i]``."""
 
     query_at: tuple[int, ...]
     kv_of: tuple[int, ...]
@@ -110,11 +110,11 @@ class Layout:
 # ---- what fits ------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> Small:
-    """Read the source model, with llama.cpp's parser: call it in a child process.
+def read_source(path: Path) -> SourceModel:
+    """Read the source model with llama.cpp's parser; only call this in a child, as a damaged file may crash the parser.
 
     Raises:
-        ModelError: the file is missing, no GGUF file, damaged, or not a plain llama model.
+        ModelError: the file is missing, not GGUF, damaged, or not a plain llama model.
     """
     parsed, header, _ = read_prefix(LocalFile.at(path))
     if (architecture := parsed.metadata.get("general.architecture")) != "llama":
@@ -123,7 +123,7 @@ def read(path: Path) -> Small:
             "scripts/train_demo_pair.py makes one",
         )
     found = interpret(path.name, [parsed], path.stat().st_size)
-    shape = Shape(
+    shape = LlamaShape(
         width=found.embedding,
         layers=found.blocks,
         heads=found.heads[0],
@@ -143,18 +143,18 @@ def read(path: Path) -> Small:
     if other := [name for name, sizes in shapes.items() if sizes != wanted.get(name)]:
         raise ModelError(f"{path}: cannot expand {other[0]} of shape {shapes[other[0]]}", hint)
     eps = parsed.metadata.get("llama.attention.layer_norm_rms_epsilon")
-    return Small(path, shape, float(eps) if isinstance(eps, int | float) else 0.0, header, parsed)
+    return SourceModel(path, shape, float(eps) if isinstance(eps, int | float) else 0.0, header, parsed)
 
 
-def fit(small: Small, big: Shape, file_type: str) -> Layout:
-    """Fit the small model's heads into ``big``, with the fewest key-value heads; UsageError if it does not fit."""
+def fit_shape(small: SourceModel, big: LlamaShape, file_type: str) -> HeadLayout:
+    """Fit the small model's heads into ``big`` with the fewest key-value heads; raise UsageError if it does not fit."""
     source = small.shape
     sizes = ("width", "layers", "heads", "kv_heads", "ffn", "vocab", "head_size")
     pairs = [(name, getattr(big, name), getattr(source, name)) for name in sizes]
     if smaller := [f"{name} {new} < {old}".replace("_", " ") for name, new, old in pairs if new < old]:
         raise UsageError(
             f"the shape is smaller than the source: {', '.join(smaller)}",
-            "every number must be at least the source's; try a larger shape",
+            "no dimension may be smaller than the source's; choose a larger shape",
         )
     if big.heads % big.kv_heads:
         raise UsageError(
@@ -162,7 +162,7 @@ def fit(small: Small, big: Shape, file_type: str) -> Layout:
             "the query heads must be a multiple of the key-value heads",
         )
     if big.head_size != source.head_size:
-        raise UsageError(f"the heads have {big.head_size} numbers, the source's {source.head_size}", "keep their size")
+        raise UsageError(f"the head size {big.head_size} is not the source's {source.head_size}", "keep the head size")
     if big.tied and not source.tied:
         raise UsageError("the source has an output matrix of its own", "give the shape one too: tied=False")
     if big.vocab > source.vocab:
@@ -172,28 +172,28 @@ def fit(small: Small, big: Shape, file_type: str) -> Layout:
     needed = source.kv_heads * copies
     if needed > big.kv_heads:
         raise UsageError(
-            f"{big.heads} heads in {big.kv_heads} groups do not hold the source's {source.heads} in {source.kv_heads}: "
-            f"with {big_group} to a group they need {needed} key-value heads",
-            f"{needed} key-value heads and {needed * big_group} heads hold them, or more heads",
+            f"{big.heads} heads in {big.kv_heads} groups cannot hold the source's {source.heads} in {source.kv_heads}: "
+            f"groups of {big_group} need {needed} key-value heads",
+            f"use {needed} key-value heads and {needed * big_group} heads, or more heads per group",
         )
     query_at = (
         (head // small_group * copies + head % small_group // big_group) * big_group + head % small_group % big_group
         for head in range(source.heads)
     )
-    return Layout(tuple(query_at), tuple(kv for kv in range(source.kv_heads) for _ in range(copies)))
+    return HeadLayout(tuple(query_at), tuple(kv for kv in range(source.kv_heads) for _ in range(copies)))
 
 
-def _check_padding(small: Small, big: Shape, file_type: str) -> None:
-    """Check that there is a dimension for the constant, and a share of epsilon."""
-    # A quantised block shares one scale: the constant dimension needs its own block.
+def _check_padding(small: SourceModel, big: LlamaShape, file_type: str) -> None:
+    """Check that a larger vocabulary fits: it needs a spare dimension for the constant, and room for it in epsilon."""
+    # All weights of a quantised block share a scale, so the constant dimension needs a block of its own.
     block = 1 if file_type in ("F32", "F16", "BF16") else 256 if big.width % 256 == 0 else 32
     width = small.shape.width
     if (big.width - 1) // block * block < width:
         raise UsageError(
-            f"a larger vocabulary needs a spare dimension, and width {big.width} has none beyond the source's {width}",
+            f"a larger vocabulary needs a spare dimension, but width {big.width} has none beyond the source's {width}",
             f"choose a width of at least {-(-width // block) * block + block}",
         )
-    if 0.75 * width * small.eps < 2.0**-28:  # limit of the constant's square: F16 ends there
+    if 0.75 * width * small.eps < 2.0**-28:  # the constant must be at least 2^-14, F16's smallest normal
         raise UsageError(
             f"the source's RMSNorm epsilon {small.eps:g} is too small to make room for a larger vocabulary",
             "keep the source's vocabulary",
@@ -203,15 +203,15 @@ def _check_padding(small: Small, big: Shape, file_type: str) -> None:
 # ---- the content ----------------------------------------------------------------------------------------------------
 
 
-def _constant(small: Small) -> float:
-    """Return the value of the constant dimension: a power of two, exact in F16, with c^2 <= 3/4 of d * eps."""
+def _constant(small: SourceModel) -> float:
+    """Return the constant dimension's value c: a power of two, which is exact in F16, with c^2 <= 3/4 of d * eps."""
     room = 0.75 * small.shape.width * small.eps
     return float(2.0 ** np.floor(np.log2(room) / 2)) if room > 0 else 0.0
 
 
-def metadata(small: Small, big: Shape) -> dict[str, str | int | float]:
-    """Return the header keys in which the big model differs."""
-    room = small.shape.width * small.eps  # RMSNorm's epsilon times width, less the constant's share of the mean square
+def metadata(small: SourceModel, big: LlamaShape) -> dict[str, str | int | float]:
+    """Return the header keys whose values differ between the big model and the source."""
+    room = small.shape.width * small.eps  # epsilon × width of RMSNorm, minus the constant's square if there is one
     if big.vocab > small.shape.vocab:
         room -= _constant(small) ** 2
     own: dict[str, int | float] = {
@@ -231,14 +231,14 @@ def metadata(small: Small, big: Shape) -> dict[str, str | int | float]:
     return {"general.name": name} | {f"llama.{key}": value for key, value in own.items()}
 
 
-def tensors(small: Small, big: Shape) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of the big model, in the order of the file."""
+def tensors(small: SourceModel, big: LlamaShape) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in the big model, in file order."""
     has_factors = any(tensor.name == "rope_freqs.weight" for tensor in small.parsed.tensors)
     return big.tensors() | ({"rope_freqs.weight": (big.head_size // 2,)} if has_factors else {})
 
 
-def content(small: Small, big: Shape, layout: Layout, name: str) -> list[Rows]:
-    """Return the nonzero content of a tensor of the big model; a vector is one row."""
+def content(small: SourceModel, big: LlamaShape, layout: HeadLayout, name: str) -> list[Rows]:
+    """Return the nonzero rows of a tensor in the big model; a vector counts as one row."""
     _, number, kind = name.split(".", 2) if name.startswith("blk.") else ("", "-1", name)
     kind = kind.removesuffix(".weight")
     if kind in ("token_embd", "output"):
@@ -255,14 +255,14 @@ def content(small: Small, big: Shape, layout: Layout, name: str) -> list[Rows]:
 
 
 def _wide(numbers: Floats, length: int, columns: Array | None = None, fill: float = 0.0) -> Floats:
-    """Return longer rows, with ``numbers`` at ``columns`` or at the beginning."""
+    """Return rows of ``length`` with ``numbers`` at ``columns`` (default: the first ones) and ``fill`` elsewhere."""
     rows = np.full((len(numbers), length), fill, np.float32)
     rows[:, np.arange(numbers.shape[1]) if columns is None else columns] = numbers
     return rows
 
 
-def _matrix(small: Small, big: Shape, layout: Layout, name: str, kind: str) -> Rows:
-    """Return the rows of one of the matrices in the blocks."""
+def _matrix(small: SourceModel, big: LlamaShape, layout: HeadLayout, name: str, kind: str) -> Rows:
+    """Return the rows of a matrix that belongs to a block."""
 
     def inside(heads: Sequence[int], size: int) -> Array:
         index: Array = (np.array(heads)[:, None] * size + np.arange(small.shape.head_size)).ravel()
@@ -282,19 +282,19 @@ def _matrix(small: Small, big: Shape, layout: Layout, name: str, kind: str) -> R
     return rows, _wide(numbers, big.width)
 
 
-def _norm(small: Small, big: Shape, name: str) -> Floats:
-    """Return a norm's weights for the larger width; the output norm makes a feature of the constant dimension."""
+def _norm(small: SourceModel, big: LlamaShape, name: str) -> Floats:
+    """Return a norm's weights for the larger width; the output norm also scales the constant dimension."""
     row = _wide(small.numbers(name)[None], big.width)
     if name == "output_norm.weight" and big.vocab > small.shape.vocab:
         row[0, -1] = _PAD_FEATURE / _constant(small)
     return row * np.float32((small.shape.width / big.width) ** 0.5)
 
 
-def _vocabulary(small: Small, big: Shape, name: str) -> list[Rows]:
+def _vocabulary(small: SourceModel, big: LlamaShape, name: str) -> list[Rows]:
     """Return the embeddings or the output matrix, with the constant dimension if the vocabulary grows.
 
-    The embeddings write the constant for every token; the output reads it for the padded ones. Tied embeddings do both:
-    a padded token's row is its output row, because it never occurs as input.
+    The embeddings write the constant for every token; the output reads it only for padding tokens. If both are tied, a
+    padding token's row is its output row, because the token never occurs as input.
     """
     is_input = name == "token_embd.weight"
     numbers = _wide(small.numbers("token_embd.weight" if small.shape.tied else name), big.width)

@@ -1,4 +1,4 @@
-"""A model's shape from its header. Pure: parsed GGUF parts in, a :class:`ModelHeader` out.
+"""Interpretation of a model's header as its shape. Pure: parsed GGUF parts in, a :class:`ModelHeader` out.
 
 :mod:`ggufspec.models.headers` reads and caches headers.
 """
@@ -12,28 +12,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from ggufspec.errors import ModelError
-from ggufspec.llamacpp.gguf import Gguf, Tensor, Value
+from ggufspec.llamacpp.gguf import Gguf, GgufTensor, Value
 from ggufspec.models import architecture
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _SPECIAL = re.compile(r"tokenizer\.ggml\.(\w+)_token_id")
-_MOST_BLOCKS, _MOST_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS: src/llama-hparams.h
-_MOST = 1 << 24  # largest size: products of three, over all blocks, stay within 64 bits
+_MOST_BLOCKS, _MOST_EXPERTS = 512, 1024  # llama.cpp's LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS (src/llama-hparams.h)
+_MOST = 1 << 24  # maximum of any size, so that a product of three sizes, summed over all blocks, fits in 64 bits
 _LONGEST_WINDOW = 2**31 - 1
 _MOST_BYTES = 2**63
-_AGAIN = "the file is damaged or no language model: download it again"
-# By general.type (GGUFType in gguf-py/gguf/constants.py), or by the architecture of older files
+_AGAIN = "the file is damaged or not a language model: download it again"
+# Files that are not models, by general.type (GGUFType in gguf-py/gguf/constants.py) or, if older, by architecture
 _OTHERS = {"imatrix": "an importance matrix", "adapter": "an adapter", "controlvector": "a control vector"}
 _OTHERS |= {"mmproj": "a projector", "clip": "a projector"}
 
 
 class NoModelError(ModelError):
-    """A GGUF file of another kind than a model."""
+    """Error for a GGUF file that is not a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The vocabulary. ``digest`` is the SHA-256 of all texts; equal digests mean equal vocabularies."""
+    """Vocabulary of a model. ``digest`` is the SHA-256 of all token texts; equal digests mean equal vocabularies."""
 
     model: str
     pre: str
@@ -45,44 +45,44 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """Shape of one model, from its header alone.
+    """Shape of one model, read only from its header.
 
-    Per-block tuples have ``blocks`` entries, with NextN blocks, because placement counts them (src/llama-model.cpp).
+    Per-block tuples have ``blocks`` entries, also for NextN blocks, as placement counts them (src/llama-model.cpp).
     """
 
-    name: str  # file name, of the first part if split
-    size_bytes: int  # size of all parts together
+    name: str  # name of the file, or of the first part if the model is split
+    size_bytes: int  # total size of all parts
     parts: int  # number of files
-    architecture: str  # llama.cpp's name for it
-    blocks: int  # all blocks
-    nextn_blocks: int  # the last blocks, which predict further tokens
+    architecture: str  # llama.cpp's name for the architecture
+    blocks: int  # number of all blocks
+    nextn_blocks: int  # number of blocks at the end for multi-token prediction
     embedding: int  # width of the residual stream
-    heads: tuple[int, ...]  # query heads by block; 0 if a block has no attention
-    kv_heads: tuple[int, ...]  # key-value heads by block
-    key_size: int  # numbers per head in a key
-    value_size: int  # numbers per head in a value
-    key_size_windowed: int  # key_size in a block with a sliding window
-    value_size_windowed: int  # value_size in a block with a sliding window
-    feed_forward: tuple[int, ...]  # width of the feed-forward by block
-    experts: int  # experts per block; 0 is a dense model
-    experts_used: int  # experts that one token runs through
-    sliding_window: int  # tokens that a windowed layer attends to; 0 without one
-    windowed: tuple[bool, ...]  # by block: has a sliding window
-    recurrent: tuple[bool, ...]  # by block: has a state instead of a KV cache
-    conv_numbers: int  # f32 numbers of a recurrent block's convolution or token shift, per sequence
-    state_numbers: int  # f32 numbers of a recurrent block's main state, per sequence
-    cached: tuple[bool, ...]  # by block: has its own KV cache
-    latent: int  # numbers per token that MLA caches instead of keys and values; 0 without MLA
-    vocabulary: int  # rows of the output
-    context_length: int  # tokens that the model was trained for
-    tokenizer: Tokenizer  # meaning of token ids
-    regular: bool  # :mod:`ggufspec.planning.memory` can compute its caches; otherwise only a dry run can
-    metadata: dict[str, Value]  # every scalar and short array of the header, by key
-    tensors: tuple[Tensor, ...]  # all tensors of all parts
+    heads: tuple[int, ...]  # query heads per block; 0 if a block has no attention
+    kv_heads: tuple[int, ...]  # key-value heads per block
+    key_size: int  # elements in one head's key
+    value_size: int  # elements in one head's value
+    key_size_windowed: int  # ``key_size`` in blocks with a sliding window
+    value_size_windowed: int  # ``value_size`` in blocks with a sliding window
+    feed_forward: tuple[int, ...]  # width of each block's feed-forward
+    experts: int  # experts per block; 0 for a dense model
+    experts_used: int  # experts used per token
+    sliding_window: int  # size of the sliding attention window in tokens; 0 if no block has one
+    windowed: tuple[bool, ...]  # True for each block with a sliding window
+    recurrent: tuple[bool, ...]  # True for each block with a recurrent state
+    conv_numbers: int  # f32 elements of a recurrent block's convolution or token-shift state, per sequence
+    state_numbers: int  # f32 elements of a recurrent block's main state, per sequence
+    cached: tuple[bool, ...]  # True for each block with its own KV cache
+    latent: int  # elements that MLA caches per token instead of keys and values; 0 without MLA
+    vocabulary: int  # number of rows in the output matrix
+    context_length: int  # context length that the model was trained with, in tokens
+    tokenizer: Tokenizer  # vocabulary, which gives token ids their meaning
+    regular: bool  # True if :mod:`ggufspec.planning.memory` can compute cache sizes, False if only a dry run can
+    metadata: dict[str, Value]  # every scalar and short array in the header, by key
+    tensors: tuple[GgufTensor, ...]  # all tensors in all parts
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the whole header: equal for the same file under another name, on the hub and here."""
+        """Digest of the whole header, equal for all copies of a file under any name, on the hub or on this machine."""
         said = [self.architecture, self.metadata, self.tokenizer.digest, [asdict(tensor) for tensor in self.tensors]]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -92,41 +92,41 @@ class ModelHeader:
 
     @property
     def layers(self) -> int:
-        """Layers as ``-ngl`` counts them: the blocks and the output."""
+        """Number of layers as ``-ngl`` counts them, which is the blocks and the output."""
         return self.blocks + 1
 
     @property
     def tied(self) -> bool:
-        """True if the output matrix is the token embedding."""
+        """True if the token embedding is also the output matrix."""
         return not any(tensor.name == "output.weight" for tensor in self.tensors)
 
     def keys(self, block: int) -> int:
-        """Return the numbers per token of a block's keys."""
+        """Return the number of key elements per token in a block."""
         return self.kv_heads[block] * (self.key_size_windowed if self.windowed[block] else self.key_size)
 
     def values(self, block: int) -> int:
-        """Return the numbers per token of a block's values; MLA caches none of them."""
+        """Return the number of value elements per token in a block; MLA does not cache them."""
         return self.kv_heads[block] * (self.value_size_windowed if self.windowed[block] else self.value_size)
 
     def weight_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
-def block_of(tensor: Tensor) -> int | None:
-    """Return the block of a tensor; None outside the blocks, e.g. for the embedding."""
+def block_of(tensor: GgufTensor) -> int | None:
+    """Return the index of a tensor's block, or None for a tensor outside the blocks, such as the embedding."""
     match = _BLOCK.match(tensor.name)
     return int(match[1]) if match else None
 
 
 def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
-    """Interpret the header of a model, or the headers of all parts of a split model in order.
+    """Interpret a model's header, or the headers of all parts of a split model in order.
 
     Source: ``llama_model_base::load_hparams`` in src/llama-model.cpp and the sources of
     :mod:`ggufspec.models.architecture`.
 
     Raises:
-        NoModelError: it is a file of another kind.
-        ModelError: a key that llama.cpp needs is missing or impossible.
+        NoModelError: the file is not a model.
+        ModelError: a header key that llama.cpp needs is missing or has an impossible value.
     """
     if not parts:
         raise ModelError(f"{name} has no header", _AGAIN)
@@ -134,7 +134,7 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
     for key in ("general.type", "general.architecture"):
         if (kind := metadata.get(key)) in _OTHERS:
             way = "; plan and export take a projector as --mmproj" if kind in ("mmproj", "clip") else ""
-            raise NoModelError(f"{name} is {_OTHERS[kind]} and no model", f"name the model that it is for{way}")
+            raise NoModelError(f"{name} is {_OTHERS[kind]}, not a model", f"name the model that it is for{way}")
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     read = _Reader(name, metadata)
     _check_parts(read, parts, tensors)
@@ -189,7 +189,7 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
 
 
 class _Reader:
-    """Typed look-ups in the metadata. A wrong type or an impossible value is a ModelError that names the key."""
+    """Typed access to metadata; a wrong type or an impossible value raises a ModelError that names the key."""
 
     def __init__(self, name: str, metadata: Mapping[str, Value]) -> None:
         self.name = name
@@ -200,7 +200,7 @@ class _Reader:
         self.architecture = own
 
     def begin(self) -> None:
-        """Read the number of blocks, of which the last ``nextn`` predict further tokens, and their heads."""
+        """Read the numbers of blocks and of MTP blocks at the end (``nextn``), the heads and feed-forward widths."""
         self.blocks = self.number("block_count", low=1, high=_MOST_BLOCKS)
         trunk = 0 if self.architecture in architecture.NO_TRUNK else 1
         self.nextn = self.number("nextn_predict_layers", 0, high=self.blocks - trunk)
@@ -217,7 +217,7 @@ class _Reader:
         return ModelError(f"{self.name}: {self.architecture}.{key} is impossible: {why}", _AGAIN)
 
     def number(self, key: str, default: int | None = None, *, low: int = 0, high: int = _MOST) -> int:
-        """Return a whole number within bounds; without ``default`` the key is required."""
+        """Return an integer within bounds; without ``default`` the key is required."""
         value = self.value(key)
         if value is None:
             if default is None:
@@ -226,7 +226,7 @@ class _Reader:
         return self._checked(key, value, low, high)
 
     def per_block(self, key: str, default: int | tuple[int, ...]) -> tuple[int, ...]:
-        """Return one number per block, from one for all or from an array."""
+        """Return a number for each block, from an array or from a single number that applies to all blocks."""
         value = self.value(key)
         if value is None:
             return default if isinstance(default, tuple) else (default,) * self.blocks
@@ -237,7 +237,7 @@ class _Reader:
         return tuple(self._checked(key, item, 0, _MOST) for item in value)
 
     def flags(self, key: str) -> tuple[bool, ...] | None:
-        """Return one flag per block from an array of at least that many, or None without one."""
+        """Return a flag for each block from an array, which may be longer; None if there is no array."""
         value = self.value(key)
         if not isinstance(value, tuple):
             return None
@@ -253,12 +253,12 @@ class _Reader:
         return value
 
 
-def _check_parts(read: _Reader, parts: Sequence[Gguf], tensors: Sequence[Tensor]) -> None:
+def _check_parts(read: _Reader, parts: Sequence[Gguf], tensors: Sequence[GgufTensor]) -> None:
     if not tensors:
-        raise ModelError(f"{read.name} has no tensors", "a vocabulary alone is no model: choose another file")
+        raise ModelError(f"{read.name} has no tensors", "a vocabulary alone is not a model: choose another file")
     wanted = read.metadata.get("split.count", 0)
     if isinstance(wanted, int) and wanted > 1 and wanted != len(parts):
-        raise ModelError(f"{read.name} is split into {wanted} parts, and {len(parts)} are here", "download all parts")
+        raise ModelError(f"{read.name} is split into {wanted} parts, but {len(parts)} are here", "download all parts")
     if any(min(tensor.shape, default=0) < 1 or tensor.size_bytes < 0 for tensor in tensors):
         raise ModelError(f"{read.name} has a tensor without a shape", _AGAIN)
     if sum(tensor.size_bytes for tensor in tensors) >= _MOST_BYTES:
@@ -281,7 +281,7 @@ def _recurrent(read: _Reader) -> tuple[bool, ...]:
 
 
 def _windowed(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[int, tuple[bool, ...]]:
-    """Return (the window, which blocks have it)."""
+    """Return the window in tokens and, for each block, whether it has a sliding window."""
     none = 0, (False,) * read.blocks
     window = architecture.WINDOWS.get(read.architecture)
     if window is None or (read.architecture == "exaone4" and read.main != 64):
@@ -302,7 +302,7 @@ def _windowed(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[int, tuple[bo
 
 
 def _cached(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Return the blocks with a cache: ``llama_model::create_memory``, and ``llama_hparams::has_kv``."""
+    """Return which blocks have a KV cache, as ``llama_model::create_memory`` and ``llama_hparams::has_kv`` do."""
     kind = read.architecture
     if kind in architecture.RECURRENT or kind in architecture.NO_MEMORY:
         return (False,) * read.blocks
@@ -319,7 +319,7 @@ def _cached(read: _Reader, recurrent: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def _conv_numbers(read: _Reader, embedding: int) -> int:
-    """Compute ``llama_hparams::n_embd_r``."""
+    """Return the convolution state's size, as ``llama_hparams::n_embd_r`` does."""
     if read.value("wkv.head_size") is not None:
         return read.number("token_shift_count", 2) * embedding
     if read.value("shortconv.l_cache") is not None:
@@ -334,7 +334,7 @@ def _conv_numbers(read: _Reader, embedding: int) -> int:
 
 
 def _state_numbers(read: _Reader, embedding: int, key_size: int) -> int:
-    """Compute ``llama_hparams::n_embd_s``."""
+    """Return the recurrent state's size, as ``llama_hparams::n_embd_s`` does."""
     if read.value("wkv.head_size") is not None:
         return embedding * read.number("wkv.head_size")
     if read.architecture in architecture.KDA:
@@ -344,7 +344,7 @@ def _state_numbers(read: _Reader, embedding: int, key_size: int) -> int:
     return read.number("ssm.state_size", 0) * read.number("ssm.inner_size", 0)
 
 
-def _vocabulary(read: _Reader, part: Gguf, tensors: Sequence[Tensor]) -> int:
+def _vocabulary(read: _Reader, part: Gguf, tensors: Sequence[GgufTensor]) -> int:
     size = part.lengths.get("tokenizer.ggml.tokens", 0) or read.number("vocab_size", 0)
     for name in ("output.weight", "token_embd.weight"):
         for tensor in tensors:

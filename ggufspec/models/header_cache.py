@@ -1,14 +1,14 @@
-"""The cache of headers: LOCATOR.json, KEY.gguf for dry runs, KEY.header*.gguf with the vocabulary.
+"""Cache of headers in files LOCATOR.json, KEY.gguf for dry runs, and KEY.header*.gguf with the vocabulary.
 
-KEY is the digest of the files' identities (:attr:`ggufspec.models.locate.ModelFiles.key`): a changed file has another
-key. LOCATOR is the digest of their location, so that the last entry is found when they are unreachable.
+KEY is a digest of the model files' identities (:attr:`ggufspec.models.locate.ModelFiles.key`), so a changed file has a
+different key. LOCATOR is a digest of their location, so the last entry is found even when they are unreachable.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,44 +23,53 @@ from ggufspec.models.header import ModelHeader
 from ggufspec.models.locate import ModelFiles, digest, part_names
 from ggufspec.schema import codec
 
-_MOST_BYTES = 16 << 20  # most bytes of JSON; a model of a thousand tensors has 0.2 MB
+_MOST_BYTES = 16 << 20  # maximum size of LOCATOR.json; a model with a thousand tensors takes 0.2 MB
 _SCHEMA = f"ggufspec/header@2 {__version__}"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Content of LOCATOR.json; written last, so that the entry's other files exist when it does."""
+class HeaderCacheEntry:
+    """Content of LOCATOR.json, which is written last, so that its existence implies that of the entry's other files."""
 
     made_by: str
     key: str
     origin: str
     header: ModelHeader
+    loads: bool = False  # True if llama.cpp has loaded the model, without its weights
 
     def files(self, folder: Path) -> list[Path]:
-        """Return the metadata-only file, then the sparse file of each part."""
+        """Return the paths of the metadata-only file and of each part's sparse file."""
         parts = self.header.parts
         sparse = [".header.gguf"] if parts == 1 else part_names(f".header-00001-of-{parts:05}.gguf")
         return [folder / f"{self.key}{ending}" for ending in (".gguf", *sparse)]
 
 
-def load(folder: Path, locator: str) -> Entry | None:
-    """Load the last entry of a locator; None if it is absent, damaged or of another version."""
+def load_header(folder: Path, locator: str) -> HeaderCacheEntry | None:
+    """Load the last entry for a locator; return None if it is absent, damaged or from another version of ggufspec."""
     try:
-        entry = codec.load_json(Entry, untrusted.read_bytes(_path(folder, locator), _MOST_BYTES))
+        entry = codec.load_json(HeaderCacheEntry, untrusted.read_bytes(_path(folder, locator), _MOST_BYTES))
     except (GgufspecError, ValidationError):
         return None
     is_whole = entry.made_by == _SCHEMA and all(path.is_file() for path in entry.files(folder))
     return entry if is_whole else None
 
 
-def save(folder: Path, found: ModelFiles, header: ModelHeader, prefixes: Sequence[bytes]) -> None:
-    """Write an entry; each of its files appears when complete. ``prefixes`` are the header's bytes, by part.
+def save_header(
+    folder: Path,
+    found: ModelFiles,
+    header: ModelHeader,
+    prefixes: Sequence[bytes],
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    """Write an entry, each of whose files appears only when complete; ``prefixes`` are the header bytes of each part.
+
+    ``check`` is called with the path of the first sparse file, and raises if the header must not be cached.
 
     Raises:
         ModelError: llama.cpp refuses the header.
         GgufspecError: the folder cannot be written.
     """
-    entry = Entry(_SCHEMA, found.key, found.origin, header)
+    entry = HeaderCacheEntry(_SCHEMA, found.key, found.origin, header, loads=check is not None)
     metadata_only, *sparse = entry.files(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +78,8 @@ def save(folder: Path, found: ModelFiles, header: ModelHeader, prefixes: Sequenc
             for path, prefix, file in zip(sparse, prefixes, found.files, strict=True):
                 (new / path.name).write_bytes(prefix)
                 os.truncate(new / path.name, file.size_bytes)
+            if check is not None:
+                check(new / sparse[0].name)
             path = _path(folder, found.locator)
             text = json.dumps(asdict(entry))  # writes NaN, which pydantic reads but would not write
             if len(text) > _MOST_BYTES:

@@ -1,75 +1,78 @@
-"""Reads and caches the header of a model from a local file, a URL or the hub.
+"""Reading and caching of model headers from local files, URLs and the hub.
 
-Only the first megabytes of a remote file are read, by range requests. llama.cpp's parser, which is C++, runs in a child
-process with limited memory (:mod:`ggufspec.child`). A cached header needs no child: one ``stat`` call for a local file,
+Only the first megabytes of a remote file are read, with range requests. llama.cpp's C++ parser runs in a child process
+with limited memory (:mod:`ggufspec.child`). A cached header needs no child, only one ``stat`` call for a local file or
 one request for a remote one.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ggufspec import child
 from ggufspec.errors import ChildError, GgufspecError, ModelError, StopError
 from ggufspec.files.cache import cache_folder, writable
 from ggufspec.llamacpp import gguf
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.dryrun import check_loads
+from ggufspec.llamacpp.library import load_library
 from ggufspec.models import header_cache
+from ggufspec.models.compat import writes_text
 from ggufspec.models.header import ModelHeader, NoModelError, interpret
-from ggufspec.models.hub.client import COMMIT, HubFile, UnreachableError
+from ggufspec.models.hub.client import COMMIT, HubFile, UnreachableError, show_requests_with, warn_stale
 from ggufspec.models.hub.ranges import RemoteFile
-from ggufspec.models.locate import MOST_PARTS, LocalFile, ModelFiles, Source, locate, locator, plain
-from ggufspec.models.shared_headers import FIRST_BYTES, Shared
+from ggufspec.models.locate import MOST_PARTS, LocalFile, ModelFiles, Source, locate, locate_soon, locator, plain
+from ggufspec.models.shared_headers import FIRST_BYTES, SharedBytes
 
 MOST_HEADER_BYTES = 64 << 20
-"""Limit on the header, of all parts of a split model together. Llama 3 has 8 MB."""
+"""Size limit for a model's header, including all parts of a split model; Llama 3's takes 8 MB."""
 
 _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
-_LARGE = 16 << 20  # a header of this size that is still refused may not need more bytes
-MAX_MEMORY = 4 << 30  # most address space, in addition to the child with llama.cpp loaded
-_AT_ONCE = 4  # headers that are read in part at the same time
-_LEAST_S = 2.0  # for headers, once a child of bounded time has started
-_LARGEST_PADDING = 4096  # after the last tensor of a part
+_LARGE = 16 << 20  # number of bytes read above which a refused header is checked for completeness
+MAX_MEMORY = 4 << 30  # maximum address space, in bytes, that a child may allocate after it has loaded llama.cpp
+_AT_ONCE = 4  # maximum number of headers that are partly read at the same time
+_LEAST_S = 2.0  # minimum time that a child with a deadline has for reading headers
+_LARGEST_PADDING = 4096  # maximum number of padding bytes after the last tensor of a part
 _AGAIN = "download it again"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """The header of one model, and files that stand in for it without weights."""
+class KnownHeader:
+    """Header of one model, and files without weights that stand in for it."""
 
-    header: ModelHeader  # its shape
-    metadata_only: Path  # sparse file for the dry run (:func:`ggufspec.llamacpp.gguf.write_metadata_only`)
-    sparse: Path  # sparse file of the true size with the true header and vocabulary; the first part of a split model
-    origin: str  # its file for display, without signature and password
-    bytes_read: int = 0  # bytes read now; 0 from the cache
+    header: ModelHeader  # interpreted header
+    metadata_only: Path  # sparse file for dry runs (:func:`ggufspec.llamacpp.gguf.write_metadata_only`)
+    sparse: Path  # sparse file with the real size, header and vocabulary (the first part if the model is split)
+    origin: str  # location of the model for display, without signature and password
+    bytes_read: int = 0  # bytes read by this call; 0 if the header was cached
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """Headers to read whole, into ``folder``; or in part, with a file ``like`` them that begins with its header.
+class HeaderJob:
+    """Headers to read: completely, to cache in ``folder``, or partly if ``like`` begins with a similar model's header.
 
-    With ``until`` an unreadable one does not affect the others, and no file is begun after that ``time.time()``; a
-    child that was slow to start reads for a moment all the same.
+    No file is opened after the deadline ``until`` (a ``time.time()``; at least two seconds after a child's start), and
+    with it an unreadable file does not affect others. With ``loads``, llama.cpp must load each model without weights.
     """
 
     found: tuple[ModelFiles, ...]
     folder: Path | None = None
     like: Path | None = None
     until: float | None = None
+    loads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Bytes read of one file, and its header or why there is none, if the others do not depend on it.
+class HeaderRead:
+    """Number of bytes read from one file; with ``until`` or ``like`` also its header or its error.
 
-    Neither is there if the file was not reached in time.
+    Header and error are both absent if the file was not reached in time.
     """
 
     bytes_read: int
@@ -80,8 +83,8 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    read: tuple[Read, ...]
+class HeaderResult:
+    read: tuple[HeaderRead, ...]
 
 
 def default_folder() -> Path:
@@ -89,64 +92,71 @@ def default_folder() -> Path:
 
 
 def read_headers(
-    sources: Sequence[Source], folder: Path | None = None, on_event: child.Emit | None = None
-) -> list[Known]:
-    """Return the headers of models, from the cache or by reading their first bytes.
+    sources: Sequence[Source],
+    folder: Path | None = None,
+    on_event: child.Emit | None = None,
+    *,
+    loads: bool = False,
+) -> list[KnownHeader]:
+    """Return the headers of models from the cache, or else by reading the files' first bytes.
 
     Args:
-        sources: paths, URLs or hub files; any part of a split model.
-        folder: the cache; the user's by default.
+        sources: paths, URLs or hub files; for a split model, any of its parts.
+        folder: the cache folder; default: the user's.
         on_event: called with progress: ``{"event": "reading", "file": …, "bytes": …}``.
+        loads: True to refuse models that llama.cpp cannot load; each new model is loaded without its weights (≤ 1 s).
 
     Raises:
-        ModelError: a file is missing, cut short, damaged or no model.
-        GgufspecError: there is no network and no cached header, or the folder cannot be written.
-        ChildError: llama.cpp died over a header.
+        ModelError: a file is missing, truncated, damaged or not a model, or llama.cpp cannot load it.
+        GgufspecError: there is neither a network nor a cached header, or the folder cannot be written.
+        ChildError: llama.cpp crashed on a header.
     """
     folder = (folder or writable(default_folder(), MOST_HEADER_BYTES)).absolute()
-    entries = [_kept(source, folder) for source in sources]
+    entries = [_kept(source, folder, loads=loads) for source in sources]
     missing = tuple(dict.fromkeys(entry for entry in entries if isinstance(entry, ModelFiles)))
     bytes_read: dict[ModelFiles, int] = {}
     if missing:
         try:
-            result = child.call(__name__, Spec(missing, folder), Result, on_event=on_event)
+            result = child.call(__name__, HeaderJob(missing, folder, loads=loads), HeaderResult, on_event=on_event)
         except ChildError as error:
             names = " or ".join(found.origin for found in missing)
-            raise ChildError(f"llama.cpp died over the header of {names}: {error.message}", _AGAIN) from None
+            raise ChildError(f"llama.cpp crashed on the header of {names}: {error.message}", _AGAIN) from None
         bytes_read = {one: read.bytes_read for one, read in zip(missing, result.read, strict=True)}
     return [
-        _known(entry, folder) if isinstance(entry, header_cache.Entry) else _new(entry, folder, bytes_read[entry])
+        _known(entry, folder)
+        if isinstance(entry, header_cache.HeaderCacheEntry)
+        else _new(entry, folder, bytes_read[entry])
         for entry in entries
     ]
 
 
-def read_in_part(found: Sequence[ModelFiles], like: Path, on_event: child.Emit | None = None) -> list[Read]:
-    """Read headers of models of one repository, uncached; an unreadable one does not affect the others.
+def read_in_part(found: Sequence[ModelFiles], like: Path, on_event: child.Emit | None = None) -> list[HeaderRead]:
+    """Read the headers of models in one repository without caching them; an unreadable file does not affect others.
 
-    ``like`` is a file that begins with the header of a similar model; ``on_event`` as in :func:`read_headers`.
+    ``like`` is a file that begins with a similar model's header; for ``on_event``, see :func:`read_headers`.
     """
-    return _apart(Spec(tuple(found), like=like), on_event)
+    return _apart(HeaderJob(tuple(found), like=like), on_event)
 
 
 def read_each(
     sources: Sequence[Source], until: float, folder: Path | None = None, on_event: child.Emit | None = None
 ) -> list[ModelHeader | GgufspecError | None]:
-    """Read the headers of many models, cached as by :func:`read_headers`; an unreadable one is its error.
+    """Read and cache the headers of many models; an unreadable header is returned as an error.
 
-    No file is begun after ``until``, a ``time.time()``: one that was not reached is None. Cached ones are always there.
+    No file is opened after ``until``, a ``time.time()``; headers not read by then are None, except cached ones.
     """
     folder = (folder or writable(default_folder())).absolute()
-    entries: list[header_cache.Entry | ModelFiles | GgufspecError] = []
+    entries: list[header_cache.HeaderCacheEntry | ModelFiles | GgufspecError] = []
     for source in sources:
         try:
             entries.append(_kept(source, folder))
         except GgufspecError as error:
             entries.append(error)
     missing = tuple(dict.fromkeys(entry for entry in entries if isinstance(entry, ModelFiles)))
-    reads = dict(zip(missing, _apart(Spec(missing, folder, until=until), on_event), strict=True))
+    reads = dict(zip(missing, _apart(HeaderJob(missing, folder, until=until), on_event), strict=True))
 
-    def read(entry: header_cache.Entry | ModelFiles | GgufspecError) -> ModelHeader | GgufspecError | None:
-        if isinstance(entry, header_cache.Entry):
+    def read(entry: header_cache.HeaderCacheEntry | ModelFiles | GgufspecError) -> ModelHeader | GgufspecError | None:
+        if isinstance(entry, header_cache.HeaderCacheEntry):
             return entry.header
         if isinstance(entry, GgufspecError):
             return entry
@@ -156,63 +166,68 @@ def read_each(
     return [read(entry) for entry in entries]
 
 
-def _apart(spec: Spec, on_event: child.Emit | None) -> list[Read]:
-    """Read headers that do not affect each other: if llama.cpp dies over one, read each in a child of its own."""
+def _apart(spec: HeaderJob, on_event: child.Emit | None) -> list[HeaderRead]:
+    """Read headers in one child process, or each in its own if llama.cpp crashes on one of them."""
     if not spec.found:
         return []
     if spec.until is not None and time.time() > spec.until:
-        return [Read(0) for _ in spec.found]
+        return [HeaderRead(0) for _ in spec.found]
     try:
-        return [*child.call(__name__, spec, Result, on_event=on_event).read]
+        return [*child.call(__name__, spec, HeaderResult, on_event=on_event).read]
     except ChildError as error:
         if len(spec.found) == 1:
-            return [Read(0, error=f"llama.cpp died over its header: {error.message}", hint=error.hint)]
+            return [HeaderRead(0, error=f"llama.cpp crashed on its header: {error.message}", hint=error.hint)]
     return [read for one in spec.found for read in _apart(replace(spec, found=(one,)), on_event)]
 
 
-def cached_header(source: Source, folder: Path | None = None) -> Known | None:
-    """Return the last header of a source in the cache, or None; without checking the source for changes."""
+def cached_header(source: Source, folder: Path | None = None) -> KnownHeader | None:
+    """Return a source's cached header without checking whether the source has changed; None if it is not cached."""
     folder = (folder or default_folder()).absolute()
     try:
-        entry = header_cache.load(folder, locator(plain(source)))
-    except GgufspecError:  # a name that is not UTF-8
+        entry = header_cache.load_header(folder, locator(plain(source)))
+    except GgufspecError:  # the name is not UTF-8, so its header cannot be cached
         return None
     return _known(entry, folder) if entry else None
 
 
-def _kept(source: Source, folder: Path) -> header_cache.Entry | ModelFiles:
-    """Return the cached header of a model, or its files. Without a network the last cached header is used."""
+def _kept(source: Source, folder: Path, *, loads: bool = False) -> header_cache.HeaderCacheEntry | ModelFiles:
+    """Return a model's cached header if it is current or the server does not answer soon, otherwise the model's files.
+
+    With ``loads``, the cached header of a model that llama.cpp has never loaded is only used if files are unreachable.
+    """
     source = plain(source)
-    entry = header_cache.load(folder, locator(source))
-    if entry and isinstance(source, HubFile) and COMMIT.fullmatch(source.revision or ""):
-        return entry  # a commit cannot change
+    entry = header_cache.load_header(folder, locator(source))
+    will_do = entry is not None and (entry.loads or not loads)
+    if entry and will_do and isinstance(source, HubFile) and COMMIT.fullmatch(source.revision or ""):
+        return entry  # the header is current, because a commit cannot change
     try:
-        found = locate(source)
-    except UnreachableError:
-        if entry:
-            return entry
-        raise
-    return entry if entry and entry.key == found.key else found
+        found = locate_soon(source) if entry else locate(source)
+    except UnreachableError as error:
+        if entry is None:
+            raise
+        warn_stale(f"using the cached header of {entry.origin}", error)
+        return entry
+    return entry if entry and will_do and entry.key == found.key else found
 
 
-def _new(found: ModelFiles, folder: Path, bytes_read: int) -> Known:
-    entry = header_cache.load(folder, found.locator)
+def _new(found: ModelFiles, folder: Path, bytes_read: int) -> KnownHeader:
+    entry = header_cache.load_header(folder, found.locator)
     if entry is None:
         raise GgufspecError(f"the cached header of {found.origin} is gone", f"ls {folder}")
     return _known(entry, folder, bytes_read)
 
 
-def _known(entry: header_cache.Entry, folder: Path, bytes_read: int = 0) -> Known:
+def _known(entry: header_cache.HeaderCacheEntry, folder: Path, bytes_read: int = 0) -> KnownHeader:
     metadata_only, sparse, *_ = entry.files(folder)
-    return Known(entry.header, metadata_only, sparse, entry.origin, bytes_read)
+    return KnownHeader(entry.header, metadata_only, sparse, entry.origin, bytes_read)
 
 
 # ---- in the child -------------------------------------------------------------------------------------------------
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Read headers in this process, within limited memory."""
-    load()  # first: a CUDA build reserves address space
+def run(spec: HeaderJob, emit: child.Emit, stopping: threading.Event) -> HeaderResult:
+    """Read headers in this process with limited memory."""
+    load_library()  # before limiting memory, because a CUDA build reserves address space
     if spec.until is not None:
         spec = replace(spec, until=max(spec.until, time.time() + _LEAST_S))
 
@@ -221,23 +236,31 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
             raise StopError("stopped while reading a header")
         emit({"event": "reading", "file": name, "bytes": count})
 
+    def pausing(why: str, left_s: float) -> None:
+        if stopping.is_set():
+            raise StopError("stopped while a server was busy")
+        emit({"event": "waiting", "why": why, "seconds": left_s})
+
+    show_requests_with(lambda _: nullcontext(pausing))
     with child.limited_memory(MAX_MEMORY), ThreadPoolExecutor(_AT_ONCE) as pool:
-        shared = Shared.of(*read_prefix(LocalFile.at(spec.like))[:2]) if spec.like else None
-        read = functools.partial(_read, spec=spec, shared=shared, progress=progress)
-        return Result(tuple(pool.map(read, spec.found) if spec.like else map(read, spec.found)))
+        shared = SharedBytes.of(*read_prefix(LocalFile.at(spec.like))[:2]) if spec.like else None
+        read = partial(_read, spec=spec, shared=shared, progress=progress)
+        return HeaderResult(tuple(pool.map(read, spec.found) if spec.like else map(read, spec.found)))
 
 
-def _read(found: ModelFiles, spec: Spec, shared: Shared | None, progress: Callable[[str, int], None]) -> Read:
-    """Read a header, and cache it in the folder; if others do not depend on it, return a failure as a result."""
+def _read(
+    found: ModelFiles, spec: HeaderJob, shared: SharedBytes | None, progress: Callable[[str, int], None]
+) -> HeaderRead:
+    """Read a header and cache it in ``spec.folder``; return failures as results unless all headers are needed."""
     if spec.until is not None and time.time() > spec.until:
-        return Read(0)
+        return HeaderRead(0)
     parts: list[gguf.Gguf] = []
     prefixes: list[bytes] = []
     read = 0
     try:
         for file in found.files:
             left = MOST_HEADER_BYTES - sum(map(len, prefixes))
-            part, prefix, count = _read_part(file, shared, left, functools.partial(progress, file.name))
+            part, prefix, count = _read_part(file, shared, left, partial(progress, file.name))
             parts.append(part)
             prefixes.append(prefix)
             read += count
@@ -245,12 +268,14 @@ def _read(found: ModelFiles, spec: Spec, shared: Shared | None, progress: Callab
         check_split(found.files[0], parts)
         header = interpret(name, parts, sum(file.size_bytes for file in found.files))
         if spec.until is not None and spec.folder is not None:
-            with suppress(GgufspecError):  # a full disk
-                header_cache.save(spec.folder, found, header, prefixes)
+            with suppress(GgufspecError):  # a full disk only prevents caching
+                header_cache.save_header(spec.folder, found, header, prefixes)
         elif spec.folder is not None:
-            header_cache.save(spec.folder, found, header, prefixes)
-            return Read(read)
-        return Read(read, header)
+            loads = spec.loads and writes_text(header)  # other models are refused later by their kind
+            check = partial(check_loads, name=name) if loads else None
+            header_cache.save_header(spec.folder, found, header, prefixes, check)
+            return HeaderRead(read)
+        return HeaderRead(read, header)
     except MemoryError:
         error: GgufspecError = ModelError(f"the header of {found.origin} takes too much memory", _AGAIN)
     except StopError:
@@ -259,13 +284,13 @@ def _read(found: ModelFiles, spec: Spec, shared: Shared | None, progress: Callab
         error = refused
     if spec.folder is not None and spec.until is None:
         raise error
-    return Read(read, error=error.message, hint=error.hint, is_model=not isinstance(error, NoModelError))
+    return HeaderRead(read, error=error.message, hint=error.hint, is_model=not isinstance(error, NoModelError))
 
 
 def _read_part(
-    file: LocalFile | RemoteFile, shared: Shared | None, most: int, progress: Callable[[int], None]
+    file: LocalFile | RemoteFile, shared: SharedBytes | None, most: int, progress: Callable[[int], None]
 ) -> tuple[gguf.Gguf, bytes, int]:
-    """Run :func:`read_prefix`, but skip the ``shared`` part of a header that has it; then return no bytes."""
+    """Read a header as :func:`read_prefix` does, but if it has the ``shared`` part, skip that and return no bytes."""
     if shared is None:
         return read_prefix(file, most, progress)
     first = file.read(0, min(FIRST_BYTES, file.size_bytes))
@@ -283,12 +308,12 @@ def read_prefix(
     progress: Callable[[int], None] | None = None,
     data: bytes = b"",
 ) -> tuple[gguf.Gguf, bytes, int]:
-    """Read a file's first bytes until the header is complete: (parsed, its bytes, number of bytes read).
+    """Read a file's first bytes until the header is complete; return (parsed header, its bytes, number of bytes read).
 
-    ``data`` are bytes that are already read.
+    ``data`` holds the bytes that were already read.
 
     Raises:
-        ModelError: it is not a GGUF file, cut short, damaged, or its header is larger than ``most``.
+        ModelError: ``file`` is not GGUF, is truncated or damaged, or has a header larger than ``most``.
     """
     wanted = _FIRST_BYTES
     while True:
@@ -299,15 +324,15 @@ def read_prefix(
         if not data.startswith(b"GGUF"):
             raise ModelError(f"{file.name} is not a GGUF file{_looks_like(data)}", gguf.NOT_GGUF)
         try:
-            parsed = gguf.parse(data)
+            parsed = gguf.parse_header(data)
             break
         except gguf.UnusableError as error:
             raise ModelError(f"{file.name}: {error.message}", error.hint) from None
         except ModelError as error:
             if wanted == file.size_bytes:
-                what = f"{file.name} is cut short within its header, or damaged"
+                what = f"{file.name} is truncated within its header, or damaged"
             elif wanted > _LARGE and gguf.extent(data):
-                what = f"the header of {file.name} is whole and not accepted"
+                what = f"the header of {file.name} is complete but invalid"
             elif wanted == most:
                 what = f"{file.name} has no complete header in its first {most:,} bytes"
             else:
@@ -315,7 +340,7 @@ def read_prefix(
                 continue
             raise ModelError(f"{what}: {error.message}", _AGAIN) from None
     if parsed.end > file.size_bytes:
-        raise ModelError(f"{file.name} is cut short: it has {file.size_bytes:,} of {parsed.end:,} bytes", _AGAIN)
+        raise ModelError(f"{file.name} is truncated: it has {file.size_bytes:,} of {parsed.end:,} bytes", _AGAIN)
     return parsed, data[: parsed.data_offset], len(data)
 
 
@@ -329,24 +354,24 @@ def _looks_like(data: bytes) -> str:
 
 
 def check_split(first: LocalFile | RemoteFile, parts: Sequence[gguf.Gguf]) -> None:
-    """Check that parts belong to one model. Source: llama_model_loader in src/llama-model-loader.cpp."""
+    """Check that files are the parts of one model. Source: llama_model_loader in src/llama-model-loader.cpp."""
     name, again = first.name, "download all parts again"
     for index, part in enumerate(parts):
         count, number = part.metadata.get("split.count", 1), part.metadata.get("split.no", 0)
         if len(parts) == 1 and isinstance(count, int) and count > 1:
             names = f"NAME-00001-of-{count:05}.gguf" if count <= MOST_PARTS else "NAME-00001-of-0000N.gguf"
             if b"GGUF" in first.read(part.end, min(first.size_bytes - part.end, _LARGEST_PADDING)):
-                way = f"-m {names} takes the parts as they are, llama-gguf-split --merge {names} NAME.gguf joins them"
-                raise ModelError(f"{name} is parts joined by cat: the header is of the first of {count} alone", way)
-            raise ModelError(f"{name} is one of {count} parts, and not named so", f"give all parts names like {names}")
+                way = f"-m {names} takes the parts as they are; llama-gguf-split --merge {names} NAME.gguf joins them"
+                raise ModelError(f"{name} is {count} parts joined by cat: its header covers only the first", way)
+            raise ModelError(f"{name} is one of {count} parts, but not named as one", f"name all parts like {names}")
         if len(parts) > 1 and (count != len(parts) or number != index):
             says = f"part {number + 1} of {count}" if isinstance(number, int) else "no part"
             message = (
-                f"part {index + 1} of {len(parts)} of {name} claims to be {says}: the parts are of different models"
+                f"part {index + 1} of {len(parts)} of {name} claims to be {says}: the parts belong to different models"
             )
             raise ModelError(message, again)
     tensors = [tensor.name for part in parts for tensor in part.tensors]
-    if len(set(tensors)) < len(tensors):  # llama.cpp would abort over them: gguf_add_tensor in ggml/src/gguf.cpp
+    if len(set(tensors)) < len(tensors):  # llama.cpp would abort (gguf_add_tensor in ggml/src/gguf.cpp)
         raise ModelError(f"two parts of {name} have a tensor of the same name", again)
     total = parts[0].metadata.get("split.tensors.count", len(tensors))
     if len(parts) > 1 and total != len(tensors):

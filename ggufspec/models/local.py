@@ -1,7 +1,7 @@
-"""Finds the GGUF models on this disk, in the folders of other programs too, and which of them can draft for which.
+"""Search for GGUF models on this disk, including other programs' folders, and for models that can draft for others.
 
-Such folders may be huge, unreadable or broken. The search is bounded in depth, in entries and in time, enters no folder
-twice, and leaves out what it cannot use, each with its reason. Of a model only the header is read.
+Such folders may be huge, unreadable or broken. The search is limited in depth, entries and time, enters no folder
+twice, and skips unusable files, giving the reason for each. Only the models' headers are read.
 
 Sources: ``fs_get_cache_directory`` in common/common.cpp (llama.cpp), file_download.py (huggingface_hub), and
 ``manifest/`` and ``types/model`` in github.com/ollama/ollama.
@@ -24,9 +24,9 @@ from pathlib import Path
 from ggufspec import child
 from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.files import untrusted
-from ggufspec.files.cache import Table, cache_folder
+from ggufspec.files.cache import JsonTable, cache_folder
 from ggufspec.models import heads
-from ggufspec.models.compat import MAX_SIZE_DIFFERENCE, judge, kind_of
+from ggufspec.models.compat import MAX_SIZE_DIFFERENCE, judge_pair, vocabulary_kind
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.headers import read_each
 from ggufspec.models.hub import choice, client
@@ -34,20 +34,20 @@ from ggufspec.models.hub.client import HubFile
 from ggufspec.models.profile import known_profiles, load_profile, on_hub
 from ggufspec.models.vocabulary import differences_of
 
-HERE = "this folder"  # the program of the current one
-MOST_MODELS = 200  # files whose headers are read
-_MOST_ENTRIES = 20_000  # of the folders of a program
+HERE, GIVEN = "this folder", "given folder"  # ``program`` of the current folder and of folders from the command line
+MOST_MODELS = 200  # maximum number of files whose headers are read
+_MOST_ENTRIES = 20_000  # maximum number of directory entries to look at per program
 _WALK_S, READ_S = 4.0, 10.0
 _MOST_MANIFEST_BYTES = 1 << 20
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
-_SMALLER = 0.5  # a draft has at most this share of the target's parameters, and of its bytes per token
-_LEAST_BITS = 4.0  # per weight; below it a draft is wrong too often
-_COMPARED = 1000  # pairs of vocabularies whose comparison is cached
+_SMALLER = 0.5  # maximum size of a draft relative to the target, in parameters and bytes per token
+_LEAST_BITS = 4.0  # bits per weight below which too many tokens of a draft are rejected
+_COMPARED = 1000  # maximum number of cached vocabulary comparisons
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Folder in which ``program`` keeps models, and how many folders deep they are."""
+class ProgramFolder:
+    """Folder in which ``program`` keeps models, and the number of folder levels below it to search."""
 
     program: str
     folder: Path
@@ -55,51 +55,52 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """File of a model, or the first of its parts; ``name`` is what its program calls it."""
+class InstalledModel:
+    """File of a model (the first part if split); ``name`` is the model's name in its program."""
 
     name: str
     path: Path
     program: str
-    hub: str = ""  # USER/REPO/FILE, if ``-hf`` finds it by that
-    typed: str = ""  # from the current folder, if it is in that
+    hub: str = ""  # USER/REPO/FILE if ``-hf`` finds the file by that name, else empty
+    typed: str = ""  # path as the user would type it, from the current folder or from a folder that the user gave
 
     @property
     def words(self) -> tuple[str, str]:
-        """Return the option that names it as a target."""
+        """Return the command-line option and value that name the model as a target."""
         return ("-hf", self.hub) if self.hub else ("-m", self.typed or str(self.path))
 
     @property
     def draft_words(self) -> tuple[str, str]:
-        """Return the option that names it as a draft."""
+        """Return the command-line option and value that name the model as a draft."""
         return ("-hfd", self.hub) if self.hub else ("-md", self.typed or str(self.path))
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """File or folder that is not listed, and why. ``unread`` ones were not reached in time."""
+class UnlistedFile:
+    """Unlisted file or folder, with the reason; ``unread``: skipped due to a limit; ``kind``: label in summaries."""
 
     path: Path
     why: str
     unread: bool = False
+    kind: str = "damaged or unreadable file"
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """Model on this disk. ``drafts`` can draft for it, the best first."""
+    """Model on this disk, with ``drafts``, the models that can draft for it, best first."""
 
-    file: File
+    file: InstalledModel
     header: ModelHeader
     drafts: tuple[LocalModel, ...] = ()
 
     @cached_property
     def is_head(self) -> bool:
-        """Return whether it can draft and not answer."""
-        return heads.kind_of(self.header) is not None
+        """Return whether the model is a head, which can draft but cannot run on its own."""
+        return heads.head_kind(self.header) is not None
 
     @property
     def chats(self) -> bool:
-        """Return whether the model has a chat template; otherwise it only continues text."""
+        """Return whether the model has a chat template; a model without one only continues text."""
         return bool(self.header.metadata.get("tokenizer.chat_template"))
 
     @property
@@ -108,7 +109,7 @@ class LocalModel:
 
     @property
     def size_label(self) -> str:
-        """Return the size by which the model is named: 135M, 1.5B, 8x7B."""
+        """Return the size in the form used in model names, such as 135M, 1.5B or 8x7B."""
         named = self.header.metadata.get("general.size_label")
         if isinstance(named, str) and re.fullmatch(r"[\w.-]{2,12}", named):
             return named
@@ -117,7 +118,7 @@ class LocalModel:
 
     @cached_property
     def per_token(self) -> tuple[float, float]:
-        """Return the parameters and bytes that a token needs: of a mixture of experts only the experts that it uses."""
+        """Return the parameters and bytes used per token, counting only the experts used in a mixture of experts."""
         share = self.header.experts_used / self.header.experts if self.header.experts else 1.0
         parts = [(share if "_exps." in one.name else 1.0, one) for one in self.header.tensors]
         return sum(part * math.prod(one.shape) for part, one in parts), sum(
@@ -126,7 +127,7 @@ class LocalModel:
 
     @property
     def quantization(self) -> str:
-        """Return the quantization by the name of the file, else the type of most weights."""
+        """Return the quantisation in the file's name, or else the weight type that accounts for the most bytes."""
         if named := choice.quant_of(self.file.path.name) or choice.quant_of(self.file.name):
             return named
         sizes: Counter[str] = Counter()
@@ -136,19 +137,19 @@ class LocalModel:
 
 
 @dataclass
-class Found:
-    """Models on this disk, and files and folders that were left out."""
+class LocalModels:
+    """Models on this disk, and files and folders that were skipped."""
 
     models: list[LocalModel] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[UnlistedFile] = field(default_factory=list)
 
 
-def places(environment: Mapping[str, str], home: Path) -> list[Place]:
-    """Return the folders in which programs keep models, whether they exist or not."""
+def program_folders(environment: Mapping[str, str], home: Path) -> list[ProgramFolder]:
+    """Return the folders in which programs keep models, some of which may not exist."""
 
     def named(variable: str, *usual: Path) -> list[Path]:
         given = environment.get(variable)
-        return [Path(os.path.expanduser(given))] if given else [*usual]  # noqa: PTH111  # never raises
+        return [untrusted.at_home(given)] if given else [*usual]
 
     if sys.platform == "darwin":
         caches = home / "Library" / "Caches"
@@ -156,63 +157,69 @@ def places(environment: Mapping[str, str], home: Path) -> list[Place]:
         (caches,) = named("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", home / ".cache")
     ollama = (home / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models"))
     return [
-        Place("Hugging Face", client.cache_folder()),
-        *(Place("llama.cpp", folder) for folder in named("LLAMA_CACHE", caches / "llama.cpp")),
-        Place("LM Studio", home / ".lmstudio" / "models"),
-        Place("LM Studio", home / ".cache" / "lm-studio" / "models"),
-        *(Place("Ollama", folder) for folder in named("OLLAMA_MODELS", *ollama)),
+        ProgramFolder("Hugging Face", client.hub_cache_folder()),
+        *(ProgramFolder("llama.cpp", folder) for folder in named("LLAMA_CACHE", caches / "llama.cpp")),
+        ProgramFolder("LM Studio", home / ".lmstudio" / "models"),
+        ProgramFolder("LM Studio", home / ".cache" / "lm-studio" / "models"),
+        *(ProgramFolder("Ollama", folder) for folder in named("OLLAMA_MODELS", *ollama)),
     ]
 
 
-def find(
-    where: Sequence[Place], *, seconds: float = READ_S, headers: Path | None = None, on_event: child.Emit | None = None
-) -> Found:
-    """Find the models in these folders, with the drafts of each; the largest first.
+def find_models(
+    where: Sequence[ProgramFolder],
+    *,
+    seconds: float = READ_S,
+    headers: Path | None = None,
+    on_event: child.Emit | None = None,
+) -> LocalModels:
+    """Find the models in these folders, largest first, each with its drafts.
 
     Args:
-        where: searched in this order; a file that several have is the first one's.
-        seconds: the time for headers that are not cached yet, and for vocabularies that were not compared yet.
-        headers: the cache of headers; the user's by default.
-        on_event: gets headers as they are read: :func:`ggufspec.models.headers.read_headers`.
+        where: folders in search order; a file that is in several belongs to the first.
+        seconds: time limit for reading uncached headers and for new comparisons of vocabularies.
+        headers: folder of the header cache; default: the user's.
+        on_event: called with progress as in :func:`ggufspec.models.headers.read_headers`.
     """
     walk = _Walk(time.monotonic() + _WALK_S)
-    walk.inside(cache_folder())  # whose headers are no models: it is entered once
+    walk.inside(cache_folder())  # mark our cache as entered, so that cached headers are not mistaken for models
     walk.left_out.clear()
-    files: dict[Path, File] = {}
+    files: dict[Path, InstalledModel] = {}
     for place in where:
         walk.entries = 0
         search = {"Hugging Face": _in_hub, "Ollama": _in_ollama}.get(place.program, _in_folder)
         for file in search(place, walk):
             files.setdefault(untrusted.real(file.path), file)
-    found = Found(left_out=walk.left_out)
+    found = LocalModels(left_out=walk.left_out)
     chosen, others = [*files.values()][:MOST_MODELS], [*files.values()][MOST_MODELS:]
-    found.left_out += [LeftOut(one.path, f"{MOST_MODELS} models are read at most", unread=True) for one in others]
+    found.left_out += [UnlistedFile(one.path, f"at most {MOST_MODELS} models are read", unread=True) for one in others]
     until = time.time() + seconds
     for file, read in zip(chosen, read_each([one.path for one in chosen], until, headers, on_event), strict=True):
         if isinstance(read, ModelHeader) and not (why := _unfit(read)):
             found.models.append(LocalModel(file, read))
         elif isinstance(read, ModelHeader):
-            found.left_out.append(LeftOut(file.path, why))
+            found.left_out.append(UnlistedFile(file.path, why, kind="unsupported model"))
         elif read is None:
-            found.left_out.append(LeftOut(file.path, "its header was not read in time", True))
+            found.left_out.append(UnlistedFile(file.path, "its header was not read in time", True))
         else:
-            found.left_out.append(LeftOut(file.path, read.message))
+            left_out = UnlistedFile(file.path, read.message)
+            is_vocabulary = read.message.endswith("has no tensors")
+            found.left_out.append(replace(left_out, kind="vocabulary-only file") if is_vocabulary else left_out)
     compare = _Compared(until)
     with_drafts = [replace(one, drafts=_drafts(one, found.models, compare)) for one in found.models]
     found.models = sorted(with_drafts, key=lambda one: (one.is_head, -one.header.size_bytes, one.file.name))
     return found
 
 
-def drafts_for(target: Path, header: ModelHeader, found: Found) -> tuple[LocalModel, ...]:
-    """Return the models of ``found`` that can draft for a target, the best first."""
-    own = File(target.stem, target, "")
+def drafts_for(target: Path, header: ModelHeader, found: LocalModels) -> tuple[LocalModel, ...]:
+    """Return the models in ``found`` that can draft for a target, best first."""
+    own = InstalledModel(target.stem, target, "")
     return _drafts(LocalModel(own, header), found.models, _Compared(time.time() + 1))
 
 
-def best(models: Sequence[LocalModel], room_bytes: int) -> LocalModel | None:
-    """Choose the target to begin with, or return None: one that fits into ``room_bytes`` with its draft, and chats.
+def first_choice(models: Sequence[LocalModel], room_bytes: int) -> LocalModel | None:
+    """Choose a target to start with that fits in ``room_bytes`` with its draft; return None if there are no targets.
 
-    A chat template decides before a draft, and a draft before size. If no target fits, it is the smallest.
+    Prefer targets with a chat template, then those with a draft, then larger ones. If none fits, choose the smallest.
     """
     targets = [one for one in models if not one.is_head]
 
@@ -225,10 +232,9 @@ def best(models: Sequence[LocalModel], room_bytes: int) -> LocalModel | None:
 
 
 def suggested(names: Sequence[str], size_bytes: int) -> HubFile | None:
-    """Return the draft that a profile has for a target of this family, by its ``names``; None without one.
+    """Return the draft model of a profile whose target belongs to the same family as ``names``; None without any.
 
-    If several profiles have one, the profile decides whose target is nearest in size. A head is made for one target,
-    and is not suggested.
+    Prefer the profile whose target is nearest in size. Heads are not suggested, as each is made for one target.
     """
     families = {family(name) for name in names} - {""}
     found = [
@@ -241,7 +247,7 @@ def suggested(names: Sequence[str], size_bytes: int) -> HubFile | None:
 
 @cache
 def _offers() -> list[tuple[str, int, int, HubFile]]:
-    """Return the family of the target, the bytes of both models and the draft of each profile with a draft model."""
+    """Return (target family, target bytes, draft bytes, draft) for each profile with a draft model on the hub."""
     found = []
     for name in known_profiles():
         with suppress(GgufspecError):
@@ -254,9 +260,9 @@ def _offers() -> list[tuple[str, int, int, HubFile]]:
 
 
 def family(name: str) -> str:
-    """Return the part of a model's name before its size: ``qwen2.5coder`` of ``Qwen2.5-Coder-7B``; empty without one.
+    """Return the part of a model's name before its size, such as ``qwen2.5coder`` for ``Qwen2.5-Coder-7B``, or "".
 
-    Llama 3.1, 3.2 and 3.3 have one vocabulary.
+    Llama 3.1, 3.2 and 3.3 count as one family, because they share a vocabulary.
     """
     words = re.split(r"[-_ ]+", name.rpartition("/")[2].lower())
     sizes = [index for index, word in enumerate(words) if re.fullmatch(r"[ae]?\d+(\.\d+)?[bm]", word)]
@@ -269,19 +275,19 @@ def family(name: str) -> str:
 
 @dataclass
 class _Walk:
-    """Bounded walk through folders: what it has left out, and the folders that it has entered."""
+    """Bounded walk through folders, which records the entered folders and what was skipped."""
 
-    end: float  # of ``time.monotonic``
-    entries: int = 0  # of this place
+    end: float  # deadline, in ``time.monotonic`` seconds
+    entries: int = 0  # entries seen in the current program's folders
     entered: set[tuple[int, int]] = field(default_factory=set)
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[UnlistedFile] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
         return self.entries > _MOST_ENTRIES or time.monotonic() > self.end
 
     def inside(self, folder: Path) -> list[os.DirEntry[str]]:
-        """List a folder in the order of names; nothing if it is absent, unreadable or was entered before."""
+        """Return a folder's entries sorted by name; none if it is absent, unreadable or was entered before."""
         try:
             about = folder.stat()
             if (about.st_dev, about.st_ino) in self.entered:
@@ -293,7 +299,7 @@ class _Walk:
                     self.entries += 1
                     if self.is_over:
                         why = "it has too many files, or is too slow: the search ended here"
-                        self.left_out.append(LeftOut(folder, why, unread=True))
+                        self.left_out.append(UnlistedFile(folder, why, unread=True))
                         break
                     found.append(entry)
             return sorted(found, key=lambda entry: entry.name)
@@ -301,11 +307,11 @@ class _Walk:
             return []
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            self.left_out.append(LeftOut(folder, f"the folder cannot be read: {why}"))
+            self.left_out.append(UnlistedFile(folder, f"the folder cannot be read: {why}", kind="unreadable folder"))
             return []
 
     def files(self, folder: Path, depth: int) -> Iterator[Path]:
-        """Yield the files in a folder and in those below it, except hidden folders."""
+        """Yield the files in a folder and in its subfolders that are not hidden, down to ``depth`` levels."""
         for entry in self.inside(folder):
             path = Path(entry.path)
             try:
@@ -318,35 +324,40 @@ class _Walk:
                 yield from self.files(path, depth - 1)
 
     def models(self, folder: Path, depth: int) -> Iterator[tuple[Path, str]]:
-        """Yield the GGUF files of models, of a split model the first part, with a name for each."""
+        """Yield (path, name) of each GGUF model; for a split model, the path of its first part."""
         for path in self.files(folder, depth):
             if path.suffix.lower() != ".gguf" or not _is_text(path):
                 continue
-            if not choice.models([path.name.removesuffix(path.suffix) + ".gguf"]):
-                self.left_out.append(LeftOut(path, "it is no model by its name: a projector, an adapter or a matrix"))
+            if not choice.names_of_models([path.name.removesuffix(path.suffix) + ".gguf"]):
+                why = "by its name it is not a model but a projector, an adapter or an importance matrix"
+                self.left_out.append(UnlistedFile(path, why, kind="projector or adapter"))
                 continue
             part = _PART.search(path.stem)
             if part and part[1] != "00001":
                 first = path.with_name(f"{path.stem[: part.start(1)]}00001{path.stem[part.end(1) :]}{path.suffix}")
-                if not os.path.exists(first):  # noqa: PTH110  # never raises
-                    self.left_out.append(LeftOut(path, f"its first part is missing: {first.name}"))
+                if not os.path.exists(first):  # noqa: PTH110  # unlike Path.exists, this never raises
+                    self.left_out.append(
+                        UnlistedFile(path, f"its first part is missing: {first.name}", kind="incomplete model")
+                    )
                 continue
             yield path, path.stem[: part.start()] if part else path.stem
 
 
 def _is_text(path: Path) -> bool:
-    """Return whether a name is UTF-8: the header cache takes no other."""
+    """Return whether a path is valid UTF-8, which the header cache requires."""
     return os.fsencode(path) == str(path).encode(errors="replace")
 
 
-def _in_folder(place: Place, walk: _Walk) -> Iterator[File]:
+def _in_folder(place: ProgramFolder, walk: _Walk) -> Iterator[InstalledModel]:
     for path, name in walk.models(place.folder, place.depth):
-        typed = str(path.relative_to(place.folder)) if place.program == HERE else ""
-        yield File(name, path.absolute(), place.program, typed=f"./{typed}" if typed.startswith("-") else typed)
+        typed = {HERE: str(path.relative_to(place.folder)), GIVEN: str(path)}.get(place.program, "")
+        yield InstalledModel(
+            name, path.absolute(), place.program, typed=f"./{typed}" if typed.startswith("-") else typed
+        )
 
 
-def _in_hub(place: Place, walk: _Walk) -> Iterator[File]:
-    """Search ``models--USER--REPO/snapshots/COMMIT/FILE``; ``-hf`` finds files of the main branch."""
+def _in_hub(place: ProgramFolder, walk: _Walk) -> Iterator[InstalledModel]:
+    """Find models in ``models--USER--REPO/snapshots/COMMIT/FILE``; ``-hf`` finds only those on the main branch."""
     for entry in walk.inside(place.folder):
         kind, *names = entry.name.split("--")
         if kind != "models":
@@ -358,11 +369,11 @@ def _in_hub(place: Place, walk: _Walk) -> Iterator[File]:
             for path, name in walk.models(Path(snapshot.path), place.depth):
                 file = path.relative_to(snapshot.path).as_posix()
                 by_name = snapshot.name == main and len(names) == 2
-                yield File(name, path, place.program, f"{repo}/{file}" if by_name else "")
+                yield InstalledModel(name, path, place.program, f"{repo}/{file}" if by_name else "")
 
 
-def _in_ollama(place: Place, walk: _Walk) -> Iterator[File]:
-    """Search ``manifests/HOST/USER/NAME/TAG``, JSON that names ``blobs/sha256-DIGEST``."""
+def _in_ollama(place: ProgramFolder, walk: _Walk) -> Iterator[InstalledModel]:
+    """Find models in ``manifests/HOST/USER/NAME/TAG``, which are JSON files that name ``blobs/sha256-DIGEST``."""
     folder = place.folder / "manifests"
     for path in walk.files(folder, place.depth):
         host, *words = path.relative_to(folder).parts
@@ -373,19 +384,19 @@ def _in_ollama(place: Place, walk: _Walk) -> Iterator[File]:
         try:
             digest = _model_layer(untrusted.parse_json(untrusted.read_text(path, _MOST_MANIFEST_BYTES), str(path)))
         except GgufspecError as error:
-            walk.left_out.append(LeftOut(path, error.message))
+            walk.left_out.append(UnlistedFile(path, error.message))
             continue
         blob = place.folder / "blobs" / f"sha256-{digest}"
         if not digest:
-            walk.left_out.append(LeftOut(path, "it names no model"))
+            walk.left_out.append(UnlistedFile(path, "it names no model", kind="incomplete model"))
         elif not untrusted.is_file(blob):
-            walk.left_out.append(LeftOut(blob, f"it is not there, and {name} is made of it"))
+            walk.left_out.append(UnlistedFile(blob, f"it is missing, but {name} needs it", kind="incomplete model"))
         else:
-            yield File(name, blob.absolute(), place.program)
+            yield InstalledModel(name, blob.absolute(), place.program)
 
 
 def _model_layer(manifest: object) -> str:
-    """Return the digest of the model in an Ollama manifest; empty without one."""
+    """Return the digest of the model that an Ollama manifest names; "" if it names none."""
     layers = manifest.get("layers") if isinstance(manifest, dict) else None
     for layer in layers if isinstance(layers, list) else ():
         if isinstance(layer, dict) and layer.get("mediaType") == "application/vnd.ollama.image.model":
@@ -398,20 +409,20 @@ def _model_layer(manifest: object) -> str:
 
 
 def _unfit(header: ModelHeader) -> str:
-    """Explain why a model can be in no pair; empty if it can be in one."""
-    kind = heads.kind_of(header)
+    """Return the reason why a model cannot be part of any pair; "" if it can."""
+    kind = heads.head_kind(header)
     if kind is not None:
         return "" if kind.drafter else f"it is {kind.what}, which ggufspec cannot run"
     if any(tensor.name.startswith(("v.", "mm.")) for tensor in header.tensors):
-        return "it has an image encoder inside, as Ollama packs them: llama.cpp cannot load it"
-    verdict = judge(header, header, lambda: None)
+        return "it contains an image encoder, as Ollama packs them, so llama.cpp cannot load it"
+    verdict = judge_pair(header, header, lambda: None)
     return "; ".join(verdict.reasons).replace("the target", "it") if verdict.answer == "no" else ""
 
 
 def _drafts(
     target: LocalModel, models: Sequence[LocalModel], compare: Callable[[LocalModel, LocalModel], str | None]
 ) -> tuple[LocalModel, ...]:
-    """Return those of ``models`` that can draft for a target, the best first."""
+    """Return the ``models`` that can draft for a target, best first."""
     if target.is_head:
         return ()
     found: list[tuple[tuple[object, ...], LocalModel]] = []
@@ -422,7 +433,7 @@ def _drafts(
         own, own_size = one.per_token
         if not one.is_head and (own > _SMALLER * numbers or own_size > _SMALLER * size):
             continue
-        verdict = judge(target.header, one.header, lambda one=one: compare(target, one))  # type: ignore[misc]
+        verdict = judge_pair(target.header, one.header, lambda one=one: compare(target, one))  # type: ignore[misc]
         if verdict.answer == "no":
             continue
         is_coarse = 8 * own_size / own < _LEAST_BITS
@@ -431,21 +442,21 @@ def _drafts(
 
 
 def _alike(target: ModelHeader, draft: ModelHeader) -> bool:
-    """Return whether two models may share a vocabulary: a quick look before :func:`judge`, which takes longer."""
+    """Return whether two models may share a vocabulary, as a quick check before the slower :func:`judge_pair`."""
     ours, theirs = target.tokenizer, draft.tokenizer
-    return kind_of(ours) == kind_of(theirs) and abs(ours.size - theirs.size) <= MAX_SIZE_DIFFERENCE
+    return vocabulary_kind(ours) == vocabulary_kind(theirs) and abs(ours.size - theirs.size) <= MAX_SIZE_DIFFERENCE
 
 
 class _Compared:
-    """Comparison of the texts of two vocabularies, cached by their digests."""
+    """Callable that compares the token texts of two vocabularies, with results cached by the vocabularies' digests."""
 
     def __init__(self, until: float) -> None:
         self._until = until
-        self._table = Table(cache_folder() / "vocabularies.json", str, _COMPARED)
+        self._table = JsonTable(cache_folder() / "vocabularies.json", str, _COMPARED)
         self._known: dict[str, str] = {}
 
     def __call__(self, target: LocalModel, draft: LocalModel) -> str | None:
-        """Return the difference in words; None without one."""
+        """Describe the difference in words, or say why it is unknown; return None if the vocabularies agree."""
         key = " ".join(sorted((target.header.tokenizer.digest, draft.header.tokenizer.digest)))
         if key not in self._known:
             known = self._table.get(key)

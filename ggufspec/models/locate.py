@@ -1,4 +1,4 @@
-"""Finds the files of a model on this machine, at a URL or on the hub, with all parts of a split model."""
+"""Search for a model's files on this machine, at a URL or on the hub, including all parts of a split model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.files import untrusted
 from ggufspec.models.hub import client
 from ggufspec.models.hub.client import HubFile
 from ggufspec.models.hub.ranges import RemoteFile, probe, unsigned
@@ -18,12 +19,12 @@ from ggufspec.models.hub.ranges import RemoteFile, probe, unsigned
 Source = str | Path | HubFile
 
 MOST_PARTS = 512
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # llama_split_path in src/llama.cpp
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # format of llama_split_path in src/llama.cpp
 
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file on this machine, with its size and time of modification."""
+    """File on this machine, with its size and modification time."""
 
     path: Path
     size_bytes: int
@@ -31,8 +32,8 @@ class LocalFile:
 
     @classmethod
     def at(cls, path: Path) -> LocalFile:
-        """Check a file: :func:`ggufspec.llamacpp.gguf.check_file`."""
-        from ggufspec.llamacpp.gguf import check_file  # completion of profiles' names needs none of it
+        """Return the file at a path after checking it with :func:`ggufspec.llamacpp.gguf.check_file`."""
+        from ggufspec.llamacpp.gguf import check_file  # imported late, as completing profile names does not need it
 
         found = check_file(path)
         return cls(path, found.st_size, found.st_mtime_ns)
@@ -43,11 +44,11 @@ class LocalFile:
 
     @property
     def identity(self) -> str:
-        """Path, size and time of modification; a copy elsewhere is another file."""
+        """Path, size and modification time, so that a copy elsewhere counts as a different file."""
         return f"{self.path.resolve()} {self.size_bytes} {self.modified_ns}"
 
     def read(self, offset: int, count: int) -> bytes:
-        """Read ``count`` bytes from ``offset``, fewer at the end; ModelError if it cannot be read."""
+        """Read ``count`` bytes from ``offset``, fewer at the end; raise ModelError if the file cannot be read."""
         try:
             with self.path.open("rb") as file:
                 file.seek(offset)
@@ -58,9 +59,9 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files of a model: all parts in order.
+    """Files of a model, which are all its parts in order.
 
-    ``origin`` is the first for display, without signature and password; ``locator`` stays when contents change.
+    ``origin`` names the first part for display, without signature and password; ``locator``: see :func:`locator`.
     """
 
     origin: str
@@ -69,7 +70,7 @@ class ModelFiles:
 
     @property
     def key(self) -> str:
-        """Key of its header in the cache."""
+        """Key of the model's header in the header cache."""
         return digest("\n".join(file.identity for file in self.files))
 
 
@@ -78,7 +79,7 @@ def digest(text: str) -> str:
 
 
 def plain(source: Source) -> str | HubFile:
-    """Normalise to a path or URL as text, or a :class:`HubFile` for a link to the hub; GgufspecError for others."""
+    """Normalise a source to a path or URL, or to a :class:`HubFile` for a hub link; raise GgufspecError if invalid."""
     if isinstance(source, HubFile):
         return source
     text = str(source)
@@ -90,7 +91,7 @@ def plain(source: Source) -> str | HubFile:
     except ValueError:
         is_address = False
     if not is_address:
-        raise GgufspecError(f"{text!r} is not an address", "an address is https://HOST/PATH.gguf")
+        raise GgufspecError(f"{text!r} is not a valid URL", "use https://HOST/PATH.gguf")
     return (client.from_url(text) if is_url(text) else None) or text
 
 
@@ -99,7 +100,7 @@ def is_url(source: str) -> bool:
 
 
 def locate(source: Source) -> ModelFiles:
-    """Find the files of a model; a remote one takes one request per part.
+    """Find the files of a model, with one request per part if it is remote.
 
     Raises:
         ModelError: a part is missing.
@@ -111,22 +112,31 @@ def locate(source: Source) -> ModelFiles:
     if is_url(source):
         files = tuple(map(probe, _part_urls(source)))
         return ModelFiles(unsigned(files[0].url), locator(source), files)
-    paths = [Path(name) for name in part_names(_absolute(source))]
-    return ModelFiles(str(paths[0]), locator(source), _here(paths))
+    parts = local_parts(Path(source))
+    return ModelFiles(str(parts[0].path), locator(source), parts)
+
+
+def locate_soon(source: str | HubFile) -> ModelFiles:
+    """Find the files of a model as :func:`locate` does, but wait only a few seconds for a server's answer."""
+    if isinstance(source, HubFile):
+        return downloaded(source) or client.soon(lambda: _on_hub(source))
+    if is_url(source):
+        return client.soon(lambda: locate(source), urlsplit(source).netloc.rpartition("@")[2])
+    return locate(source)
 
 
 def locator(source: str | HubFile) -> str:
-    """Return an identifier that stays when contents change; the same for all parts of a split model."""
+    """Return an identifier of a location, which ignores the contents and is the same for all parts of a split model."""
     if isinstance(source, HubFile):
         return f"hub {HubFile(source.repo, part_names(source.file)[0], source.revision or 'main')}"
     return f"url {unsigned(_part_urls(source)[0])}" if is_url(source) else f"file {part_names(_absolute(source))[0]}"
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all parts of a split model, from that of any part; another model's own name.
+    """Return the names of all parts of a split model, given any part's name; for another model, only ``name``.
 
     Raises:
-        ModelError: the numbers in the name are impossible.
+        ModelError: the part numbers in the name are impossible.
     """
     match = _PART.fullmatch(name)
     if match is None:
@@ -138,8 +148,18 @@ def part_names(name: str) -> list[str]:
     return [f"{prefix}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+def local_parts(path: Path) -> tuple[LocalFile, ...]:
+    """Return the parts of a model on this machine in order, given any part; raise ModelError if one is missing."""
+    return _here([Path(name) for name in part_names(_absolute(path))])
+
+
+def first_part(path: Path) -> Path:
+    """Return the first part of a split model, from which llama.cpp loads it; for another model, ``path`` itself."""
+    return Path(part_names(str(path))[0])
+
+
+def _absolute(path: str | Path) -> str:
+    return str(untrusted.at_home(path).absolute())
 
 
 def _part_urls(url: str) -> list[str]:
@@ -157,13 +177,13 @@ def _here(paths: Sequence[Path]) -> tuple[LocalFile, ...]:
 
 
 def downloaded(source: HubFile) -> ModelFiles | None:
-    """Return the parts in the hub's own cache, if all are present."""
+    """Return the model's parts in the hub's local cache if all are present, else None."""
     paths = cached_parts(source)
     return ModelFiles(str(paths[0]), locator(source), _here(paths)) if paths else None
 
 
 def cached_parts(source: HubFile) -> list[Path]:
-    """Return the cached parts as paths, without checking them; none if any is missing. No network."""
+    """Return the paths of the cached parts without checking them; empty if any is missing. Uses no network."""
     cached = [client.cached_file(source.repo, name, source.revision) for name in part_names(source.file)]
     paths = [path for path in cached if path is not None]
     return paths if len(paths) == len(cached) else []

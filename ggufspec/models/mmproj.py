@@ -1,6 +1,6 @@
-"""The image projector next to a target: found by name, its header read by range, and its memory.
+"""Image projectors of targets, which are found by name, read with range requests and measured for their memory.
 
-llama.cpp's parser and its graph of the projector run in a child process.
+llama.cpp parses the header and builds the projector's graph in a child process.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ggufspec import child
 from ggufspec.errors import ChildError, ModelError
 from ggufspec.files.write import scratch
 from ggufspec.llamacpp import devices, gguf, mmproj, simulated
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.headers import MAX_MEMORY, read_prefix
 from ggufspec.models.hub import client
-from ggufspec.models.hub.choice import parse
+from ggufspec.models.hub.choice import parse_name
 from ggufspec.models.locate import ModelFiles, Source, is_url, locate
 
-_USUAL = ("f16", "bf16", "q8_0", "f32")  # preferred types, if a repository has several
+_USUAL = ("f16", "bf16", "q8_0", "f32")  # types by preference, if a repository has several
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """A projector; its graph is on ``device``, or on the CPU. A device that does not exist is simulated."""
+class MmprojJob:
+    """Projector to measure, with its graph on ``device`` or on the CPU. An absent device is simulated."""
 
     found: ModelFiles
     device: str = ""
@@ -35,8 +35,8 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Memory of a projector on the GPU and the host, and the possible widths of its output."""
+class MmprojResult:
+    """Memory of a projector on GPU and host in bytes, and the possible widths of its output."""
 
     name: str
     card_bytes: int
@@ -44,25 +44,25 @@ class Result:
     widths: tuple[int, ...]
 
 
-def source(text: str) -> Source:
-    """Return the file that ``--mmproj`` names: a path, a URL, ``USER/REPO`` or ``USER/REPO/FILE``, with ``@REVISION``.
+def projector_source(text: str) -> Source:
+    """Return the file that ``--mmproj`` names by path, URL, ``USER/REPO`` or ``USER/REPO/FILE``, with ``@REVISION``.
 
     Raises:
-        GgufspecError: no such repository, or it has no projector.
+        GgufspecError: the repository does not exist or has no projector.
     """
     count = text.partition("@")[0].count("/")
     if is_url(text) or Path(text).exists() or count not in (1, 2) or text.startswith((".", "/", "~")):
         return text
-    name = parse(text)
-    file = name.model or client.choose(name.repo, name.revision, lambda files: choose(name.repo, files))
+    name = parse_name(text)
+    file = name.model or client.choose_names(name.repo, name.revision, lambda files: choose_projector(name.repo, files))
     return client.HubFile(name.repo, file, name.revision)
 
 
-def choose(repo: str, files: Sequence[str]) -> str:
-    """Choose the projector of a repository, preferably F16; ModelError if it has none. Pure."""
+def choose_projector(repo: str, files: Sequence[str]) -> str:
+    """Choose a repository's projector, preferably in F16; raise ModelError if it has none. Pure."""
     found = sorted(file for file in files if file.endswith(".gguf") and "mmproj" in file.lower())
     if not found:
-        raise ModelError(f"{repo} has no mmproj-….gguf", f"see {client.page(repo)}/tree/main")
+        raise ModelError(f"{repo} has no mmproj-….gguf", f"see {client.model_page_url(repo)}/tree/main")
     for kind in _USUAL:
         for file in found:
             if kind in file.lower().removesuffix(".gguf").replace(".", "-").split("-"):
@@ -70,42 +70,42 @@ def choose(repo: str, files: Sequence[str]) -> str:
     return found[0]
 
 
-def measure(
+def measure_projector(
     text: str, device: str = "", *, simulated: bool = False, rpc: tuple[str, ...] = (), verbose: bool = False
-) -> Result:
+) -> MmprojResult:
     """Measure the memory of the projector that ``--mmproj`` names.
 
     Args:
-        text: as given.
-        device: device of its graph, by llama.cpp's name; empty: the CPU.
-        simulated: True if the device does not exist.
-        rpc: workers, one of whose devices it may be.
-        verbose: let llama.cpp's log through.
+        text: value of ``--mmproj``.
+        device: llama.cpp's name of the device that computes the projector's graph; empty: the CPU.
+        simulated: True if the device is not installed.
+        rpc: endpoints of RPC workers, one of which may have ``device``.
+        verbose: True to show llama.cpp's log.
 
     Raises:
-        ModelError: it is missing, damaged, or no projector.
+        ModelError: the file is missing, damaged, or not a projector.
         GgufspecError: there is no network.
     """
-    found = locate(source(text))
+    found = locate(projector_source(text))
     try:
-        return child.call(__name__, Spec(found, device, simulated, rpc), Result, verbose=verbose)
+        return child.call(__name__, MmprojJob(found, device, simulated, rpc), MmprojResult, verbose=verbose)
     except ChildError as error:
-        raise ChildError(f"llama.cpp died over {found.origin}: {error.message}", "download it again") from None
+        raise ChildError(f"llama.cpp crashed on {found.origin}: {error.message}", "download it again") from None
 
 
-def check(projector: Result, target: ModelHeader) -> None:
-    """Refuse another model's projector with a ModelError: no tensor has the width of the target's embeddings."""
+def check_projector(projector: MmprojResult, target: ModelHeader) -> None:
+    """Raise ModelError for another model's projector, none of whose tensors has the target's embedding width."""
     if target.embedding not in projector.widths:
         raise ModelError(
-            f"{projector.name} is the mmproj of another model: {target.name} has embeddings of {target.embedding}, and "
-            f"it makes {max(projector.widths, default=0)}",
-            "take the mmproj from the target's own repository: --mmproj USER/REPO",
+            f"{projector.name} is the mmproj of another model: {target.name} has embeddings of size "
+            f"{target.embedding}, but its output has size {max(projector.widths, default=0)}",
+            "use the mmproj from the target's own repository: --mmproj USER/REPO",
         )
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
+def run(spec: MmprojJob, emit: child.Emit, stopping: threading.Event) -> MmprojResult:
     del emit, stopping
-    load()
+    load_library()
     file = spec.found.files[0]
     with child.limited_memory(MAX_MEMORY):
         part, prefix, _ = read_prefix(file)
@@ -123,13 +123,13 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         except ModelError as error:
             raise ModelError(f"{file.name}: {error.message}", error.hint) from None
     card = used.get(device, 0) if device else 0
-    if spec.device and not device:  # no RPC to simulate a GPU with: use the CPU's figures
-        return Result(file.name, sum(used.values()), 0, _widths(part))
-    return Result(file.name, card, sum(used.values()) - card, _widths(part))
+    if spec.device and not device:  # without RPC a GPU cannot be simulated, so use the CPU's figures
+        return MmprojResult(file.name, sum(used.values()), 0, _widths(part))
+    return MmprojResult(file.name, card, sum(used.values()) - card, _widths(part))
 
 
 def _widths(part: gguf.Gguf) -> tuple[int, ...]:
-    """Return the possible widths of its output: clip_n_mmproj_embd in tools/mtmd/clip.cpp takes it from these."""
+    """Return a projector's possible output widths, one of which clip_n_mmproj_embd (tools/mtmd/clip.cpp) returns."""
     keys = (part.metadata.get(f"clip.{kind}.projection_dim") for kind in ("vision", "audio"))
     found = {value for value in keys if isinstance(value, int)}
     for tensor in part.tensors:

@@ -1,4 +1,4 @@
-"""Profiles: a pair and how to run it, as a strict TOML file."""
+"""Profiles, which are strict TOML files that each describe a pair and how to run it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from pydantic import (
 from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from ggufspec import child
-from ggufspec.errors import GgufspecError, ModelError, UsageError, nearest
+from ggufspec.errors import GgufspecError, ModelError, UsageError, did_you_mean
 from ggufspec.files import untrusted
 from ggufspec.files.cache import config_folder
 from ggufspec.models.hub.client import HubFile, stays_inside
-from ggufspec.models.hub.download import here
+from ggufspec.models.hub.download import cached_model
 from ggufspec.settings import table as settings_
 from ggufspec.settings.option import Option
 from ggufspec.settings.table import Settings
 
 _LONGEST_NAME = 100
 _MOST = 2**63 - 1  # largest TOML integer
-_MOST_BYTES = 16 << 10  # ours have 1 kB; a parser takes quadratic time for a long key
-_MEND = "mend the file, or name another profile"
+_MOST_BYTES = 16 << 10  # size limit (bundled profiles take 1 kB), because parsing a long key takes quadratic time
+_MEND = "fix the file, or name another profile"
 
 
 def is_name(text: str) -> bool:
@@ -50,9 +50,7 @@ def is_name(text: str) -> bool:
 
 def _named(text: str) -> str:
     if not is_name(text):
-        raise ValueError(
-            f"{text[:_LONGEST_NAME]!r} is not a name: 1 to {_LONGEST_NAME} characters, and no / among them"
-        )
+        raise ValueError(f"{text[:_LONGEST_NAME]!r} is not a valid name: use 1 to {_LONGEST_NAME} characters without /")
     return text
 
 
@@ -61,13 +59,13 @@ class _Strict(BaseModel):
 
 
 class ModelSource(_Strict):
-    """Location of a model's file: ``file`` next to the profile, or ``file`` in the hub's ``repo``.
+    """Location of a model's ``file``, next to the profile or in the hub repository ``repo``.
 
-    ``expand`` expands the file next to the profile to a published shape and a type, such as ``smollm2-360m:F16``
-    (:mod:`ggufspec.models.expanded`).
+    ``expand`` names a published shape and a type, such as ``smollm2-360m:F16``, to which a file next to the profile is
+    expanded (:mod:`ggufspec.models.expanded`).
 
     Sizes are for the list of profiles, which works offline; a cached header takes precedence. ``approximate`` says that
-    the bytes were computed from the model's shape, or published in a few digits only.
+    the bytes were computed from the model's shape or published with only a few digits.
     """
 
     file: str
@@ -75,10 +73,10 @@ class ModelSource(_Strict):
     repo: str | None = None
     revision: str | None = None
     gpu_layers: int | None = None
-    size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None  # size of the file
+    size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None  # file size
     approximate: bool = False
-    layers: Annotated[int, Field(ge=2, le=_MOST)] | None = None  # as -ngl counts them
-    # bytes per token of the f16 KV cache, in layers without a sliding window
+    layers: Annotated[int, Field(ge=2, le=_MOST)] | None = None  # number of layers as -ngl counts them
+    # Size of the f16 KV cache per token, in bytes, counting only layers without a sliding window
     cache_bytes: Annotated[int, Field(ge=0, le=_MOST)] | None = None
 
 
@@ -100,12 +98,12 @@ def _check(row: Option) -> AfterValidator:
 
 
 def settings_model(rows: Iterable[Option]) -> type[BaseModel]:
-    """Make the model of ``[settings]``: a key for each row that profiles have."""
+    """Make the pydantic model for ``[settings]``, with a key for each option that profiles may set."""
 
     def kind(row: Option) -> Any:
         if row.repeated:
             return list[str]
-        return float | str if row.kind is float and row.reader else row.kind  # 0.26@16
+        return float | str if row.kind is float and row.reader else row.kind  # e.g. 0.26@16
 
     fields: dict[str, Any] = {row.name: (Annotated[kind(row), _check(row)] | None, None) for row in rows if row.profile}
     return create_model("Settings", __base__=_Keys, **fields)
@@ -115,7 +113,7 @@ _SETTINGS = settings_model(settings_.OPTIONS.values())
 
 
 def _settings(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ARG001 - pydantic's signature
-    """Validate the keys of profiles; the value is the same record that commands and Python use."""
+    """Return a schema that validates a profile's keys and produces the ``Settings`` that commands and Python use."""
     return no_info_after_validator_function(lambda keys: Settings(**keys.model_dump()), handler(_SETTINGS))
 
 
@@ -125,10 +123,10 @@ PromptKind = Literal[  # the first line is for chat templates, the second and "l
 ]  # fmt: skip
 
 
-class Measuring(_Strict):
-    """Defaults of ``bench`` for the profile's pair.
+class BenchDefaults(_Strict):
+    """Defaults for ``bench`` with the profile's pair.
 
-    ``prompts`` are kinds of bundled prompts; ``budget_s`` is for a bench without a number of repetitions.
+    ``prompts`` are kinds of bundled prompts; ``budget_s`` applies if no number of repetitions is set.
     """
 
     prompts: list[PromptKind] | None = None
@@ -137,12 +135,12 @@ class Measuring(_Strict):
     budget_s: Annotated[float, Field(gt=0)] | None = None
 
 
-class Tuned(_Strict):
-    """The evidence for a profile's settings, if ``tune`` wrote them."""
+class TuneEvidence(_Strict):
+    """Evidence that ``tune`` recorded for a profile's settings."""
 
     date: str
-    tokens_per_s: float  # median of the best settings
-    gain: float | None = None  # median over the plan; absent if nothing else was measured
+    tokens_per_s: float  # median speed with the best settings
+    gain: float | None = None  # median speedup over the planned settings; absent if nothing else was measured
     gain_ci95: list[float] | None = None
     trials: int
     machine: str
@@ -151,7 +149,7 @@ class Tuned(_Strict):
 
 
 class Profile(_Strict):
-    """One TOML file. ``why`` is the purpose of the pairing, ``source`` its origin.
+    """Content of one TOML file. ``why`` is the purpose of the pairing, ``source`` its origin.
 
     ``group`` marks profiles that exist for their published figures and not for use.
     """
@@ -163,31 +161,31 @@ class Profile(_Strict):
     target: ModelSource
     draft: ModelSource | None = None
     settings: Annotated[Settings, GetPydanticSchema(_settings)] = Field(default_factory=Settings)
-    bench: Measuring = Field(default_factory=Measuring)
-    tuned: Tuned | None = None
+    bench: BenchDefaults = Field(default_factory=BenchDefaults)
+    tuned: TuneEvidence | None = None
     _folder: Path = PrivateAttr(default_factory=Path)
 
     @property
     def folder(self) -> Path:
-        """Folder of the TOML file; relative file names start there."""
+        """Folder of the TOML file, which relative file names refer to."""
         return self._folder
 
     @property
     def placed_settings(self) -> Settings:
-        """Settings with the layers of both models."""
+        """Settings, including both models' numbers of GPU layers."""
         draft = self.draft.gpu_layers if self.draft else None
         return replace(self.settings, gpu_layers=self.target.gpu_layers, gpu_layers_draft=draft)
 
     @property
     def note(self) -> str:
-        """Caveat for every result; empty unless a model is expanded."""
+        """Caveat to show with every result, if a model is expanded; otherwise empty."""
         return self.why if any(model and model.expand for model in (self.target, self.draft)) else ""
 
     @model_validator(mode="after")
     def _inside(self) -> Profile:
         for model in filter(None, (self.target, self.draft)):
             if model.repo and model.expand:
-                raise ValueError("only a file of this machine can be expanded, and repo names one of the hub")
+                raise ValueError("only a file on this machine can be expanded, but repo names one on the hub")
             if model.repo and not stays_inside(model.file):
                 raise ValueError(f"{model.file!r} leaves the repository")
             if model.revision is not None and not stays_inside(model.revision):
@@ -199,35 +197,35 @@ class Profile(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """A pair by the location of its files (local, URL or hub), with its profile's settings.
+    """Locations of a pair's files (local, URL or hub), with its profile's settings.
 
-    ``note`` is the profile's caveat for every result, ``tuned`` what ``tune`` measured of it.
+    ``note`` is the profile's caveat for every result, and ``tuned`` is the evidence from ``tune``.
     """
 
     name: str
     target: str | Path | HubFile
     draft: str | Path | HubFile | None
     settings: Settings = field(default_factory=Settings)
-    bench: Measuring = field(default_factory=Measuring)
+    bench: BenchDefaults = field(default_factory=BenchDefaults)
     note: str = ""
-    tuned: Tuned | None = None
+    tuned: TuneEvidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pair(PairSpec):
-    """A target and a draft on this machine."""
+    """Target and draft whose files are on this machine."""
 
     target: Path
     draft: Path | None
 
     def describe(self) -> dict[str, Any]:
-        """Return the pair for the JSON documents."""
+        """Return the pair's description for JSON documents."""
         files = {"name": self.name, "target": str(self.target), "draft": str(self.draft) if self.draft else None}
         return files | ({"note": self.note} if self.note else {})
 
 
 def bundled_folder() -> Path:
-    """Return the folder inside the installed package, or at the top of a checkout."""
+    """Return the folder of bundled profiles, in the installed package or at the root of a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
@@ -264,13 +262,13 @@ def own_profile(name: str) -> Path:
             f"ggufspec profiles new {name} makes one of your own, which overrides it",
         )
     yours = f"yours are: {', '.join(own)}" if own else "you have none: ggufspec profiles new NAME makes one"
-    raise UsageError(f"there is no profile {name!r} of yours", nearest(name, own) or yours)
+    raise UsageError(f"you have no profile {name!r}", did_you_mean(name, own) or yours)
 
 
-def find(name: str) -> Path:
-    """Find the file of a profile, by name or path; otherwise a UsageError names the nearest."""
+def find_profile(name: str) -> Path:
+    """Find a profile's file by name or path; if it is missing, raise a UsageError that suggests the nearest name."""
     if name.endswith(".toml"):
-        path = Path(name).expanduser()
+        path = untrusted.at_home(name)
         if untrusted.is_file(path):
             return path
         raise UsageError(f"there is no profile at {name}", "ggufspec profiles list shows the profiles")
@@ -278,7 +276,10 @@ def find(name: str) -> Path:
         path = folder / f"{name}.toml"
         if is_name(name) and path.is_file():
             return path
-    hint = nearest(name, known_profiles(), 3) or "ggufspec profiles list shows the profiles; -m FILE.gguf takes a file"
+    hint = (
+        did_you_mean(name, known_profiles(), 3)
+        or "ggufspec profiles list shows the profiles; -m FILE.gguf takes a file"
+    )
     if name.endswith(".gguf") or untrusted.is_file(Path(name)):
         hint = f"ggufspec … -m {name} -md DRAFT.gguf"
     raise UsageError(f"there is no profile {name[:_LONGEST_NAME]!r}", hint)
@@ -298,15 +299,15 @@ def load_profile(name: str | Path) -> Profile:
 
     Raises:
         UsageError: no profile has this name; the hint names the nearest.
-        GgufspecError: it is not TOML, or a key is unknown, missing or of the wrong type; names file, line and key.
+        GgufspecError: the file is not TOML, or a key is unknown, missing or has a wrong type (states file, line, key).
     """
-    path = name if isinstance(name, Path) else find(name)
+    path = name if isinstance(name, Path) else find_profile(name)
     text = toml_of(path)
     try:
         profile = Profile.model_validate(tomllib.loads(text))
     except ValidationError as invalid:
         raise _explained(path, text, invalid) from None
-    except ValueError as error:  # not TOML, or a number of thousands of digits
+    except ValueError as error:  # not TOML, or a number with thousands of digits
         raise GgufspecError(f"{path}: {error}", _MEND) from None
     except RecursionError:
         raise GgufspecError(f"{path} is nested too deeply", _MEND) from None
@@ -319,14 +320,14 @@ def toml_of(path: Path) -> str:
     return untrusted.read_text(path, _MOST_BYTES, hint=_MEND)
 
 
-def resolve(profile: Profile, on_event: child.Emit | None = None) -> Pair:
-    """Return the pair with its files on this machine.
+def local_pair(profile: Profile, on_event: child.Emit | None = None) -> Pair:
+    """Return a profile's pair if its files are on this machine.
 
     Raises:
         ModelError: a file is missing; the hint is the command that downloads it.
         GgufspecError: an expanded model cannot be written.
     """
-    target, draft = sources(profile, on_event)
+    target, draft = header_sources(profile, on_event)
     for place in (target, draft):
         if isinstance(place, HubFile):
             message = f"{place.file} of profile {profile.name!r} is not on this machine"
@@ -336,17 +337,19 @@ def resolve(profile: Profile, on_event: child.Emit | None = None) -> Pair:
     return Pair(profile.name, target, draft, profile.placed_settings, profile.bench, profile.note)
 
 
-def sources(profile: Profile, on_event: child.Emit | None = None) -> tuple[Path | HubFile, Path | HubFile | None]:
-    """Return the sources of the pair's headers, for a plan before download: (target, draft or None).
+def header_sources(
+    profile: Profile, on_event: child.Emit | None = None
+) -> tuple[Path | HubFile, Path | HubFile | None]:
+    """Return the sources of a pair's headers (target, draft or None), for planning before a download.
 
-    Expanded models are written if necessary; ``on_event`` is called with progress then.
+    Expanded models are written if necessary, with progress reported to ``on_event``.
 
     Raises:
         ModelError: a local file is missing.
         GgufspecError: an expanded model cannot be written.
     """
-    draft = source(profile.draft, profile, on_event) if profile.draft else None
-    return source(profile.target, profile, on_event), draft
+    draft = model_source(profile.draft, profile, on_event) if profile.draft else None
+    return model_source(profile.target, profile, on_event), draft
 
 
 def on_hub(model: ModelSource) -> HubFile | None:
@@ -354,20 +357,20 @@ def on_hub(model: ModelSource) -> HubFile | None:
     return HubFile(model.repo, model.file, model.revision) if model.repo else None
 
 
-def source(model: ModelSource, profile: Profile, on_event: child.Emit | None = None) -> Path | HubFile:
+def model_source(model: ModelSource, profile: Profile, on_event: child.Emit | None = None) -> Path | HubFile:
     wanted = on_hub(model)
     if wanted is not None:
-        return here(wanted) or wanted
+        return cached_model(wanted) or wanted
     path = _file(model, profile)
     if model.expand is None:
         return path
-    from ggufspec.models.expanded import expanded  # needs numpy
+    from ggufspec.models.expanded import expanded  # imported late because it needs numpy
 
     return expanded(path, model.expand, on_event)
 
 
 def is_made(profile: Profile) -> bool:
-    """Return True if every expanded model of a profile exists already; fails as :func:`source`."""
+    """Return True if all of a profile's expanded models already exist; raise as :func:`model_source` does."""
     from ggufspec.models.expanded import place
 
     models = (profile.target, profile.draft)
@@ -375,25 +378,31 @@ def is_made(profile: Profile) -> bool:
 
 
 def _file(model: ModelSource, profile: Profile) -> Path:
-    path = profile.folder / Path(model.file).expanduser()
+    path = profile.folder / untrusted.at_home(model.file)
     if path.is_file():
         return path
     raise ModelError(f"profile {profile.name!r} names {path}, which does not exist", f"ls {path.parent}")
 
 
 def demo_pair() -> tuple[Path, Path]:
-    """Return (target, draft) of the bundled pair."""
-    pair = resolve(load_profile(bundled_folder() / "demo.toml"))
+    """Return the files (target, draft) of the bundled pair."""
+    pair = local_pair(load_profile(bundled_folder() / "demo.toml"))
     assert pair.draft is not None
     return pair.target, pair.draft
 
 
-_TABLES = {"target": ModelSource, "draft": ModelSource, "settings": _SETTINGS, "bench": Measuring, "tuned": Tuned}
+_TABLES = {
+    "target": ModelSource,
+    "draft": ModelSource,
+    "settings": _SETTINGS,
+    "bench": BenchDefaults,
+    "tuned": TuneEvidence,
+}
 
 
 def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError:
     errors = invalid.errors(include_url=False)
-    # A mistyped key is missing, too: report it as unknown, which names what was typed.
+    # A mistyped key also makes the correct key missing, so report the unknown key by the name that was typed.
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     key = _as_written(text, ".".join(map(str, first["loc"])))
     line = _line(text, key)
@@ -401,7 +410,7 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
     if first["type"] == "extra_forbidden":
         table: Any = _TABLES[str(first["loc"][0])] if len(first["loc"]) > 1 else Profile
         known = list(table.model_fields)
-        hint = nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
+        hint = did_you_mean(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
         return GgufspecError(f"{place}: unknown key {key!r}", hint)
     if first["type"] == "missing":
         return GgufspecError(f"{place}: key {key!r} is missing", f"add {key} to the file")
@@ -410,16 +419,16 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
 
 
 def _as_written(text: str, key: str) -> str:
-    """Return the key, or its old name if the file has that."""
+    """Return the key, or its old name if the file uses the old name."""
     table, _, name = key.rpartition(".")
     olds = (old for old, new in settings_.OLD_NAMES.items() if new == name)
     return next((f"{table}.{old}" for old in olds if re.search(rf"^\s*{old}\s*=", text, re.MULTILINE)), key)
 
 
 def _line(text: str, key: str) -> int | None:
-    """Return the line of a dotted key in TOML text, or that of its table; None without either.
+    """Return the line number of a dotted key in TOML text, or of the key's table; None if both are missing.
 
-    ``tomllib`` does not say where it found a value.
+    This is needed because ``tomllib`` does not say where it found a value.
     """
     table, last = "", None
     for number, line in enumerate(text.splitlines(), 1):

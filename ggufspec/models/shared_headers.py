@@ -1,10 +1,10 @@
-"""Headers of many files of one repository, at a fraction of their bytes.
+"""Reading of the headers of many files in one repository by downloading only a fraction of their bytes.
 
-A header is nearly all vocabulary: 8 of its 8.2 MB with Llama 3's. Files of one repository have the same one, so it is
-read once, from the file whose header is known; of every other file only the parts before and after it are read, and
-parsed as if the vocabulary's arrays did not exist. Their presence is checked: they begin and end with the same bytes,
-and the weights of the file, which come after them, end exactly at the end of the file. If a file fails a check, its
-header is read whole (:mod:`ggufspec.models.headers`).
+A header is nearly all vocabulary: 8 of 8.2 MB in Llama 3's. Files in one repository have the same vocabulary, so it is
+read once, from the file whose header is known. From every other file, only the parts before and after it are read, and
+parsed as if the vocabulary's arrays did not exist. Two checks confirm that the file has these arrays: they begin and
+end with the same bytes, and the weights that follow end exactly at the end of the file. If a check fails, the header is
+read completely (:mod:`ggufspec.models.headers`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ggufspec.llamacpp import gguf
 from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import LocalFile
 
-FIRST_BYTES = 64 << 10  # the part before a vocabulary has 2 kB
-_SLACK_BYTES = 64 << 10  # bytes by which the part after it may be longer than the known file's
-_SEAM_BYTES = 4 << 10  # compared at either end
-_LEAST_BYTES = 64 << 10  # smallest value worth leaving out
+FIRST_BYTES = 64 << 10  # number of bytes to read first; the part before a vocabulary takes about 2 kB
+_SLACK_BYTES = 64 << 10  # maximum bytes by which the part after the vocabulary may be longer than the known file's
+_SEAM_BYTES = 4 << 10  # number of bytes to compare at each end of the shared part
+_LEAST_BYTES = 64 << 10  # size of the smallest value that is worth skipping
 _TOKENS = "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """The bytes of a header that others repeat: its large arrays and what is between them.
+class SharedBytes:
+    """Bytes of a header that other files repeat, which are the large arrays and everything between them.
 
-    ``parsed`` is the whole header, ``keys`` are those in the shared part, ``after`` the bytes after it.
+    ``parsed`` is the whole header, ``keys`` are the keys in the shared part, ``after`` is the number of bytes after it.
     """
 
     data: bytes
@@ -35,8 +35,8 @@ class Shared:
     after: int
 
     @classmethod
-    def of(cls, parsed: gguf.Gguf, data: bytes) -> Shared | None:
-        """Return the shared part of a header and its bytes; None if it has no large values."""
+    def of(cls, parsed: gguf.Gguf, data: bytes) -> SharedBytes | None:
+        """Return the shared part of a header, given its parsed form and bytes; None if it has no large values."""
         extent = gguf.extent(data)
         large = [place for place in extent[0].values() if place[1] - place[0] >= _LEAST_BYTES] if extent else []
         if extent is None or not large:
@@ -46,10 +46,10 @@ class Shared:
         return cls(data[begin:end], parsed, keys, extent[1] - end)
 
     def parse(self, file: LocalFile | RemoteFile, first: bytes) -> tuple[gguf.Gguf | None, int]:
-        """Parse a header with this part: (header, bytes read besides ``first``); None if it lacks the part.
+        """Parse a file's header; return (header, or None if it lacks the shared part; bytes read beyond ``first``).
 
         Raises:
-            ModelError: llama.cpp refuses it.
+            ModelError: llama.cpp refuses the header.
         """
         begin = first.find(self.data[:_SEAM_BYTES])
         start = begin + len(self.data) - _SEAM_BYTES
@@ -62,12 +62,12 @@ class Shared:
             return None, len(after)
         cut = cut[:16] + keys.to_bytes(8, "little") + cut[24:]
         extent = gguf.extent(cut)
-        return self._joined(gguf.parse(cut), extent[1] + len(self.data), file) if extent else None, len(after)
+        return self._joined(gguf.parse_header(cut), extent[1] + len(self.data), file) if extent else None, len(after)
 
     def _joined(self, cut: gguf.Gguf, header_bytes: int, file: LocalFile | RemoteFile) -> gguf.Gguf | None:
-        """Return ``cut`` with this part inserted, or None if the file's length does not match."""
+        """Return the header ``cut`` with the shared part inserted, or None if the file's length does not match."""
         alignment = cut.metadata.get("general.alignment", gguf.ALIGNMENT)
-        assert isinstance(alignment, int)  # llama.cpp checks it
+        assert isinstance(alignment, int)  # llama.cpp's parser has checked the type
         cut = replace(cut, data_offset=header_bytes + -header_bytes % alignment)
         if not cut.end <= file.size_bytes <= cut.end + -cut.end % alignment:
             return None

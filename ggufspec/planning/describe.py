@@ -1,4 +1,4 @@
-"""A plan as a printable document."""
+"""Conversion of a plan to its JSON document."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning.memory import HOST, Bytes
+from ggufspec.planning.memory import HOST, DeviceBytes
 from ggufspec.planning.plan import ENOUGH_BYTES, ModelRequest, Plan, PlannedRun
 from ggufspec.planning.verdict import assumptions, why
 from ggufspec.schema.plan import ContextRow, PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 
-def document(
+def plan_document(
     plan: Plan,
     pair: dict[str, object],
     sources: dict[str, str],
     sweep: Sequence[SweepRow] = (),
     contexts: Sequence[ContextRow] = (),
-    command: str = "",
+    commands: Sequence[str] = (),
 ) -> PlanDocument:
-    """Return a plan as ``ggufspec/plan@1``; ``sources``: origins of its settings, ``command``: what to run next."""
+    """Return a plan as ``ggufspec/plan@1``; ``sources``: origin of each setting; ``commands``: commands to try next."""
     chosen = _option(plan, plan.chosen)
     request = plan.request
     return PlanDocument(
@@ -46,7 +46,8 @@ def document(
         },
         choice=plan.choice,
         why=why(plan),
-        next=command,
+        next=next(iter(commands), ""),
+        also=tuple(commands[1:]),
         assumptions=assumptions(plan),
         tuned=None if plan.tuned is None else plan.tuned.model_dump(),
         settings=asdict(plan.chosen.context) | sources | {"draft_max": plan.chosen.draft_max or request.draft_max},
@@ -93,7 +94,7 @@ def _option(plan: Plan, option: PlannedRun) -> PlannedOption:
 
 
 def _model(
-    subject: ModelRequest, placement: Placement, context: ContextOptions, by_device: dict[str, Bytes]
+    subject: ModelRequest, placement: Placement, context: ContextOptions, by_device: dict[str, DeviceBytes]
 ) -> PlannedModel:
     at = asdict(placement)
     return PlannedModel(

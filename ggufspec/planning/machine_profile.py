@@ -1,14 +1,14 @@
-"""Speed of this machine: measured in about ten seconds with dummy models and cached, or guessed from the catalogue.
+"""Speed of this machine, measured with dummy models in about ten seconds and cached, or taken from the catalogue.
 
-Dummy models are llama models of zeros in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost what any
-weights cost: a hole is mapped to pages of its own, so that reading is real traffic, and no kernel looks at values. Two
-narrow models with few and many blocks give the fixed costs of a pass and a block; a wide one per weight type gives
-bandwidth and T(n). On the CPU the wide ones are loaded together and timed in turn, so that none stays in the last-level
-cache, which a server shares with many. Only weight types and attention head sizes of the models at hand are measured;
-others are added when needed.
+Dummy models are all-zero llama models in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost as much
+as any other weights, because each hole is mapped to its own pages, so that reading it causes real memory traffic, and
+kernels do the same work for all values. Two narrow models, one with few blocks and one with many, give the fixed costs
+per pass and per block; one wide model per weight type gives bandwidth and T(n). On the CPU, the wide models are loaded
+together and timed in turn, so that none stays in the last-level cache, which servers share among many users. Only the
+weight types and attention head sizes of the models at hand are measured; others are added when needed.
 
-Next to other programs the CPU is measured with the threads that they leave. The result says so, is cached unless there
-is a better one, and is measured again when the programs are gone.
+If other programs are busy, the CPU is measured with the threads that they leave free. Such a result is marked as
+disturbed, is cached only if the cache has no undisturbed one, and is measured again once those programs have ended.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING
 
 from ggufspec import child
 from ggufspec.errors import UsageError
-from ggufspec.files.cache import Table
+from ggufspec.files.cache import JsonTable
 from ggufspec.files.write import scratch
 from ggufspec.hardware import gpus, host
-from ggufspec.hardware.cards import Card, find_card
-from ggufspec.hardware.disturbance import Counters, Disturbance
+from ggufspec.hardware.cards import GpuModel, find_card
+from ggufspec.hardware.disturbance import Disturbance, SystemCounters
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
-from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement, is_remote
+from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH, ContextOptions, Placement, is_remote
 from ggufspec.planning.catalogue import CROSSING_S, UNKNOWN, cores_here, from_catalogue, link_bytes_per_s
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import BITS, Attention, DeviceProfile, MachineProfile, nearest_head, weight_bytes
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Context
     from ggufspec.models.header import ModelHeader
 
-TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most informative first
+TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # weight types, the most informative first
 HEADS = (64, 128)
-WIDTHS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
-_ATTENTION_WIDTHS = (1, 8)
-_FEWEST = 2  # narrow dummy models; they and one wide one are always timed
-_ROUNDS = 2  # minimum timings of each batch size
+BATCH_SIZES = (1, 2, 3, 4, 5, 8, 9, 16, 32)
+_ATTENTION_BATCH_SIZES = (1, 8)
+_FEWEST = 2  # number of narrow dummy models, which are always timed, as is one wide model
+_ROUNDS = 2  # minimum number of timings per batch size
 _MOST_TOGETHER_BYTES = 2**30
-_MOST_KEPT = 16  # cached machine profiles
-_TELLING_SHARE = 0.02  # share of a model's weights from which on a type is measured
+_MOST_KEPT = 16  # maximum number of cached machine profiles
+_TELLING_SHARE = 0.02  # weight types with a smaller share of a model's bytes are not measured
 
 
 # ---- dummy models ---------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ _TELLING_SHARE = 0.02  # share of a model's weights from which on a type is meas
 
 @dataclass(frozen=True, slots=True)
 class DummyModel:
-    """Llama model of zeros with four query heads per key-value head."""
+    """All-zero llama model with four query heads per key-value head."""
 
     kind: str
     width: int
@@ -69,7 +69,7 @@ class DummyModel:
     head: int = 64
 
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """Return (row length, rows) of one block's matrices."""
+        """Return (row length, number of rows) of each matrix in a block."""
         kv = max(self.width // 4, self.head)
         found = dict.fromkeys(("attn_q", "attn_output"), (self.width, self.width))
         found |= dict.fromkeys(("attn_k", "attn_v"), (self.width, kv))
@@ -78,12 +78,12 @@ class DummyModel:
 
     @property
     def block_numbers(self) -> int:
-        """Weights of one block without norms."""
+        """Number of weights in one block, excluding norms."""
         return sum(row * rows for row, rows in self.matrices().values())
 
     @property
     def numbers(self) -> int:
-        """Weights read per token: the blocks and the output."""
+        """Number of weights read per token, in all blocks and the output."""
         return self.blocks * self.block_numbers + self.width * self.vocabulary
 
     @property
@@ -117,88 +117,92 @@ class DummyModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """Settings of a measurement; the defaults are for a full one."""
+class MachineProfileJob:
+    """Settings for measuring a machine; the defaults are for a full measurement."""
 
-    threads: int  # CPU threads of plans
+    threads: int  # CPU threads that plans assume
     rpc: tuple[str, ...] = ()  # endpoints of workers whose devices are measured too
-    left: int = 0  # CPU threads that other programs leave now; 0: all
-    types: tuple[str, ...] = TYPES  # weight types
-    widths: tuple[int, ...] = WIDTHS  # batch sizes; the first is 1
-    wide_bytes: int = 128 * 2**20  # minimum size of each wide model
-    together_bytes: int = 0  # size of the CPU's wide models together; see beyond_cache_bytes
-    card_bytes: int = 512 * 2**20  # size of each wide model on a local GPU
-    rounds: int = 9  # maximum timings of each batch size
-    model_s: float = 0.5  # seconds to spend on one model, after a first read
-    device_s: float = 8.0  # seconds to spend on one GPU or worker; remaining types are left out
-    cache_types: tuple[str, ...] = ("f16", "q8_0")  # KV cache types for timing attention on the CPU and workers
-    heads: tuple[int, ...] = HEADS  # attention head sizes to time it with
-    depth: int = 512  # cached tokens to time it with
+    left: int = 0  # CPU threads that other programs currently leave free; 0: all
+    types: tuple[str, ...] = TYPES  # weight types to measure
+    batch_sizes: tuple[int, ...] = BATCH_SIZES  # batch sizes to time; the first is 1
+    wide_bytes: int = 128 * 2**20  # minimum size of each dummy model with wide matrices
+    together_bytes: int = 0  # minimum total size of the CPU's wide models; see beyond_cache_bytes
+    card_bytes: int = 512 * 2**20  # minimum size of each wide model on a local GPU
+    rounds: int = 9  # maximum number of timings per batch size
+    model_s: float = 0.5  # seconds to spend on one model, after a warm-up batch
+    device_s: float = 8.0  # seconds to spend on one GPU or worker; remaining types are skipped
+    cache_types: tuple[str, ...] = ("f16", "q8_0")  # KV cache types to time attention with, on the CPU and workers
+    heads: tuple[int, ...] = HEADS  # attention head sizes to time
+    depth: int = 512  # number of cached tokens when attention is timed
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class DummyTiming:
     """Timings of one dummy model on one device.
 
-    Seconds are the lower quartile: other programs only add to them, but a long run does not reach their minimum.
+    Seconds are lower quartiles, because other programs can only add time, but a long run does not sustain the minimum.
     """
 
     dummy: DummyModel
-    read_bytes: int  # bytes that a token reads
+    read_bytes: int  # bytes read per token
     load_s: float
     seconds: dict[int, float]  # seconds per batch, by batch size
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Result of a measurement; ``HOST`` is the CPU."""
+class MachineProfileResult:
+    """Result of measuring a machine; the device ``HOST`` is the CPU."""
 
-    timings: dict[str, list[Timing]]  # timings by device, narrow models first
+    timings: dict[str, list[DummyTiming]]  # timings by device, narrow models first
     devices: tuple[ggml.Device, ...]  # all devices that ggml sees
-    disturbance: Disturbance = field(default_factory=Disturbance)  # disturbance of the CPU's measurement
-    attention: dict[str, Attention] = field(default_factory=dict)  # attention by device, as in ``DeviceProfile``
+    disturbance: Disturbance = field(default_factory=Disturbance)  # other programs' load while the CPU was measured
+    attention: dict[str, Attention] = field(default_factory=dict)  # attention speeds by device (``DeviceProfile``)
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Measure in this process; an event ``measuring`` names each device and dummy model before it is timed."""
+def run(spec: MachineProfileJob, emit: child.Emit, stopping: threading.Event) -> MachineProfileResult:
+    """Measure in this process; before each timing, emit an event ``measuring`` with the device and dummy models."""
     ggml.add_rpc_workers(spec.rpc)
     here = ggml.devices()
     cards = [device.name for device in ggml.offloading(here)]
-    timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}
+    timings: dict[str, list[DummyTiming]] = {name: [] for name in (HOST, *cards)}
     streams = any(not is_remote(name) for name in cards)
-    before, disturbance = Counters.now(), Disturbance()
+    before, disturbance = SystemCounters.now(), Disturbance()
     attention: dict[str, Attention] = {}
     with scratch() as folder:
         for index, (name, found) in enumerate(timings.items()):
             is_card = index > 0 and not is_remote(name)
             placement = Placement(-1, tuple(float(name == card) for card in cards)) if index else Placement()
-            # larger batches with CPU weights may run on a GPU
-            widths = [width for width in spec.widths if index or not streams or width < STREAM_WIDTH]
+            # Larger batches with CPU weights may run on a GPU, so they do not measure the CPU
+            batch_sizes = [
+                batch_size
+                for batch_size in spec.batch_sizes
+                if index or not streams or batch_size < OP_OFFLOAD_MIN_BATCH
+            ]
             until = time.perf_counter() + spec.device_s
             wide_bytes = max(spec.wide_bytes, spec.together_bytes // len(spec.types) if index == 0 else 0)
             dummies = dummy_models(spec.types, spec.card_bytes if is_card else wide_bytes)
             groups = [[dummy] for dummy in dummies[: _FEWEST if index == 0 else None]]
             for group in [*groups, dummies[_FEWEST:]] if index == 0 else groups:
                 if stopping.is_set():
-                    return Result(timings, tuple(here), disturbance, attention)
+                    return MachineProfileResult(timings, tuple(here), disturbance, attention)
                 if index and len(found) > _FEWEST and time.perf_counter() > until:
                     break
                 kinds = ", ".join(dummy.kind for dummy in group)
                 emit({"event": "measuring", "device": name, "type": kinds, "blocks": group[0].blocks})
-                found += _time(folder, group, placement, widths, spec)
+                found += _time(folder, group, placement, batch_sizes, spec)
             if not is_card:
                 emit({"event": "measuring", "device": name, "type": "attention", "blocks": _ATTENTION.blocks})
                 attention[name] = _attention(folder / "attention.gguf", placement, spec)
             if index == 0:
-                disturbance = Counters.now().since(before)
-    return Result(timings, tuple(here), disturbance, attention)
+                disturbance = SystemCounters.now().since(before)
+    return MachineProfileResult(timings, tuple(here), disturbance, attention)
 
 
 def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
-    """Return two narrow models, then a wide one per type."""
+    """Return two narrow models, then a wide model per weight type."""
     found = [DummyModel(types[0], 256, 256, blocks) for blocks in (4, 28)]
-    # As narrow as a model of 1.5 billion parameters: F16 rows of 1536 numbers were read at 23 to 25 GB/s, rows of 2048
-    # and 8192 at 26 to 28 (a virtual Sapphire Rapids, two cores), so that wider dummy models made its plan too fast
+    # As narrow as a 1.5B model, because predictions from wider ones were too optimistic: F16 rows of 1536 weights were
+    # read at 23 to 25 GB/s, rows of 2048 and 8192 at 26 to 28 (two cores of a virtual Sapphire Rapids)
     width, ffn = (1536, 6144) if wide_bytes >= 2**26 else (512, 1024)
     for kind in types:
         block = DummyModel(kind, width, ffn, 1)
@@ -208,9 +212,13 @@ def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
 
 
 def _time(
-    folder: Path, dummies: Sequence[DummyModel], placement: Placement, widths: Sequence[int], spec: Spec
-) -> list[Timing]:
-    """Load dummy models together, and time them in turn."""
+    folder: Path,
+    dummies: Sequence[DummyModel],
+    placement: Placement,
+    batch_sizes: Sequence[int],
+    spec: MachineProfileJob,
+) -> list[DummyTiming]:
+    """Load dummy models together and time them in turn."""
     from ggufspec.llamacpp.model import Context, Model
 
     loaded: list[tuple[DummyModel, int, float, Context, dict[int, list[float]]]] = []
@@ -221,32 +229,45 @@ def _time(
             began = time.perf_counter()
             model = stack.enter_context(Model(path, placement))
             load_s = time.perf_counter() - began
-            options = ContextOptions(ctx_size=max(widths) + 1, width=max(widths), threads=spec.left or spec.threads)
+            options = ContextOptions(
+                ctx_size=max(batch_sizes) + 1, max_outputs=max(batch_sizes), threads=spec.left or spec.threads
+            )
             context = stack.enter_context(closing(Context(model, options)))
-            _batch(context, max(widths))  # page in weights and grow buffers to their maximum
+            _batch(context, max(batch_sizes))  # untimed, to page in weights and grow buffers to their maximum
             loaded.append(
-                (dummy, int(model.size_bytes * dummy.read_share), load_s, context, {width: [] for width in widths})
+                (
+                    dummy,
+                    int(model.size_bytes * dummy.read_share),
+                    load_s,
+                    context,
+                    {batch_size: [] for batch_size in batch_sizes},
+                )
             )
         until = time.perf_counter() + spec.model_s * len(loaded)
-        for done, width in ((done, width) for done in range(spec.rounds) for width in widths):
+        for done, batch_size in ((done, batch_size) for done in range(spec.rounds) for batch_size in batch_sizes):
             if done >= _ROUNDS and time.perf_counter() > until:
                 break
             for *_, context, samples in loaded:
-                samples[width].append(_batch(context, width))
+                samples[batch_size].append(_batch(context, batch_size))
     for number, _ in enumerate(dummies):
         (folder / f"dummy-{number}.gguf").unlink()
     return [
-        Timing(dummy, read_bytes, load_s, {width: sorted(taken)[len(taken) // 4] for width, taken in samples.items()})
+        DummyTiming(
+            dummy,
+            read_bytes,
+            load_s,
+            {batch_size: sorted(taken)[len(taken) // 4] for batch_size, taken in samples.items()},
+        )
         for dummy, read_bytes, load_s, _, samples in loaded
     ]
 
 
-_ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # a model of little but attention
-_TELLING = 0.1  # share of a token's time; a smaller rise with depth is noise
+_ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # dummy model that spends nearly all its time on attention
+_TELLING = 0.1  # minimum relative slowdown caused by depth; smaller ones are noise
 
 
-def _attention(path: Path, placement: Placement, spec: Spec) -> Attention:
-    """Return the numbers of keys and values that attention processes per second, by type, head and batch size."""
+def _attention(path: Path, placement: Placement, spec: MachineProfileJob) -> Attention:
+    """Return the K/V elements that attention processes per second, by cache type, head size and batch size."""
     from ggufspec.llamacpp.model import Context, Model
 
     found: Attention = {kind: {} for kind in spec.cache_types}
@@ -254,74 +275,78 @@ def _attention(path: Path, placement: Placement, spec: Spec) -> Attention:
         replace(_ATTENTION, head=head).write(path)
         with Model(path, placement) as model:
             for kind, by_head in found.items():
-                threads, widest = spec.left or spec.threads, max(_ATTENTION_WIDTHS)
+                threads, widest = spec.left or spec.threads, max(_ATTENTION_BATCH_SIZES)
                 options = ContextOptions(spec.depth + widest, widest, threads, cache_type_k=kind, cache_type_v=kind)
                 with closing(Context(model, options)) as context:
                     seconds: dict[tuple[int, int], float] = {}
                     for depth in (0, spec.depth):
                         if depth:
                             context.decode([1] * depth, 1)
-                        for width in _ATTENTION_WIDTHS:
-                            seconds[depth, width] = min(_batch(context, width, depth) for _ in range(spec.rounds))
+                        for batch_size in _ATTENTION_BATCH_SIZES:
+                            seconds[depth, batch_size] = min(
+                                _batch(context, batch_size, depth) for _ in range(spec.rounds)
+                            )
                 by_head[head] = {}
-                for width in _ATTENTION_WIDTHS:
-                    more_s = seconds[spec.depth, width] - seconds[0, width]
-                    if more_s > _TELLING * seconds[0, width]:
-                        numbers = 2.0 * _ATTENTION.width * spec.depth * _ATTENTION.blocks * width
-                        by_head[head][width] = numbers / more_s
+                for batch_size in _ATTENTION_BATCH_SIZES:
+                    more_s = seconds[spec.depth, batch_size] - seconds[0, batch_size]
+                    if more_s > _TELLING * seconds[0, batch_size]:
+                        numbers = 2.0 * _ATTENTION.width * spec.depth * _ATTENTION.blocks * batch_size
+                        by_head[head][batch_size] = numbers / more_s
         path.unlink()
     return found
 
 
-def _batch(context: Context, width: int, depth: int = 0) -> float:
-    """Return the seconds of one batch after ``depth`` tokens, with all its logits, as in a verification."""
+def _batch(context: Context, batch_size: int, depth: int = 0) -> float:
+    """Return the seconds for one batch after ``depth`` cached tokens, with logits for all of it as in verification."""
     context.rewind(depth)
-    tokens = [1] * width
+    tokens = [1] * batch_size
     began = time.perf_counter()
-    context.decode(tokens, width)
+    context.decode(tokens, batch_size)
     return time.perf_counter() - began
 
 
 # ---- interpretation --------------------------------------------------------------------------------------------------
 
 
-def beside(new: MachineProfile, before: MachineProfile | None) -> MachineProfile:
-    """Merge a measurement with an earlier one of the same machine, which may have other types and heads. Pure.
+def merged(new: MachineProfile, before: MachineProfile | None) -> MachineProfile:
+    """Merge a measurement with an earlier one of the same machine, which may cover other types and head sizes. Pure.
 
-    The new one wins unless only it was disturbed. A disturbed earlier one is dropped for an undisturbed new one.
+    The new values win unless only the new measurement was disturbed. If only the earlier one was, it is discarded.
     """
     if before is None or (before.disturbed and not new.disturbed):
         return new
     first, second = (before, new) if new.disturbed and not before.disturbed else (new, before)
     devices = {
-        name: device.beside(second.devices[name]) if name in second.devices else device
+        name: device.merged(second.devices[name]) if name in second.devices else device
         for name, device in (second.devices | first.devices).items()
     }
     return first if devices == first.devices else replace(first, devices=devices, disturbed=new.disturbed)
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """Measurement to make, and why; a plan ``needs`` it if nothing, or not the main weight type, is known."""
+class DueMeasurement:
+    """Measurement to make, and the reason for it; a plan ``needs`` it if the main weight type was never measured."""
 
-    spec: Spec
+    spec: MachineProfileJob
     why: str
     needs: bool = False
 
 
-def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -> Due | None:
-    """Return what is still to be measured of ``spec``, or None.
+def due(folder: Path, spec: MachineProfileJob, cpus: int, others_cpus: Callable[[], float]) -> DueMeasurement | None:
+    """Return the part of ``spec`` that is not measured yet, or None if all of it is.
 
-    ``others_cpus`` returns the CPUs that other programs keep busy: disturbed measurements are due again once they end.
+    ``others_cpus`` returns how many CPUs other programs keep busy; once they are free, disturbed measurements are due.
     """
     kept = _kept(folder, spec.threads)
     if kept is None:
-        return Due(spec, "it is not known yet", needs=True)
+        return DueMeasurement(spec, "it is not known yet", needs=True)
     here, speed = kept.speed.device(HOST), kept.speed
     if speed.disturbed and host.threads_left(spec.threads, cpus, others_cpus()) == spec.threads:
         known = (kind for kind in here.by_type if kind not in spec.types)
         needs = spec.types[0] not in here.by_type
-        return Due(replace(spec, types=(*spec.types, *known)), f"it was measured while {speed.disturbed}", needs)
+        return DueMeasurement(
+            replace(spec, types=(*spec.types, *known)), f"it was measured while {speed.disturbed}", needs
+        )
     types = tuple(kind for kind in spec.types if kind not in here.by_type)
     known_heads = [set(here.attention.get(kind, {})) for kind in spec.cache_types]
     heads = tuple(head for head in spec.heads if not all(head in known for known in known_heads))
@@ -329,7 +354,7 @@ def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -
         return None
     what = ", ".join([*types, *(f"heads of {head}" for head in heads)])
     due_spec = replace(spec, types=types or spec.types[:1], heads=heads)
-    return Due(due_spec, f"{what} were not measured yet", needs=spec.types[0] in types)
+    return DueMeasurement(due_spec, f"{what} were not measured yet", needs=spec.types[0] in types)
 
 
 def beyond_cache_bytes() -> int:
@@ -338,7 +363,7 @@ def beyond_cache_bytes() -> int:
 
 
 def types_of(headers: Sequence[ModelHeader]) -> tuple[str, ...]:
-    """Return the weight types of models that are worth a measurement, those with most bytes first. Pure."""
+    """Return the weight types to measure for these models, ordered by decreasing bytes. Pure."""
     found = Counter[str]()
     for header in headers:
         of_model = weight_bytes(header)
@@ -348,15 +373,15 @@ def types_of(headers: Sequence[ModelHeader]) -> tuple[str, ...]:
 
 
 def heads_of(headers: Sequence[ModelHeader]) -> tuple[int, ...]:
-    """Return the sizes of :data:`HEADS` that are nearest to the models' attention heads. Pure."""
+    """Return the sizes in :data:`HEADS` that are nearest to the models' attention head sizes. Pure."""
     return tuple(sorted({nearest_head(header.key_size, HEADS) for header in headers}))
 
 
-def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachineProfile:
+def interpret_timings(result: MachineProfileResult, link_bytes_per_s: float, origin: str) -> MachineProfile:
     """Return the speeds that explain a measurement. Pure.
 
-    T(1) of two narrow models and a wide one of the same type are three equations in the cost of a pass, a block and a
-    byte. The other wide models give the cost of their weights.
+    T(1) of two narrow models and a wide one with the same weight type gives three equations for the costs per pass,
+    per block and per byte. Each of the other wide models gives the cost of its weight type.
     """
     fixed = {name: _fixed(timings) for name, timings in result.timings.items()}
     speeds = {
@@ -364,7 +389,7 @@ def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachinePr
         for name, timings in result.timings.items()
     }
     pass_s = fixed[HOST][0]
-    beyond = [max(0.0, own - pass_s) / 2 for name, (own, _) in fixed.items() if name != HOST]  # to the device and back
+    beyond = [max(0.0, own - pass_s) / 2 for name, (own, _) in fixed.items() if name != HOST]  # two crossings per pass
     cards = [name for name in speeds if name != HOST]
     if cards and all(is_remote(name) for name in cards):
         link_bytes_per_s = max(t.read_bytes / t.load_s for name in cards for t in result.timings[name][2:])
@@ -379,8 +404,8 @@ def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachinePr
     )
 
 
-def _fixed(timings: Sequence[Timing]) -> tuple[float, float]:
-    """Return (seconds of a pass, seconds of a block) from two narrow models and a wide one."""
+def _fixed(timings: Sequence[DummyTiming]) -> tuple[float, float]:
+    """Return the fixed seconds (per pass, per block) from two narrow models and a wide one."""
     import numpy as np
 
     rows = [[1.0, timing.dummy.blocks, timing.read_bytes] for timing in timings[:3]]
@@ -389,7 +414,7 @@ def _fixed(timings: Sequence[Timing]) -> tuple[float, float]:
     return max(pass_s, 0.0), max(layer_s, 0.0)
 
 
-def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DeviceProfile:
+def _speed(timings: Sequence[DummyTiming], pass_s: float, layer_s: float) -> DeviceProfile:
     by_type: dict[str, float] = {}
     batch_latencies: dict[str, dict[int, float]] = {}
     flops_per_s = 0.0
@@ -407,8 +432,8 @@ def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DevicePr
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Machine that a profile belongs to; ``devices``: names and descriptions of all that ggml sees."""
+class MachineIdentity:
+    """Identity of the machine that was measured; ``devices``: names and descriptions of all ggml devices."""
 
     llama_cpp_python: str
     cpu: str
@@ -416,40 +441,42 @@ class Identity:
     devices: tuple[str, ...] = ()
 
 
-def identity(threads: int, here: Sequence[ggml.Device] = ()) -> Identity:
+def machine_identity(threads: int, here: Sequence[ggml.Device] = ()) -> MachineIdentity:
     names = tuple(f"{device.name} {device.description}" for device in here)
-    return Identity(version("llama-cpp-python"), host.cpu_name(), threads, names)
+    return MachineIdentity(version("llama-cpp-python"), host.cpu_name(), threads, names)
 
 
-def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineProfile | None:
-    """Return the cached profile of this machine with these threads and devices, or None."""
+def load_speeds(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineProfile | None:
+    """Return the cached profile for this machine with these threads and devices, or None."""
     kept = _kept(folder, threads)
-    return kept.speed if kept and kept.identity == identity(threads, here) else None
+    return kept.speed if kept and kept.identity == machine_identity(threads, here) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    identity: Identity
+    identity: MachineIdentity
     speed: MachineProfile
 
 
-def _table(folder: Path) -> Table[_Kept]:
-    return Table(folder / "calibration.json", _Kept, _MOST_KEPT)
+def _table(folder: Path) -> JsonTable[_Kept]:
+    return JsonTable(folder / "calibration.json", _Kept, _MOST_KEPT)
 
 
-def _key(of: Identity) -> str:
+def _key(of: MachineIdentity) -> str:
     return f"{of.cpu}; {of.threads} threads; llama-cpp-python {of.llama_cpp_python}"
 
 
 def _kept(folder: Path, threads: int) -> _Kept | None:
-    """Return the cached profile of this CPU with these threads, for any devices."""
-    return _table(folder).get(_key(identity(threads)))
+    """Return the cached profile for this CPU with these threads, whatever its devices."""
+    return _table(folder).get(_key(machine_identity(threads)))
 
 
-def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int, is_here: bool = True) -> MachineProfile:
-    """Return the best known speeds of GPUs, by name (None: unknown model): measured ones, else the catalogue's.
+def expected_speeds(
+    cards: Mapping[str, GpuModel | None], *, folder: Path, threads: int, is_here: bool = True
+) -> MachineProfile:
+    """Return measured speeds of the GPUs, or else the catalogue's; ``cards``: GPUs by name (None: unrecognised).
 
-    The CPU is this machine's if it was measured or ``is_here``, otherwise a usual desktop's.
+    The CPU's speed is this machine's if it was measured or ``is_here`` is set, otherwise a typical desktop's.
     """
     kept = _kept(folder, threads)
     here = kept.speed if kept else None
@@ -460,7 +487,7 @@ def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int, is
         measured = [
             name for name, card in cards.items() if name in here.devices and _is_here(name, card, kept.identity)
         ]
-        # Attention at depth and experts in batches are not measured on GPUs
+        # On GPUs, attention at depth and batches with experts are not measured, so use the catalogue's values
         devices = {name: here.devices[name] for name in measured}
         cards_here = (name for name in measured if not is_remote(name))
         devices |= {name: _completed(devices[name], speed.devices[name]) for name in cards_here}
@@ -473,8 +500,8 @@ def _completed(measured: DeviceProfile, guess: DeviceProfile) -> DeviceProfile:
     return replace(measured, attention=measured.attention or guess.attention, experts=measured.experts or guess.experts)
 
 
-def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
-    """Return whether this GPU is the device that was measured under this name."""
+def _is_here(name: str, card: GpuModel | None, kept: MachineIdentity) -> bool:
+    """Return whether the device that was measured under this name is this GPU."""
     found = next((device for device in kept.devices if device.startswith(f"{name} ")), "")
     try:
         return card is None or find_card(found.removeprefix(f"{name} ")) == card
@@ -482,32 +509,34 @@ def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
         return False
 
 
-def measure(folder: Path, spec: Spec, *, on_event: child.Emit | None = None, verbose: bool = False) -> MachineProfile:
-    """Measure this machine in a child process, and cache the result with what is known (:func:`beside`).
+def measure_machine(
+    folder: Path, spec: MachineProfileJob, *, on_event: child.Emit | None = None, verbose: bool = False
+) -> MachineProfile:
+    """Measure this machine in a child process, and cache the result merged with an earlier one (:func:`merged`).
 
     Raises:
-        GgufspecError: an RPC worker does not answer, or llama.cpp died.
-        Interrupted: Ctrl-C.
+        GgufspecError: an RPC worker does not respond, or llama.cpp crashed.
+        Interrupted: the user pressed Ctrl-C.
     """
-    result = child.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    result = child.call(__name__, spec, MachineProfileResult, on_event=on_event, verbose=verbose)
     disturbed = result.disturbance.reason(spec.threads, host.usable_cpus())
     today = datetime.now(UTC).strftime("%Y-%m-%d")
     origin = f"measured on {today} with llama-cpp-python {version('llama-cpp-python')}"
     speed = replace(
-        interpret(result, _link_here(result.devices), f"{origin} while {disturbed}" if disturbed else origin),
+        interpret_timings(result, _link_here(result.devices), f"{origin} while {disturbed}" if disturbed else origin),
         disturbed=disturbed,
     )
-    speed = beside(speed, load(folder, spec.threads, result.devices))
-    _keep(folder, speed, identity(spec.threads, result.devices))
+    speed = merged(speed, load_speeds(folder, spec.threads, result.devices))
+    _keep(folder, speed, machine_identity(spec.threads, result.devices))
     return speed
 
 
-def _keep(folder: Path, speed: MachineProfile, of: Identity) -> None:
+def _keep(folder: Path, speed: MachineProfile, of: MachineIdentity) -> None:
     _table(folder).put(_key(of), _Kept(of, speed))
 
 
 def _link_here(devices: Sequence[ggml.Device]) -> float:
-    """Return the link rate of the slowest GPU that ggml sees."""
+    """Return the slowest link rate among the GPUs that ggml sees."""
     seen = gpus.gpus()
     here = [card for one in devices if (card := gpus.of_device(one.device_id, one.description, seen))]
     return min((link_bytes_per_s(c.pcie_generation, c.pcie_width) for c in here), default=link_bytes_per_s(4, 16))

@@ -1,8 +1,8 @@
-"""Memory of a placement by device: weights and KV cache as exact sums, compute buffers from a few dry runs.
+"""Memory use of a placement by device: exact sums for weights and KV cache, dry runs for compute buffers.
 
-llama.cpp reserves a compute buffer for the graph of one full batch. It depends on which kinds of blocks are on which
-device, but hardly on their number: placements with the same :func:`layout` share dry runs. Measured for 34 models in
-docs/evidence/memory.json; see docs/decisions/026-compute-buffers-come-from-dry-runs.md.
+llama.cpp reserves a compute buffer on each device for the graph of a full batch. Its size depends on which kinds of
+blocks are on which device but hardly on their number, so placements with the same :func:`layout` share dry runs. See
+docs/evidence/memory.json (34 measured models) and docs/decisions/026-compute-buffers-come-from-dry-runs.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import options
-from ggufspec.llamacpp.gguf import Tensor
+from ggufspec.llamacpp.gguf import GgufTensor
 from ggufspec.llamacpp.options import (
     DENSE_FFN,
     EXPERTS,
@@ -32,30 +32,30 @@ from ggufspec.llamacpp.options import (
     is_remote,
     parse_override,
 )
-from ggufspec.llamacpp.rewind import way_back
+from ggufspec.llamacpp.rewind import rollback_kind
 from ggufspec.models import heads
 from ggufspec.models.header import ModelHeader, block_of
 
 HOST = options.HOST
 
-_ALIGNMENT = 32  # bytes; alignment of tensors in ggml's buffers
+_ALIGNMENT = 32  # alignment of tensors in ggml's buffers, in bytes
 _CUDA_ALIGNMENT, _CUDA_STEP = 128, 512
-_CELLS = 256  # step of a cache's number of cells: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
-_ALIKE_FROM = 3  # consecutive blocks on a device; more of them do not change the compute buffer
+_CELLS = 256  # the number of cache cells is a multiple of this: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
+_ALIKE_FROM = 3  # number of consecutive blocks on a device after which further ones do not change the compute buffer
 
-_PERIOD = 3  # longest period, in layers, of recurrent models' compute buffers: docs/evidence/memory.json
+_PERIOD = 3  # compute buffers of recurrent models repeat after at most this many layers: docs/evidence/memory.json
 
-# Tensors outside the blocks by the layer that llama.cpp counts them to (src/llama-arch.cpp); the rest is the output's
+# Tensors outside the blocks, by the layer that llama.cpp assigns them to (src/llama-arch.cpp); others go to the output
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 _WITH_BLOCK_0 = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.", "nextn.pre_projection.")
 _WITH_ALL_BLOCKS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
-_READS_CACHE = "gemma4-assistant"  # draft head without a cache: it reads that of the target's last two blocks
-_PARTS = {"experts": re.compile(EXPERTS), "ffn": re.compile(DENSE_FFN)}  # what the first blocks may keep on the CPU
+_READS_CACHE = "gemma4-assistant"  # architecture of a draft head that reads the cache of the target's last two blocks
+_PARTS = {"experts": re.compile(EXPERTS), "ffn": re.compile(DENSE_FFN)}  # weights that may stay on the CPU
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
-    """Memory on one device by purpose; ``overhead``: everything outside llama.cpp's breakdown."""
+class DeviceBytes:
+    """Memory used on one device by purpose; ``overhead``: everything outside llama.cpp's breakdown."""
 
     weights: int = 0
     kv: int = 0
@@ -66,8 +66,8 @@ class Bytes:
     def total(self) -> int:
         return self.weights + self.kv + self.compute + self.overhead
 
-    def __add__(self, other: Bytes) -> Bytes:
-        return Bytes(
+    def __add__(self, other: DeviceBytes) -> DeviceBytes:
+        return DeviceBytes(
             self.weights + other.weights,
             self.kv + other.kv,
             self.compute + other.compute,
@@ -75,30 +75,30 @@ class Bytes:
         )
 
 
-ByDevice = dict[str, Bytes]
+ByDevice = dict[str, DeviceBytes]
 
 
 def total(parts: Iterable[ByDevice]) -> ByDevice:
-    """Return the memory of several models together."""
+    """Return the total memory of several models by device."""
     found: ByDevice = {}
     for part in parts:
         for name, used in part.items():
-            found[name] = found.get(name, Bytes()) + used
+            found[name] = found.get(name, DeviceBytes()) + used
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Model with its placement and context; ``file`` has metadata and tensor shapes, weights are not needed.
+class MemoryRequest:
+    """Model with its placement and context; ``file`` needs metadata and tensor shapes but no weights.
 
-    With ``target`` it is a draft head on that model, whose blocks may be in the target's file.
+    If ``target`` is given, the model is a draft head for it, possibly in the same file.
     """
 
     header: ModelHeader
     file: Path
     placement: Placement
     context: ContextOptions
-    target: Request | None = None
+    target: MemoryRequest | None = None
 
     def resident(self, cards: Sequence[str]) -> ByDevice:
         """Return weights, caches and overhead by device."""
@@ -107,29 +107,29 @@ class Request:
         return resident_head(self, self.target, cards)
 
 
-DryRun = Callable[[Sequence[Request]], list[ByDevice | str]]
-"""Function that returns llama.cpp's allocation for each request, or the reason of a refusal."""
+DryRun = Callable[[Sequence[MemoryRequest]], list[ByDevice | str]]
+"""Function that returns llama.cpp's allocation for each request, or its error message if it refuses the request."""
 
 
-class Memory:
-    """Memory estimates of models on GPUs, which are named in llama.cpp's order."""
+class MemoryEstimates:
+    """Memory estimates for models on GPUs; ``cards``: GPU names in llama.cpp's order."""
 
     def __init__(self, cards: tuple[str, ...], dry_run: DryRun) -> None:
         self.dry_run = dry_run
         self._cards = cards
-        self._answers: dict[object, list[ByDevice]] = {}  # by (model, context, layout)
+        self._answers: dict[object, list[ByDevice]] = {}  # results of dry runs by (model, context, layout)
 
-    def resident(self, request: Request) -> ByDevice:
+    def resident(self, request: MemoryRequest) -> ByDevice:
         return request.resident(self._cards)
 
-    def estimates(self, requests: Sequence[Request]) -> list[ByDevice]:
-        """Return the memory of each request, or slightly more.
+    def estimates(self, requests: Sequence[MemoryRequest]) -> list[ByDevice]:
+        """Return the memory of each request, perhaps slightly overestimated.
 
-        A few placements of each layout are dry-run, and the largest compute buffer counts for all. A request that
-        llama.cpp refuses has no compute buffer.
+        A few placements per layout are dry-run, and the largest compute buffer among them is used for all. If llama.cpp
+        refuses all of them, no compute buffer is counted.
         """
         keys: list[object] = [(id(one.header), one.context, self._layout(one)) for one in requests]
-        alike: dict[object, list[Request]] = {}
+        alike: dict[object, list[MemoryRequest]] = {}
         for key, one in zip(keys, requests, strict=True):
             if key not in self._answers:
                 alike.setdefault(key, []).append(one)
@@ -141,15 +141,15 @@ class Memory:
                 known.append(answer)
         return [self._estimate(one, self._answers[key]) for key, one in zip(keys, requests, strict=True)]
 
-    def _layout(self, request: Request) -> object:
+    def _layout(self, request: MemoryRequest) -> object:
         header, placement = request.header, request.placement
-        if request.target is not None:  # draft heads also depend on the target's devices
+        if request.target is not None:  # a draft head's memory also depends on the target's devices
             own = request.file == request.target.file
             there = layer_devices(request.target.header.blocks, request.target.placement, len(self._cards))
             return None if own else placement, there[-(header.nextn_blocks + 1) :], there[0]
         return layout(header, placement, self._cards) if header.regular else placement
 
-    def _estimate(self, request: Request, answers: Sequence[ByDevice]) -> ByDevice:
+    def _estimate(self, request: MemoryRequest, answers: Sequence[ByDevice]) -> ByDevice:
         if answers and (request.target is not None or not request.header.regular):
             return answers[0]
         return {
@@ -158,27 +158,27 @@ class Memory:
         }
 
 
-def _samples(alike: Sequence[Request]) -> Sequence[Request]:
-    """Return placements of a layout to dry-run: the first (with recurrent blocks ``_PERIOD`` of them) and the last."""
+def _samples(alike: Sequence[MemoryRequest]) -> Sequence[MemoryRequest]:
+    """Return the placements of a layout to dry-run: the first (``_PERIOD`` of them if recurrent) and the last."""
     first = _PERIOD if any(alike[0].header.recurrent) else 1
     return (*alike[:first], *alike[first:][-1:])
 
 
 def resident(header: ModelHeader, placement: Placement, context: ContextOptions, cards: Sequence[str] = ()) -> ByDevice:
-    """Return weights, KV cache and recurrent state of ``HOST`` and every GPU, all exact; compute buffers are missing.
+    """Return the exact bytes of weights, KV cache and recurrent state on ``HOST`` and each GPU, not compute buffers.
 
-    ``cards`` are in llama.cpp's order, and share equally without a ``split``. Buffers of logits and hidden rows are
-    ``overhead`` of the host. Caches of an architecture that is not ``regular`` are left out.
+    ``cards`` are in llama.cpp's order; without a ``split`` they get equal shares. Buffers for logits and hidden states
+    count as the host's ``overhead``. Caches are not counted if the architecture is not ``regular``.
     """
     devices = layer_devices(header.blocks, placement, len(cards))
     weights = _weights(SameHeader(header), placement, tuple(cards))
     kv = _kv(header, devices, context, len(cards) + 1) if header.regular else [0] * (len(cards) + 1)
-    rows = 4 * header.vocabulary * context.width + hidden_host_bytes(header, context)
-    return {name: Bytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
+    rows = 4 * header.vocabulary * context.max_outputs + hidden_host_bytes(header, context)
+    return {name: DeviceBytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
 
 
-def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> ByDevice:
-    """Return :func:`resident` of a draft head: a cache for its own blocks, and no weights if they are the target's.
+def resident_head(head: MemoryRequest, target: MemoryRequest, cards: Sequence[str] = ()) -> ByDevice:
+    """Return :func:`resident` for a draft head: its own blocks' cache, and its weights unless in the target's file.
 
     Source: ``llama_model::create_memory`` in src/llama-model.cpp.
     """
@@ -189,12 +189,12 @@ def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> 
     kv = [0] * count
     if head.header.architecture != _READS_CACHE:
         kv = _kv(read, devices[head.header.blocks - read.blocks :], head.context, count)
-    rows = 4 * max(head.header.vocabulary, head.header.tokenizer.size) * head.context.width
-    return {name: Bytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
+    rows = 4 * max(head.header.vocabulary, head.header.tokenizer.size) * head.context.max_outputs
+    return {name: DeviceBytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
 
 
-def copied_cache(head: Request, target: Request, cards: Sequence[str] = ()) -> dict[str, int]:
-    """Return by device the bytes that a draft head copies of the target's cache from other devices."""
+def copied_cache(head: MemoryRequest, target: MemoryRequest, cards: Sequence[str] = ()) -> dict[str, int]:
+    """Return how many bytes of the target's cache a draft head copies to each of its devices from other devices."""
     if head.header.architecture != _READS_CACHE:
         return {}
     blocks, cache = target.header.blocks, _kv_by_block(target.header, target.context)
@@ -204,8 +204,8 @@ def copied_cache(head: Request, target: Request, cards: Sequence[str] = ()) -> d
     return {(HOST, *cards)[one]: sum(cache[block] for block in last if there[block] != one) for one in devices}
 
 
-def lent_by(head: Request, target: Request, cards: Sequence[str] = ()) -> str:
-    """Return the device of the target's output if a draft head uses that; empty if the head has its own."""
+def output_device(head: MemoryRequest, target: MemoryRequest, cards: Sequence[str] = ()) -> str:
+    """Return the device of the target's output layer if a draft head uses that layer; "" if the head has its own."""
     own = {"token_embd.weight", "output.weight"} <= {tensor.name for tensor in head.header.tensors}
     if own and head.file != target.file:
         return ""
@@ -213,13 +213,13 @@ def lent_by(head: Request, target: Request, cards: Sequence[str] = ()) -> str:
 
 
 def hidden_host_bytes(header: ModelHeader, context: ContextOptions) -> int:
-    """Return RAM for hidden rows: a batch (``output_reserve`` in src/llama-context.cpp), and a ring per sequence."""
+    """Return RAM for hidden states: one batch (``output_reserve``, src/llama-context.cpp) and a ring per sequence."""
     kept = context.batch + context.sequences * min(context.ctx_size, HIDDEN_RING)
     return 4 * header.embedding * len(context.hidden) * kept
 
 
 def hidden_compute_bytes(header: ModelHeader, context: ContextOptions, devices: Sequence[int], count: int) -> list[int]:
-    """Return bounds by device on compute buffers for hidden rows, which stay for a micro-batch."""
+    """Return upper bounds, by device, on compute buffers for hidden states, which are kept for one micro-batch."""
     found = [0] * count
     for source in context.hidden:
         found[devices[source]] += 4 * header.embedding * context.computed
@@ -227,7 +227,7 @@ def hidden_compute_bytes(header: ModelHeader, context: ContextOptions, devices: 
 
 
 def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, ...]:
-    """Return the device of each block and of the output; 0: CPU. Source: get_layer_buft_list, src/llama-model.cpp."""
+    """Return the device index of each block and the output (0: CPU), like get_layer_buft_list (src/llama-model.cpp)."""
     offloaded = placement.offloaded(blocks) if cards else 0
     first = blocks + 1 - offloaded
     if cards < 2:
@@ -245,15 +245,15 @@ def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, .
 
 
 @functools.lru_cache(maxsize=64)
-def parts(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what decides the device of each tensor, for :func:`part_device`.
+def part_rules(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the rule that decides each tensor's device, for :func:`part_device`.
 
-    It is the device of the first matching override (``create_tensor`` in src/llama-model-loader.cpp); ``experts`` or
-    ``ffn`` in a block, which the first blocks may keep on the CPU; or empty: the tensor is with its layer.
+    A rule is the device of the first matching override (``create_tensor`` in src/llama-model-loader.cpp), ``experts``
+    or ``ffn`` for tensors that the first blocks may keep on the CPU, or empty for the layer's own device.
     """
     overrides = [(re.compile(pattern), device) for pattern, device in map(parse_override, override_tensor)]
 
-    def part(tensor: Tensor) -> str:
+    def part(tensor: GgufTensor) -> str:
         for pattern, device in overrides:
             if pattern.search(tensor.name):
                 return device
@@ -265,7 +265,7 @@ def parts(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[str, ...]
 
 
 def part_device(part: str, layer: int, device: int, placement: Placement, cards: Sequence[str]) -> int:
-    """Return the device of a part of a layer; ``device`` is the layer's, 0 the CPU."""
+    """Return the device index of a part of a layer; ``device`` is the layer's own device (0: CPU)."""
     if part in ("", "experts", "ffn"):
         kept = {"": 0, "experts": placement.n_cpu_moe, "ffn": placement.n_cpu_ffn}[part]
         return 0 if layer < kept else device
@@ -273,27 +273,27 @@ def part_device(part: str, layer: int, device: int, placement: Placement, cards:
 
 
 def check_part(header: ModelHeader, part: str, flag: str) -> None:
-    """Raise UsageError unless the model has the weights (``experts`` or ``ffn``) that ``flag`` keeps on the CPU."""
-    if part in parts(SameHeader(header), ()):
+    """Raise UsageError if the model lacks the weights (``experts`` or ``ffn``) that ``flag`` would keep on the CPU."""
+    if part in part_rules(SameHeader(header), ()):
         return
     if part == "experts":
-        raise UsageError(f"{header.name} has no experts to keep on the CPU", f"leave {flag} away")
+        raise UsageError(f"{header.name} has no experts to keep on the CPU", f"leave {flag} out")
     raise UsageError(
         f"{header.name} has no dense feed-forward weights to keep on the CPU",
-        f"leave {flag} away; --n-cpu-moe N keeps experts there",
+        f"leave {flag} out; --n-cpu-moe N keeps experts there",
     )
 
 
 def check_overrides(header: ModelHeader, override_tensor: Sequence[str], cards: Sequence[str]) -> None:
-    """Check ``PATTERN=DEVICE`` overrides against a model's tensors and the devices.
+    """Check ``PATTERN=DEVICE`` overrides against a model's tensors and the available devices.
 
     Raises:
-        UsageError: a pattern matches no tensor, or a device is missing.
+        UsageError: a pattern matches no tensor, or a device does not exist.
     """
     for pattern, device in map(parse_override, override_tensor):
         if device not in (HOST, *cards):
             raise UsageError(
-                f"-ot {pattern}={device} names a device that is not here",
+                f"-ot {pattern}={device} names a device that does not exist",
                 f"devices: {', '.join((HOST, *cards))}; -ot '{pattern}=CPU'",
             )
         if not any(re.search(pattern, tensor.name) for tensor in header.tensors):
@@ -301,16 +301,16 @@ def check_overrides(header: ModelHeader, override_tensor: Sequence[str], cards: 
             some = [name.removesuffix(".weight") for name in names if not name.startswith("blk.")]
             example = "ffn_.*_exps" if header.experts else "ffn_(up|down)"
             raise UsageError(
-                f"-ot {pattern}={device} is found in no tensor's name of {header.name}",
-                f"-ot '{example}=CPU'; a block's tensors and the others are {', '.join(some)}",
+                f"-ot {pattern}={device} matches no tensor's name in {header.name}",
+                f"-ot '{example}=CPU'; tensors in and outside a block: {', '.join(some)}",
             )
 
 
 def layout(header: ModelHeader, placement: Placement, cards: Sequence[str]) -> object:
-    """Return all that compute buffers depend on; placements with equal layouts have about equal buffers.
+    """Return everything that compute buffers depend on; placements with equal layouts have nearly equal buffers.
 
-    For each run of blocks on one device: the device, the devices of its parts, the kinds of its first, last and all
-    blocks, and their number up to ``_ALIKE_FROM``.
+    Each run of consecutive blocks on one device is described by that device, the devices of the blocks' parts, the kind
+    of the first and last block, the set of kinds, and the number of blocks, capped at ``_ALIKE_FROM``.
     """
     sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
     devices = layer_devices(header.blocks, placement, len(cards))
@@ -328,18 +328,18 @@ def layout(header: ModelHeader, placement: Placement, cards: Sequence[str]) -> o
 
 
 def _single(value: float) -> float:
-    """Round to single precision, as llama.cpp divides."""
+    """Round to single precision, as llama.cpp does when it splits layers."""
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded
 
 
 def padded(size: int, multiple: int) -> int:
-    """Round up to a multiple."""
+    """Round ``size`` up to a multiple of ``multiple``."""
     return -(-size // multiple) * multiple
 
 
 class SameHeader:
-    """Cache key of a header, by identity: hashing its contents costs more than what is cached."""
+    """Cache key that compares headers by identity, because hashing their contents costs more than the cache saves."""
 
     __slots__ = ("header",)
 
@@ -357,8 +357,9 @@ class SameHeader:
 class _Sums:
     """Bytes of a model's weights by destination, and a number for the kind of each computed block.
 
-    ``blocks`` and ``largest`` (tensor) are by part (:func:`parts`); ``outside``: (place, part, bytes) of the other
-    tensors; ``tied``: bytes of an embedding that is also the output, which a GPU copies unless an override places it.
+    ``blocks`` and ``largest`` hold each block's total bytes and largest tensor by part (:func:`part_rules`);
+    ``outside`` holds (layer, part, bytes) of the other tensors; ``tied`` is the size of an embedding that is also the
+    output, which is copied to the output's GPU unless an override moves it.
     """
 
     blocks: tuple[Counter[str], ...]
@@ -371,13 +372,13 @@ class _Sums:
 @functools.lru_cache(maxsize=32)
 def _sums(same: SameHeader, mtp: bool, override_tensor: tuple[str, ...]) -> _Sums:
     header = same.header
-    main = header.blocks - (0 if mtp else header.nextn_blocks)  # llama.cpp skips MTP blocks otherwise
+    main = header.blocks - (0 if mtp else header.nextn_blocks)  # llama.cpp skips unused MTP blocks
     blocks: list[Counter[str]] = [Counter() for _ in range(main)]
     largest: list[dict[str, int]] = [{} for _ in range(main)]
     shapes: list[set[object]] = [{header.windowed[i], ("recurrent", header.recurrent[i])} for i in range(main)]
     outside: Counter[tuple[str, str]] = Counter()
     tied = 0
-    for tensor, part in zip(header.tensors, parts(same, override_tensor), strict=True):
+    for tensor, part in zip(header.tensors, part_rules(same, override_tensor), strict=True):
         size, block = padded(tensor.size_bytes, _ALIGNMENT), block_of(tensor)
         if block is None:
             outside[_place(tensor.name, header.architecture), part] += size
@@ -401,7 +402,7 @@ def _place(name: str, architecture: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _weights(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> list[int]:
-    """Return the bytes of weights by device. Source: ``create_tensor`` in src/llama-model-loader.cpp."""
+    """Return the bytes of weights by device index. Source: ``create_tensor`` in src/llama-model-loader.cpp."""
     sums = _sums(same, placement.mtp, placement.override_tensor)
     devices = layer_devices(same.header.blocks, placement, len(cards))
     found = [0] * (len(cards) + 1)
@@ -421,7 +422,7 @@ def _weights(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> 
 
 @functools.lru_cache(maxsize=32)
 def cuda_padding_bytes(same: SameHeader) -> int:
-    """Return a bound on CUDA's padding of tensors: 128-byte alignment, whole kernel steps in the last row.
+    """Return an upper bound on CUDA's tensor padding: 128-byte alignment, and the last row padded to a kernel step.
 
     Source: ``ggml_backend_cuda_buffer_type_get_alloc_size`` in ggml/src/ggml-cuda/ggml-cuda.cu.
     """
@@ -434,12 +435,12 @@ def cuda_padding_bytes(same: SameHeader) -> int:
 
 
 def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
-    """Return bytes of caches and states by device (src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp)."""
+    """Return the bytes of caches and states by device (src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp)."""
     found = [0] * count
     cells = windowed_cells = context.cells
     if not context.swa_full:
         windowed_cells = padded(min(cells, header.sliding_window + context.computed), _CELLS)
-    # Without flash attention the V cache has a column per token, as wide as the widest block's
+    # Without flash attention, every block's V cache has as many elements per token as that of the widest block
     transposed = context.flash_attn == "off" or header.architecture == "grok"
     widest = max(header.values(i) for i in range(header.blocks)) if transposed else 0
     (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.cache_type_k], KV_TYPES[context.cache_type_v]
@@ -457,10 +458,10 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
 
 
 def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
-    """Return bounds by device on CUDA's and HIP's extra buffer for flash attention on a cache that is not f16.
+    """Return upper bounds, by device, on CUDA's and HIP's extra buffer for flash attention with a non-f16 cache.
 
-    It holds an f16 copy of one block's cache; only prompt kernels need it, and the buffer may peak elsewhere in the
-    graph. Source: ``ggml_cuda_flash_attn_ext_get_alloc_size`` in ggml/src/ggml-cuda/fattn.cu.
+    The buffer holds an f16 copy of one block's cache. It is an upper bound because only prompt kernels need it and the
+    graph may peak elsewhere. Source: ``ggml_cuda_flash_attn_ext_get_alloc_size`` in ggml/src/ggml-cuda/fattn.cu.
     """
     found = [0] * count
     if context.flash_attn == "off":
@@ -477,19 +478,19 @@ def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: Cont
 
 
 def streaming_card(cards: Sequence[str]) -> str:
-    """Return the GPU that computes large batches with CPU weights: the first that is no RPC worker's; empty if none.
+    """Return the GPU that computes large batches with CPU weights, which is the first local one, or "" without one.
 
     Source: ``ggml_backend_sched_backend_id_from_cur`` in ggml/src/ggml-backend.cpp.
     """
     return next((name for name in cards if not is_remote(name)), "")
 
 
-def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
-    """Return a bound on the CPU's weights and caches that :func:`streaming_card` holds at once; 0 without weights.
+def streamed_bytes(request: MemoryRequest, cards: Sequence[str]) -> int:
+    """Return an upper bound on the CPU weights and caches copied to :func:`streaming_card` at once; 0 without weights.
 
-    They are one weight (two of a hybrid with experts), the cache of a block (three times if latent), and
-    :func:`activation_bytes`; for a draft head also the output, which may be the target's, as may the cache. Source:
-    ``ggml_backend_sched_split_graph`` in ggml/src/ggml-backend.cpp, which frees a weight before the next one.
+    The GPU holds one weight tensor (two for a hybrid model with experts), one block's KV cache (three times if latent)
+    and :func:`activation_bytes`; for a draft head also the output layer. Output and cache may be the target's. Source:
+    ``ggml_backend_sched_split_graph`` in ggml/src/ggml-backend.cpp, which frees each weight before it copies the next.
     """
     header, context, target = request.header, request.context, request.target
     if not streaming_card(cards) or context.computed < context.op_offload_min_batch or not context.op_offload:
@@ -499,9 +500,9 @@ def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
     rows = context.computed if target is None else HEAD_BATCH
     kept = zip(_kv_by_block(header, context), devices, strict=False)
     caches = [(3 if header.latent else 1) * size for size, device in kept if device == 0]
-    if target is None:  # few rows of logits are requested
+    if target is None:  # the output is not copied, because too few logits are requested
         output = 0
-    elif lent_by(request, target, cards) == HOST:
+    elif output_device(request, target, cards) == HOST:
         output = _on_host(target, cards)[1]
     if target is not None and header.architecture == _READS_CACHE:
         there = layer_devices(target.header.blocks, target.placement, len(cards))[:-1]
@@ -512,12 +513,12 @@ def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
 
 
 def activation_bytes(header: ModelHeader, tokens: int) -> int:
-    """Return a bound on how far copies shift later contents of a buffer: rows of a feed-forward and its input."""
+    """Return an upper bound on how far copies shift later tensors in a buffer: one feed-forward and its input."""
     return 4 * tokens * (max(header.feed_forward, default=0) + header.embedding)
 
 
-def _on_host(request: Request, cards: Sequence[str]) -> tuple[list[int], int]:
-    """Return bytes of CPU weights: (those to copy one at a time, at most one per block and part; the output's)."""
+def _on_host(request: MemoryRequest, cards: Sequence[str]) -> tuple[list[int], int]:
+    """Return the bytes of CPU weights copied one at a time (the largest by block and part), and the output's bytes."""
     header, placement = request.header, request.placement
     sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
     devices = layer_devices(header.blocks, placement, len(cards))
@@ -541,12 +542,12 @@ def _kv_by_block(header: ModelHeader, context: ContextOptions) -> list[int]:
 
 
 def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
-    """Return bounds by device on what fused or reordered operations add to compute buffers: longer-lived activations.
+    """Return upper bounds, by device, on activations kept longer in compute buffers by fused or reordered operations.
 
-    With experts: each expert's rows of a micro-batch until they are weighted (CUDA, Vulkan). Otherwise one row per
-    token (Vulkan), except for a dense model partly on the CPU with flash attention and ``op_offload``, where copied CPU
-    weights are the peak. A hybrid entirely on GPUs without flash attention adds a mask. Vulkan's own dry runs are
-    within these bounds: docs/evidence/backend-bytes.json.
+    With experts, these are each used expert's output for a micro-batch until it is weighted (CUDA, Vulkan). Otherwise,
+    they are one row per token (Vulkan), but nothing for a dense model partly on the CPU with flash attention and op
+    offload, whose peak is due to copied CPU weights. A hybrid model entirely on GPUs without flash attention adds a
+    mask. Vulkan's own dry runs are within these bounds: docs/evidence/backend-bytes.json.
 
     Source: ``add_alloc_dep`` in ggml/src/ggml-cuda/ggml-cuda.cu, ``ggml_vk_graph_optimize`` in
     ggml/src/ggml-vulkan/ggml-vulkan.cpp.
@@ -561,8 +562,8 @@ def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOpt
 
 
 def has_snapshots(header: ModelHeader) -> bool:
-    """Return whether rollback takes a recurrent state for each token."""
-    return any(header.recurrent) and way_back(header.architecture, options.REWIND_BY["target"]) == "snapshots"
+    """Return whether rollback of this model needs one recurrent state per token."""
+    return any(header.recurrent) and rollback_kind(header.architecture, options.REWIND_BY["target"]) == "snapshots"
 
 
 def _states(header: ModelHeader, context: ContextOptions) -> int:
@@ -570,4 +571,4 @@ def _states(header: ModelHeader, context: ContextOptions) -> int:
     if not context.rewind:
         return 1
     more = {"snapshots": min(context.rewind, context.computed - 2), "checkpoint": 1, "none": 0}
-    return 1 + more[way_back(header.architecture, context.rewind_by)]
+    return 1 + more[rollback_kind(header.architecture, context.rewind_by)]

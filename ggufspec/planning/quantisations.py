@@ -1,7 +1,8 @@
 """Ranking of models that differ only in quantisation, by fit, speed and bits per weight. Pure.
 
-Weights and caches are sums over each model's tensors. Compute buffers depend on weight types only where a GPU copies
-CPU weights, one at a time: one model's dry runs serve all of its shape, plus a bound (tests/cli/test_ranking.py).
+Weights and caches are summed over each model's tensors. Compute buffers depend on weight types only where a GPU copies
+CPU weights one at a time, so the dry runs of one model plus a bound serve all models with the same tensor shapes
+(tests/cli/test_ranking.py).
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.memory import (
     HOST,
     ByDevice,
-    Bytes,
+    DeviceBytes,
     DryRun,
-    Request,
+    MemoryRequest,
     SameHeader,
     activation_bytes,
     streamed_bytes,
@@ -27,8 +28,8 @@ from ggufspec.planning.memory import (
 )
 from ggufspec.planning.plan import Plan
 
-# Mean KL divergence from F16 in nats: tools/perplexity/README.md in llama.cpp, "LLaMA 3 8b Scoreboard" (Wikitext-2).
-# Without an importance matrix if the table has that row, else with one (WT 10m).
+# Mean KL divergence from F16 in nats, from tools/perplexity/README.md in llama.cpp, "LLaMA 3 8b Scoreboard"
+# (Wikitext-2), without an importance matrix if the table has such a row, else with one (WT 10m).
 DIVERGENCE = {"Q8_0": 0.0014, "Q6_K": 0.0055, "Q5_K_M": 0.0108, "Q5_K_S": 0.0166, "Q5_1": 0.0180, "Q5_0": 0.0222}
 DIVERGENCE |= {"Q4_K_M": 0.0313, "Q4_K_S": 0.0431, "Q4_1": 0.0717, "Q4_0": 0.0719, "IQ4_NL": 0.0357, "IQ4_XS": 0.0363}
 DIVERGENCE |= {"Q3_K_L": 0.0872, "Q3_K_M": 0.1019, "Q3_K_S": 0.2282, "IQ3_M": 0.1025, "IQ3_S": 0.1113}
@@ -38,9 +39,9 @@ DIVERGENCE_SOURCE = "mean KL divergence from F16 of Llama 3 8B, in nats: llama.c
 
 
 def twin_acceptance(target: ModelHeader, draft: ModelHeader, quant: str) -> float | None:
-    """Return the least acceptance of a smaller quantisation of the target as draft; None for any other draft.
+    """Return a lower bound on acceptance with a smaller quantisation of the target as draft; None for other drafts.
 
-    At temperature 1 it is 1 - E[TV] ≥ 1 - √(E[KL] / 2). The caller ensures that both are quantisations of one model.
+    At temperature 1, acceptance is 1 - E[TV] ≥ 1 - √(E[KL] / 2). The caller ensures that both quantise the same model.
     Source: Leviathan et al. 2023, corollary 3.6 (arXiv:2211.17192), and Pinsker's inequality.
     """
     shapes = {(one.architecture, one.blocks, one.embedding, one.vocabulary, one.heads) for one in (target, draft)}
@@ -49,7 +50,7 @@ def twin_acceptance(target: ModelHeader, draft: ModelHeader, quant: str) -> floa
     return max(0.0, 1 - sqrt(DIVERGENCE[quant] / 2))
 
 
-TWIN_ORIGIN = "the least that its type's published divergence allows"
+TWIN_ORIGIN = "a lower bound from its quantisation's published KL divergence"
 
 
 def bits_per_weight(header: ModelHeader) -> float:
@@ -58,20 +59,20 @@ def bits_per_weight(header: ModelHeader) -> float:
 
 
 def sharing(dry_run: DryRun, shapes: Sequence[tuple[ModelHeader, Path]], cards: Sequence[str]) -> DryRun:
-    """Return a dry run that answers for all models of a shape from the dry runs of one of them.
+    """Return a dry-run function that reuses one model's dry runs for all models of the same shape.
 
     Args:
-        dry_run: called only with the models of ``shapes``.
-        shapes: (header, metadata-only file) of one model per shape; requests of the others name the same file.
+        dry_run: function that is called only for the models in ``shapes``.
+        shapes: (header, metadata-only file) of one model per shape; requests for other models of a shape name its file.
         cards: GPU names in llama.cpp's order.
     """
     by_file = {file: header for header, file in shapes}
 
-    def of_shape(one: Request) -> Request:
+    def of_shape(one: MemoryRequest) -> MemoryRequest:
         on = of_shape(one.target) if one.target else None
         return replace(one, header=by_file.get(one.file, one.header), target=on)
 
-    def asked(requests: Sequence[Request]) -> list[ByDevice | str]:
+    def asked(requests: Sequence[MemoryRequest]) -> list[ByDevice | str]:
         like = [of_shape(one) for one in requests]
         return [
             answer if isinstance(answer, str) else _with_weights(answer, one, other.header, cards)
@@ -81,28 +82,28 @@ def sharing(dry_run: DryRun, shapes: Sequence[tuple[ModelHeader, Path]], cards: 
     return asked
 
 
-def _with_weights(answer: ByDevice, one: Request, like: ModelHeader, cards: Sequence[str]) -> ByDevice:
-    """Return the dry run of ``like``, a model of the same shape, with this model's own weights."""
+def _with_weights(answer: ByDevice, one: MemoryRequest, like: ModelHeader, cards: Sequence[str]) -> ByDevice:
+    """Return ``answer``, the dry run of a model ``like`` with the same shape, with this model's weight sizes."""
     own = one.resident(cards)
     found = {name: replace(used, weights=own[name].weights) for name, used in answer.items()}
     if one.header is not like and streamed_bytes(one, cards):
         more = _heavier(SameHeader(one.header), SameHeader(like)) + activation_bytes(like, one.context.computed)
-        found[streaming_card(cards)] += Bytes(compute=more)
+        found[streaming_card(cards)] += DeviceBytes(compute=more)
     return found
 
 
 @functools.lru_cache(maxsize=64)
 def _heavier(one: SameHeader, like: SameHeader) -> int:
-    """Return the most bytes by which a block's weight is larger than in ``like``, a model of the same shape."""
+    """Return the maximum number of bytes by which a block's tensor is larger than in ``like``, which has its shape."""
     sizes = {tensor.name: tensor.size_bytes for tensor in like.header.tensors}
     in_blocks = (tensor for tensor in one.header.tensors if block_of(tensor) is not None)
     return max([0, *(tensor.size_bytes - sizes[tensor.name] for tensor in in_blocks)])
 
 
 def fits(plan: Plan, largest_context: int | None) -> Literal["whole", "partly", "no"]:
-    """Return whether all layers fit in the GPUs (in RAM without one), or only some, or not even RAM holds the rest.
+    """Return whether all layers fit on the GPUs (without a GPU: in RAM), only some do, or even RAM is too small.
 
-    ``largest_context`` is from :func:`ggufspec.planning.search.largest_context`: a plan need not fill the GPUs.
+    ``largest_context`` (:func:`ggufspec.planning.search.largest_context`) decides, because a plan need not fill GPUs.
     """
     if plan.machine.cards and (largest_context or 0) >= plan.request.target_only.context.ctx_size:
         return "whole"
@@ -112,9 +113,9 @@ def fits(plan: Plan, largest_context: int | None) -> Literal["whole", "partly", 
 
 
 def pareto(rows: Sequence[tuple[float, float, float | None]]) -> list[bool]:
-    """Return for each (tokens/s, bits per weight, divergence) whether no other row beats it in speed and quality.
+    """Return for each (tokens/s, bits per weight, divergence) whether it is Pareto-optimal in speed and quality.
 
-    Quality is the lower divergence if both rows have one, otherwise the higher bits per weight.
+    Quality is compared by divergence (lower is better) if both rows have one, otherwise by bits per weight.
     """
 
     def beats(other: tuple[float, float, float | None], one: tuple[float, float, float | None]) -> bool:

@@ -1,8 +1,8 @@
 """Search for the fastest placement that fits. Pure except for llama.cpp's dry runs.
 
-Placements are ranked by predicted tokens/s, and the fastest that fits is the plan. Those whose estimate
-(:mod:`ggufspec.planning.memory`) is far over the budget are skipped, the others dry-run. So llama.cpp confirmed the
-plan, and one more layer does not fit.
+Placements are tried in order of predicted tokens/s, and the first that fits is the plan. Those whose estimated memory
+(:mod:`ggufspec.planning.memory`) is far over budget are skipped, and the others are dry-run. Therefore, llama.cpp has
+confirmed that the plan fits, and one more layer would not fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import (
-    STREAM_WIDTH,
+    OP_OFFLOAD_MIN_BATCH,
     Placement,
     beyond_training,
     context_hint,
@@ -26,10 +26,20 @@ from ggufspec.llamacpp.options import (
     load_hint,
     offloaded,
 )
-from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, SameHeader, parts, streaming_card
-from ggufspec.planning.plan import ENOUGH_BYTES, Machine, ModelRequest, Plan, PlannedRun, PlanRequest
+from ggufspec.planning.memory import (
+    HOST,
+    ByDevice,
+    DeviceBytes,
+    DryRun,
+    MemoryEstimates,
+    MemoryRequest,
+    SameHeader,
+    part_rules,
+    streaming_card,
+)
+from ggufspec.planning.plan import ENOUGH_BYTES, ModelRequest, Plan, PlanMachine, PlannedRun, PlanRequest
 from ggufspec.planning.speed import (
-    Choice,
+    DraftChoice,
     LookupRounds,
     accepted_share,
     best_length,
@@ -41,47 +51,47 @@ from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 from ggufspec.schema.text import of_memory
 
 _WAYS = (False, True)  # without and with GPU copies of CPU weights for small batches
-_WORTH_DIVIDING_BLOCKS = 1.03  # gain required of feed-forward weights on the CPU: crossings are the least known cost
-_WORTH_A_SMALLER_CACHE = 1.02  # gain required of a quantised KV cache, which costs quality
-_UNSURE = 0.15  # share of the compute buffers by which an estimate may be too high
-_AT_ONCE = 2  # placements per batch of estimates or dry runs
+_WORTH_DIVIDING_BLOCKS = 1.03  # gain required for feed-forwards on the CPU, as crossing costs are the least certain
+_WORTH_A_SMALLER_CACHE = 1.02  # gain required for a quantised KV cache, which costs quality
+_UNSURE = 0.15  # share of a compute buffer by which its estimate may be too high
+_AT_ONCE = 2  # number of placements to estimate or dry-run together
 _MOST_ASKED = 120
-_FILLED = 0.9  # maximum share of free RAM for weights that are not mapped, which cannot be evicted
+_FILLED = 0.9  # maximum share of free RAM for unmapped weights, which cannot be evicted
 _DRAFT_STEPS = _SWEEP_STEPS = 8
-_LENGTHS = (1, 2, 3, 4, 8, 16)  # draft lengths for which a plan lists speed and break-even
-_SHORTEST, _STEP = 1024, 256  # shortest context of the search, and its step, in tokens
+_LENGTHS = (1, 2, 3, 4, 8, 16)  # draft lengths for which a plan lists speed and break-even acceptance
+_SHORTEST, _STEP = 1024, 256  # shortest context to try, and step between contexts, in tokens
 
 
-def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
-    """Place a pair, and target-only, as fast as the budget allows.
+def search_plan(request: PlanRequest, machine: PlanMachine, dry_run: DryRun) -> Plan:
+    """Find the fastest placements for a pair and for target-only that fit the budget.
 
     Raises:
-        GgufspecError: nothing fits the budget, or the requested layers do not.
-        ModelError: llama.cpp refuses what would fit.
+        GgufspecError: nothing fits the budget, or the requested layers do not fit.
+        ModelError: llama.cpp refuses a placement that would fit.
     """
     return _plan(request, machine, dry_run, confirms=True)
 
 
-def check_fits(request: PlanRequest, machine: Machine, dry_run: DryRun) -> None:
+def check_fits(request: PlanRequest, machine: PlanMachine, dry_run: DryRun) -> None:
     """Check that a target's smallest placement fits, before anything is measured.
 
     Raises:
-        GgufspecError: the error of :func:`make_plan`.
+        GgufspecError: it does not fit; :func:`search_plan` would raise the same error.
     """
     searches = [_Search(asked, machine, dry_run) for asked in _as_asked_and_smaller(request, machine)]
     if not any(one.has_room(one.request.target_only) for one in searches):
         raise searches[-1].too_large(searches[-1].request.target_only, None)
 
 
-def estimate(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
-    """Plan like :func:`make_plan`, but by estimates: a few placements are dry-run, not necessarily the chosen one."""
+def estimate_plan(request: PlanRequest, machine: PlanMachine, dry_run: DryRun) -> Plan:
+    """Plan as :func:`search_plan` does, but from estimates: few placements are dry-run, perhaps not the chosen one."""
     return replace(_plan(request, machine, dry_run, confirms=False), confirmed=False)
 
 
-def largest_context(subject: ModelRequest, machine: Machine, dry_run: DryRun) -> int | None:
-    """Return the longest context with which all layers fit in the GPUs, by estimate; None without a GPU or a fit.
+def largest_context(subject: ModelRequest, machine: PlanMachine, dry_run: DryRun) -> int | None:
+    """Estimate the longest context at which all layers fit on the GPUs; return None without a GPU or if none fits.
 
-    It is at most the training context, or the requested one if that is longer.
+    The result is at most the training context, or the requested context if that is longer.
     """
     layers, most = subject.header.layers, max(subject.header.context_length, subject.context.ctx_size)
     search = _Search(PlanRequest(subject, subject, None, 0.0, 1), machine, dry_run)
@@ -89,7 +99,7 @@ def largest_context(subject: ModelRequest, machine: Machine, dry_run: DryRun) ->
     return max(found, default=0) or None
 
 
-def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: bool) -> Plan:
+def _plan(request: PlanRequest, machine: PlanMachine, dry_run: DryRun, *, confirms: bool) -> Plan:
     notes, target_only, pair = list[str](), None, None
     searches = [
         _Search(asked, machine, dry_run, confirms=confirms) for asked in _as_asked_and_smaller(request, machine)
@@ -105,7 +115,7 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
             "fast link, is not considered"
         )
     if not machine.cards and "gpu_layers" not in request.target.free and request.target.placement.gpu_layers:
-        notes.append("there is no card to plan for: -ngl has no effect (--gpu NAME plans for one that is not here)")
+        notes.append("no GPU found: -ngl has no effect (--gpu NAME plans for one that is not installed)")
     last = search
     if request.draft is not None:
         for last in searches[searches.index(search) :]:
@@ -117,25 +127,25 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
                 raise error
             notes.append(error.message)
     if last is not searches[0] and (pair or last is search):
-        beside = " beside the draft" if last is not search else ""
+        where = " next to the draft" if last is not search else ""
         notes.append(
-            f"{streaming_card(machine.card_names)} has no room{beside} to read prompts with the CPU's weights: the CPU "
-            "does that, which is slower (--no-op-offload)"
+            f"{streaming_card(machine.card_names)} has no room{where} to process prompts with the CPU's weights, so "
+            "the CPU does that, which is slower (--no-op-offload)"
         )
     return _finished(search, target_only, pair, notes)
 
 
-def _as_asked_and_smaller(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
-    """Yield the request; with op offload also the same without it, which saves the VRAM of copied weights."""
+def _as_asked_and_smaller(request: PlanRequest, machine: PlanMachine) -> Iterator[PlanRequest]:
+    """Yield the request and, if it uses op offload, one without op offload, which saves the VRAM for copied weights."""
     yield request
     if streaming_card(machine.card_names) and request.target_only.context.op_offload:
         yield _with_contexts(request, op_offload=False)
 
 
-def sweep(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
-    """Return predicted tokens/s of both options by target layers, by estimate, with the draft at its best placement.
+def sweep_rows(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
+    """Return estimated tokens/s with and without the draft by target layers, with the draft at its best placement.
 
-    The plan's own placements are among the rows. Without a GPU the only row has no layers.
+    The rows include the numbers of layers in the plan. Without a GPU, the only row has 0 layers.
     """
     request, machine = plan.request, plan.machine
     blocks = request.target.header.blocks
@@ -165,18 +175,18 @@ def _at_layers(subject: _Subject, count: int) -> _Subject:
     return replace(target, placement=at, free=target.free - {"gpu_layers"}), draft
 
 
-CONTEXTS = (4096, 32768, 131072)  # contexts, in tokens, for which plans are shown side by side
+CONTEXTS = (4096, 32768, 131072)  # context sizes, in tokens, for which plans are shown side by side
 
 
 def context_sizes(plan: Plan) -> list[int]:
-    """Return ``CONTEXTS``, the plan's own context, and the target's training context."""
+    """Return the sorted context sizes to plan for: ``CONTEXTS``, the plan's, and the target's training context."""
     planned, trained = plan.request.target.context.ctx_size, plan.request.target.header.context_length
     most = max(planned, trained) if trained else max(planned, *CONTEXTS)
     return sorted({planned, most, *(size for size in CONTEXTS if size <= most)})
 
 
-def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
-    """Return a row per context of :func:`context_sizes`, for the option that is faster with half of it filled."""
+def context_rows(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
+    """Return a row per size in :func:`context_sizes` for the faster option (pair or target-only) at half-full cache."""
     request, blocks = plan.request, plan.request.target.header.blocks
     planned, rows = request.target.context.ctx_size, list[ContextRow]()
     for size in context_sizes(plan):
@@ -210,30 +220,30 @@ def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
 
 
 def _with_contexts(request: PlanRequest, **changes: Any) -> PlanRequest:
-    """Return the request with changed context options for all models."""
+    """Return the request with these context options changed for all models."""
 
     def changed(subject: ModelRequest) -> ModelRequest:
         return replace(subject, context=replace(subject.context, **changes))
 
     draft = changed(request.draft) if request.draft else None
-    alone = changed(request.target_only)
-    target = alone if request.target is request.target_only else changed(request.target)
-    return replace(request, target=target, target_only=alone, draft=draft)
+    target_only = changed(request.target_only)
+    target = target_only if request.target is request.target_only else changed(request.target)
+    return replace(request, target=target, target_only=target_only, draft=draft)
 
 
-def can_stream(subject: ModelRequest, machine: Machine) -> bool:
-    """Return whether a GPU can compute batches with copies of CPU weights."""
+def can_stream(subject: ModelRequest, machine: PlanMachine) -> bool:
+    """Return whether a GPU can compute this model's batches with copies of CPU weights."""
     return machine.speed.streams and subject.context.op_offload and bool(streaming_card(machine.card_names))
 
 
-def _on_host(subject: ModelRequest, at: Placement, machine: Machine) -> int:
+def _on_host(subject: ModelRequest, at: Placement, machine: PlanMachine) -> int:
     return 0 if subject.in_target else host_bytes(*subject.read_at(at), machine.card_names)
 
 
-def loaded(machine: Machine, *placed: tuple[ModelRequest, Placement]) -> list[Placement]:
-    """Return the placements of models that are loaded together, with their fastest load options if RAM is enough.
+def with_load_options(machine: PlanMachine, *placed: tuple[ModelRequest, Placement]) -> list[Placement]:
+    """Return the placements of models that are loaded together, with the fastest load options if RAM suffices.
 
-    CPU weights are read into pinned RAM if a GPU computes with copies of them, otherwise repacked for the CPU.
+    CPU weights are read into pinned RAM if a GPU computes with copies of them; otherwise they are repacked for the CPU.
     """
     on_host = [_on_host(subject, at, machine) for subject, at in placed]
     fits, found = sum(on_host) <= _FILLED * machine.memory_bytes, list[Placement]()
@@ -247,8 +257,8 @@ def loaded(machine: Machine, *placed: tuple[ModelRequest, Placement]) -> list[Pl
     return found
 
 
-def may_stream(request: PlanRequest, at: Placement, machine: Machine) -> bool:
-    """Return whether a GPU may compute small batches with the CPU weights of a target that is loaded this way."""
+def may_stream(request: PlanRequest, at: Placement, machine: PlanMachine) -> bool:
+    """Return whether a GPU may compute small batches with the CPU weights of a target placed ``at``."""
     target = request.target
     streams = request.may_stream and not at.is_mapped and can_stream(target, machine)
     return streams and bool(_on_host(target, at, machine))
@@ -258,38 +268,38 @@ def _kv_types(subject: ModelRequest) -> tuple[str, str]:
     return subject.context.cache_type_k, subject.context.cache_type_v
 
 
-def streams_from(*, drafted: bool) -> int:
-    """Return the smallest batch that a GPU then computes with CPU weights: 2 for verification, 1 for target-only."""
+def offload_min_batch(*, drafted: bool) -> int:
+    """Return the minimum batch that a streaming GPU computes with CPU weights: 2 for drafts, 1 for target-only."""
     return 2 if drafted else 1
 
 
 def partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
-    """Return full offloads with the experts (dense model: feed-forward weights) of the first n blocks on the CPU."""
+    """Return full offloads except for the experts (dense: feed-forwards) of the first 1, 2, … blocks."""
     header, counts = subject.header, range(1, subject.header.blocks + 1)
     if header.experts:
         return [replace(at, n_cpu_moe=count) for count in counts] if "n_cpu_moe" in subject.free else []
-    free = subject.free >= {"gpu_layers", "n_cpu_ffn"} and "ffn" in parts(SameHeader(header), ())
+    free = subject.free >= {"gpu_layers", "n_cpu_ffn"} and "ffn" in part_rules(SameHeader(header), ())
     return [replace(at, n_cpu_ffn=count) for count in counts] if free else []
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Placements of a target and its draft, which may be absent."""
+    """Placements of a target and its draft, if any, to be tried."""
 
     target: ModelRequest
     placement: Placement
     draft: ModelRequest | None
     draft_placement: Placement | None
-    choice: Choice
+    choice: DraftChoice
 
-    def requests(self) -> list[Request]:
-        """Return the dry runs to make: the target first."""
+    def requests(self) -> list[MemoryRequest]:
+        """Return the memory requests of the models, starting with the target's."""
         return _requests(self.target, self.placement, self.draft, self.draft_placement)
 
 
 def _requests(
     target: ModelRequest, at: Placement, draft: ModelRequest | None, draft_at: Placement | None
-) -> list[Request]:
+) -> list[MemoryRequest]:
     asked = [target.at(at)]
     if draft is not None and draft_at is not None:
         asked.append(draft.at(draft_at, asked[0]))
@@ -300,11 +310,11 @@ _Subject: TypeAlias = tuple[ModelRequest, ModelRequest | None]  # (target, its d
 
 
 class _Search:
-    """Search for one request; ``confirms``: the result needs llama.cpp's dry run, not only an estimate."""
+    """Search for one request; ``confirms``: True if a dry run by llama.cpp must confirm the result."""
 
-    def __init__(self, request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: bool = True) -> None:
+    def __init__(self, request: PlanRequest, machine: PlanMachine, dry_run: DryRun, *, confirms: bool = True) -> None:
         self.request, self.machine, self.confirms = request, machine, confirms
-        self._memory = Memory(machine.card_names, dry_run)
+        self._memory = MemoryEstimates(machine.card_names, dry_run)
         self._passes: dict[object, dict[int, float]] = {}
 
     # ---- predictions
@@ -312,10 +322,10 @@ class _Search:
     def pass_s(
         self, subject: ModelRequest, placement: Placement, depth: int | None = None, taken: int = 0
     ) -> Callable[[int], float]:
-        """Return a function from batch size to predicted seconds, while other models take ``taken`` bytes of RAM."""
+        """Return a function from batch size to predicted seconds; other models occupy ``taken`` bytes of RAM."""
         context = subject.context
-        streams_from = context.op_offload and context.op_offload_min_batch
-        key = (id(subject.as_read or subject.header), placement, _kv_types(subject), streams_from, depth, taken)
+        offload_min_batch = context.op_offload and context.op_offload_min_batch
+        key = (id(subject.as_read or subject.header), placement, _kv_types(subject), offload_min_batch, depth, taken)
         known = self._passes.setdefault(key, {})
 
         def seconds(tokens: int) -> float:
@@ -335,10 +345,10 @@ class _Search:
         draft: ModelRequest | None,
         draft_at: Placement | None,
         depth: int | None = None,
-    ) -> Choice:
-        """Return the best draft length at these placements and its rate; length 0 for target-only."""
+    ) -> DraftChoice:
+        """Return the best draft length at these placements and its tokens/s; length 0 means target-only."""
         if draft is None or draft_at is None:
-            return Choice(0, 1 / self.pass_s(target, at, depth)(1))
+            return DraftChoice(0, 1 / self.pass_s(target, at, depth)(1))
         others, whole = _on_host(draft, draft_at, self.machine), self.machine.memory_bytes
         taken = others if others + _on_host(target, at, self.machine) > whole else 0
         return best_length(
@@ -369,26 +379,26 @@ class _Search:
         *,
         streams: bool,
     ) -> Iterator[_Candidate]:
-        """Yield the placement with its load options, if permitted.
+        """Yield the placement with its load options; nothing if ``streams`` is set but not possible.
 
-        A GPU computes prompts with CPU weights; if ``streams``, also verifications or, target-only, each token.
+        With ``streams``, a GPU uses CPU weights for verification or target-only's single tokens, not only for prompts.
         """
         if draft is not None and draft_at is not None:
-            at, draft_at = loaded(self.machine, (target, at), (draft, draft_at))
+            at, draft_at = with_load_options(self.machine, (target, at), (draft, draft_at))
         else:
-            (at,) = loaded(self.machine, (target, at))
+            (at,) = with_load_options(self.machine, (target, at))
         if streams:
             if not may_stream(self.request, at, self.machine):
                 return
-            context = replace(target.context, op_offload_min_batch=streams_from(drafted=draft is not None))
+            context = replace(target.context, op_offload_min_batch=offload_min_batch(drafted=draft is not None))
             target = replace(target, context=context)
         yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
 
     def best(self, subjects: Iterable[_Subject]) -> PlannedRun | None:
-        """Return the fastest option that fits, or None.
+        """Return the fastest placements that fit, or None.
 
         Raises:
-            ModelError: llama.cpp refuses what would fit.
+            ModelError: llama.cpp refuses placements that would fit.
         """
         if not self.confirms:
             return next((self._planned(one, parts) for one, parts in self._fitting(subjects, unsure=0.0)), None)
@@ -411,7 +421,7 @@ class _Search:
         return None
 
     def fastest(self) -> PlannedRun | None:
-        """Return the faster option that fits; None if neither does or llama.cpp refuses."""
+        """Return the faster run that fits, with or without draft; None if neither fits or llama.cpp rejects both."""
         request, found = self.request, list[PlannedRun | None]()
         with contextlib.suppress(ModelError):
             found.append(self.best([(request.target_only, None)]))
@@ -421,11 +431,11 @@ class _Search:
         return max(filter(None, found), key=lambda option: option.tokens_per_s, default=None)
 
     def best_estimate(self, subjects: Iterable[_Subject]) -> float | None:
-        """Return the tokens/s of the fastest option that fits by estimate, or None."""
+        """Return the tokens/s of the fastest placements that fit by estimate, or None."""
         return next((one.choice.tokens_per_s for one, _ in self._fitting(subjects, unsure=0.0)), None)
 
     def _fitting(self, subjects: Iterable[_Subject], unsure: float) -> Iterator[tuple[_Candidate, list[ByDevice]]]:
-        """Yield what may fit with its estimates, fastest first; slower options are not evaluated until requested."""
+        """Yield placements that may fit, with memory estimates, fastest first; each is evaluated only when needed."""
         ordered = (family for target, draft in subjects for family in self._fastest_first(target, draft))
         left = heapq.merge(*ordered, key=self._rank, reverse=True)
         while some := list(itertools.islice(left, _AT_ONCE)):
@@ -438,23 +448,23 @@ class _Search:
 
     def _rank(self, one: _Candidate) -> float:
         asked = _kv_types(one.target) in (_kv_types(self.request.target), _kv_types(self.request.target_only))
-        streamed = one.target.context.op_offload_min_batch < STREAM_WIDTH  # measured with attention on the GPU
+        streamed = one.target.context.op_offload_min_batch < OP_OFFLOAD_MIN_BATCH  # then attention runs on the GPU
         divided = one.placement.n_cpu_ffn > one.target.placement.n_cpu_ffn and not streamed
         worth = (1.0 if asked else _WORTH_A_SMALLER_CACHE) * (_WORTH_DIVIDING_BLOCKS if divided else 1.0)
         return one.choice.tokens_per_s / worth
 
     def _fastest_first(self, target: ModelRequest, draft: ModelRequest | None) -> Iterator[Iterator[_Candidate]]:
-        """Yield families of placements of both models whose weights and caches fit, each from the fastest on.
+        """Yield families of placements of both models whose weights and caches fit, each ordered fastest first.
 
-        Within a family speed only rises or only falls with what is on the GPUs, so that both ends show the order.
+        Within a family, speed is monotonic in the share on GPUs, so comparing its two ends gives the order.
         """
         drafts: list[tuple[Placement | None, ByDevice]] = [(None, {})]
         if draft:  # a draft head's bytes depend on its target
             places = self._placements(draft)
             drafts = [(at, {} if draft.as_read else self._memory.resident(draft.at(at))) for at in places]
         families = [[(at, self._memory.resident(target.at(at))) for at in one] for one in self._families(target)]
-        for (draft_at, beside), family in itertools.product(drafts, families):
-            fit = [at for at, used in family if self._within([used, beside])]
+        for (draft_at, draft_used), family in itertools.product(drafts, families):
+            fit = [at for at, used in family if self._within([used, draft_used])]
             for streams in _WAYS:
                 place = functools.partial(self._placed, target, draft=draft, draft_at=draft_at, streams=streams)
                 ends = [self._rank(one) for at in fit[:: max(1, len(fit) - 1)] for one in place(at)]
@@ -462,7 +472,7 @@ class _Search:
                 yield itertools.chain.from_iterable(map(place, ordered))
 
     def _families(self, target: ModelRequest) -> list[list[Placement]]:
-        """Return :meth:`_placements` in families: fewer layers on GPUs, or parts of blocks on the CPU."""
+        """Group :meth:`_placements` by what varies: layers on GPUs, or number of blocks with parts on the CPU."""
         found: dict[object, list[Placement]] = {}
         for at in self._placements(target):
             kept = bool(at.n_cpu_moe), bool(at.n_cpu_ffn)
@@ -470,7 +480,7 @@ class _Search:
         return [*found.values()]
 
     def _placements(self, subject: ModelRequest) -> list[Placement]:
-        """Return the placements that a request permits, the largest on GPUs first."""
+        """Return the placements that a request permits, beginning with those that put most on GPUs."""
         layers = subject.header.layers
         if not self.machine.cards or subject.in_target:
             return [Placement(0)]
@@ -489,9 +499,9 @@ class _Search:
         return found
 
     def longest(self, subject: ModelRequest, split: tuple[float, ...], most: int) -> int:
-        """Return the longest context up to ``most``, in whole cells, with which all layers fit; 0 if none does.
+        """Return the longest context up to ``most`` at which all layers fit, in steps of ``_STEP``; 0 if none fits.
 
-        Compute buffers grow with the context: those of the next power of two count.
+        Because compute buffers grow with the context, those for the next power of two are assumed.
         """
         placement = Placement(subject.header.layers, split)
         steps = [
@@ -505,7 +515,7 @@ class _Search:
             if self._within([buffer]):
                 longest = size
                 continue
-            low, high = longest // _STEP, size // _STEP  # low fits, high does not
+            low, high = longest // _STEP, size // _STEP  # ``low`` fits, ``high`` does not
             while subject.header.regular and high - low > 1:
                 middle = (low + high) // 2
                 at = replace(subject, context=replace(subject.context, ctx_size=middle * _STEP))
@@ -516,7 +526,7 @@ class _Search:
         return longest
 
     def splits(self, subject: ModelRequest, count: int) -> list[tuple[float, ...]]:
-        """Return splits over the GPUs: by budget, and with 1 to 3 layers fewer on the last, which has the output."""
+        """Return splits over the GPUs by budget, also with 1 to 3 fewer layers on the last GPU (with the output)."""
         cards = self.machine.cards
         if subject.placement.split or len(cards) < 2 or count < len(cards):
             return [subject.placement.split]
@@ -538,15 +548,16 @@ class _Search:
         return all(self._excess(parts, index, unsure) <= 0 for index in range(len(self.machine.cards)))
 
     def _excess(self, parts: Sequence[ByDevice], index: int, unsure: float = 0.0) -> int:
-        """Return the bytes over a GPU's budget, without the share ``unsure`` of the compute buffers."""
+        """Return the bytes by which a GPU exceeds its budget, excluding a share ``unsure`` of its compute buffers."""
         card = self.machine.cards[index]
         used = sum(
-            (part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes + card.mmproj_bytes)
+            (part.get(card.name, DeviceBytes()) for part in parts),
+            DeviceBytes(overhead=card.overhead_bytes + card.mmproj_bytes),
         )
         room = self.machine.budget_bytes(card)
         if card.pool_bytes is not None and used.weights + used.kv:
-            beside = sum(part[HOST].total for part in parts if part)
-            room = min(room, card.pool_bytes - self.machine.headroom_bytes - beside)
+            others = sum(part[HOST].total for part in parts if part)
+            room = min(room, card.pool_bytes - self.machine.headroom_bytes - others)
         return used.total - int(unsure * used.compute) - room
 
     def _planned(self, one: _Candidate, parts: Sequence[ByDevice]) -> PlannedRun:
@@ -562,11 +573,11 @@ class _Search:
         )
 
     def has_room(self, subject: ModelRequest) -> bool:
-        """Return whether the weights and caches of any placement fit."""
+        """Return whether weights and caches fit at any permitted placement."""
         return any(self._within([self._memory.resident(subject.at(at))]) for at in self._placements(subject))
 
     def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> GgufspecError:
-        """Return the error that nothing fits: the smallest placement on the tightest GPU, and what would fit."""
+        """Return the error for a model that fits nowhere, with the smallest placement's need on the tightest GPU."""
         asked = [target.at(self._placements(target)[-1])]
         if draft:
             asked.append(draft.at(self._placements(draft)[-1], asked[0]))
@@ -578,17 +589,17 @@ class _Search:
         hint, fits = "give more with --vram, or lower --headroom", ""
         if "gpu_layers" not in target.free or draft:
             hint = (
-                "-ngl auto and -ngld auto find the most that fits; or lower -c, or use a smaller KV type "
+                "-ngl auto and -ngld auto find the most layers that fit; or lower -c, or use a smaller KV type "
                 "(-ctk q8_0 -ctv q8_0)"
             )
         if "gpu_layers" not in target.free:
             free = replace(target, free=(target.free | {"gpu_layers"}) - {"n_cpu_ffn"})
-            beside = draft and replace(draft, free=draft.free | {"gpu_layers"})
-            largest = next(self._fitting([(free, beside)], unsure=0.0), None)
+            free_draft = draft and replace(draft, free=draft.free | {"gpu_layers"})
+            largest = next(self._fitting([(free, free_draft)], unsure=0.0), None)
             layers = target.header.layers
             fits = f"; {largest[0].placement.offloaded(layers - 1)} of {layers} layers fit" if largest else ""
         return GgufspecError(
-            f"{what} needs {of_memory(needed, 2)} of {card.name} at least, and the budget is "
+            f"{what} needs at least {of_memory(needed, 2)} of {card.name}, but the budget is "
             f"{of_memory(self.machine.budget_bytes(card), 2)}{fits}",
             hint,
         )
@@ -627,21 +638,21 @@ def _finished(search: _Search, target_only: PlannedRun, pair: PlannedRun | None,
 def _default(
     pair: PlannedRun, at_pair: float, target_s: Callable[[int], float], lookup: LookupRounds | None
 ) -> PlannedRun:
-    """Return the pair as a run drafts: at its best length, or not at all if that loses, and with the known lookup."""
+    """Return the pair as ``run`` uses it: at the best draft length (0 if drafting loses), plus known lookup rounds."""
     length, rate = (pair.draft_length, pair.tokens_per_s) if pair.tokens_per_s > at_pair else (0, at_pair)
     rate = with_lookup(rate, target_s, lookup) if lookup else rate
     return replace(pair, tokens_per_s=rate, draft_length=length)
 
 
-def _layers_between(request: PlanRequest, machine: Machine, target_only: PlannedRun, pair: PlannedRun) -> int:
-    """Return target layers that only target-only has on GPUs, or the equivalent of its additional weights there."""
+def _layers_between(request: PlanRequest, machine: PlanMachine, target_only: PlannedRun, pair: PlannedRun) -> int:
+    """Return how many target layers the draft displaces from GPUs, from weight bytes if ``n_cpu_ffn`` differs."""
     header = request.target.header
     if target_only.target.n_cpu_ffn == pair.target.n_cpu_ffn:
         return max(0, target_only.target.offloaded(header.blocks) - pair.target.offloaded(header.blocks))
-    alone, beside = (
+    without, with_draft = (
         sum(option.target_bytes[card.name].weights for card in machine.cards) for option in (target_only, pair)
     )
-    return max(0, round((alone - beside) / (header.weight_bytes() / header.layers)))
+    return max(0, round((without - with_draft) / (header.weight_bytes() / header.layers)))
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
@@ -649,8 +660,8 @@ def _warnings(plan: Plan) -> Iterator[str]:
     host = plan.chosen.used(HOST).total + machine.mmproj_bytes
     if host > machine.memory_bytes:
         yield (
-            f"{host / 2**30:.1f} GiB stay on the host and {machine.memory_bytes / 2**30:.1f} GiB of its "
-            "memory are free: the rest is read from disk at every token"
+            f"{host / 2**30:.1f} GiB are needed in RAM, but only {machine.memory_bytes / 2**30:.1f} GiB "
+            "are free: the rest is read from disk for every token"
         )
     if machine.memory_bytes == ENOUGH_BYTES and host_bytes(
         request.target.header, plan.chosen.target, machine.card_names

@@ -1,8 +1,8 @@
-"""Predicted seconds of a batch at a placement, from bytes and bandwidths. Pure: no model, clock or I/O.
+"""Predicted seconds per batch at a placement, from bytes and bandwidths. Pure: no model, clock or I/O.
 
-A token costs the reading of the weights and the KV cache, and fixed costs. A batch of n tokens reads the weights once
-and computes n times. T(n) / T(1), neither flat nor monotonic, depends on a machine's kernels and the weight type, so a
-device has its measured ones (:mod:`ggufspec.planning.machine_profile`), or the slower of memory and compute.
+A token costs one read of the weights and the KV cache, plus fixed costs. A batch of n tokens reads the weights once but
+computes n times. T(n) / T(1) is neither flat nor monotonic and depends on the kernels and the weight type, so it is
+measured on each device (:mod:`ggufspec.planning.machine_profile`). Unmeasured, the slower of memory and compute counts.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.gguf import Tensor
-from ggufspec.llamacpp.options import KV_TYPES, STREAM_WIDTH, ContextOptions, Placement
+from ggufspec.llamacpp.gguf import GgufTensor
+from ggufspec.llamacpp.options import KV_TYPES, OP_OFFLOAD_MIN_BATCH, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, block_of
-from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_device, parts
+from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_device, part_rules
 
-# Kernel launches of routing and of recurrence ÷ those of a dense block with attention: fitted, see planning.catalogue
+# Kernel launch time for routing and recurrence, relative to a dense block with attention; fitted: planning.catalogue
 ROUTING, RECURRENCE = 0.5, 0.5
-_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # looked up by row
+_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # lookup tables
 
-# Copies from pageable memory: share of the pinned rate (0.5 to 0.55 by llama.cpp's issues 20978 and 28223) and maximum;
-# PCIe 5 x16 with an H100 was measured at 52 GB/s pinned and 10 GB/s pageable
+# Rate of copies from pageable memory, relative to pinned memory (0.5 to 0.55 in llama.cpp issues 20978 and 28223), and
+# its maximum: an H100 on PCIe 5 x16 was measured at 52 GB/s pinned and 10 GB/s pageable
 _PAGEABLE, _PAGEABLE_BYTES_PER_S = 0.5, 10e9
-# Experts that further tokens add ÷ those that random choices would add, as neighbours agree: four tokens read 2.5 times
-# one token's, not 3.6 (cohere.com/blog/mixture-of-experts-models-get-more-from-speculative-decoding)
+# (experts that further tokens add) ÷ (experts they would add with random routing). Neighbours share experts: four read
+# 2.5 times one token's experts, not 3.6 (cohere.com/blog/mixture-of-experts-models-get-more-from-speculative-decoding)
 _APART = 0.6
-_DIRECT = 4 / 3  # RAM bandwidth of a GPU's copies ÷ that of a CPU (0.6 of the data sheet); a guess
+_DIRECT = 4 / 3  # RAM bandwidth of copies to a GPU ÷ RAM bandwidth of CPU reads (0.6 of the data sheet); a guess
 
 BatchLatency = Mapping[int, float]
 Attention = dict[str, dict[int, dict[int, float]]]
-"""Keys' and values' numbers per second, by KV cache type, attention head size and batch size."""
+"""K/V elements processed per second, by KV cache type, attention head size and batch size."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Speed of one device."""
+    """Speed constants of one device."""
 
-    bandwidth_bytes_per_s: float  # bandwidth reached in reading weights
-    flops_per_s: float  # rate reached by large batches
-    layer_s: float = 0.0  # fixed seconds of a block per pass
-    source: Literal["measured", "catalogue", "guess", "unknown"] = "guess"  # ``unknown``: a GPU in no catalogue
-    by_type: dict[str, float] = field(default_factory=dict)  # bandwidth by weight type; unpacking may limit it
+    bandwidth_bytes_per_s: float  # memory bandwidth reached when reading weights
+    flops_per_s: float  # compute rate reached by large batches
+    layer_s: float = 0.0  # fixed seconds per block and pass
+    source: Literal["measured", "catalogue", "guess", "unknown"] = "guess"  # ``unknown``: GPU not in the catalogue
+    by_type: dict[str, float] = field(default_factory=dict)  # bandwidth by weight type, which unpacking may limit
     batch_latencies: dict[str, dict[int, float]] = field(default_factory=dict)  # T(n) / T(1) by weight type and n
-    attention: Attention = field(default_factory=dict)  # numbers/s over all query heads and tokens; empty: reading only
-    experts: BatchLatency = field(default_factory=dict)  # factor on experts' reading, by batch size; empty: 1
+    attention: Attention = field(default_factory=dict)  # elements/s over all query heads and tokens; empty: no limit
+    experts: BatchLatency = field(default_factory=dict)  # factor on the experts' read time by batch size; empty: 1
 
     def scaled(self, factor: float) -> DeviceProfile:
-        """Return this device with the time of its weights and attention multiplied by ``factor``."""
+        """Return this device with the time for its weights and attention multiplied by ``factor``."""
         return replace(
             self,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / factor,
@@ -64,8 +64,8 @@ class DeviceProfile:
             },
         )
 
-    def beside(self, other: DeviceProfile) -> DeviceProfile:
-        """Return this device with added weight types and attention head sizes that only ``other`` has."""
+    def merged(self, other: DeviceProfile) -> DeviceProfile:
+        """Return this profile, supplemented by the weight types and attention head sizes that only ``other`` has."""
         kinds = dict.fromkeys([*self.attention, *other.attention])
         return replace(
             self,
@@ -74,46 +74,46 @@ class DeviceProfile:
             attention={kind: other.attention.get(kind, {}) | self.attention.get(kind, {}) for kind in kinds},
         )
 
-    def cache_s(self, size_bytes: float, numbers: float, types: Sequence[str], head: int, width: int = 1) -> float:
-        """Return the longer of the seconds to read these bytes of cache and to process these numbers."""
+    def cache_s(self, size_bytes: float, numbers: float, types: Sequence[str], head: int, batch_size: int = 1) -> float:
+        """Return the seconds to read this many cache bytes or process this many elements, whichever takes longer."""
         seconds = [size_bytes / self.bandwidth_bytes_per_s]
         for kind in types if self.attention else ():
             by_head = self.attention[_nearest(kind, self.attention)]
             rates = by_head[nearest_head(head, tuple(by_head))] if by_head else {}
-            seconds += [numbers / interpolate(rates, width)] if rates else []
+            seconds += [numbers / interpolate(rates, batch_size)] if rates else []
         return max(seconds)
 
-    def weights_s(self, kind: str, size_bytes: float, flops: float, width: float = 1.0) -> float:
-        """Return the seconds to read and compute with weights of one type; ``width``: tokens that use each weight."""
+    def weights_s(self, kind: str, size_bytes: float, flops: float, batch_size: float = 1.0) -> float:
+        """Return the seconds to read and compute with weights of one type; ``batch_size`` tokens use each weight."""
         read_s = size_bytes / self.by_type.get(_nearest(kind, self.by_type), self.bandwidth_bytes_per_s)
         batch_latency = self.batch_latencies.get(_nearest(kind, self.batch_latencies))
         if not batch_latency:
             return max(read_s, flops / self.flops_per_s)
-        widest = max(batch_latency)
-        seconds = read_s * interpolate(batch_latency, width)
-        return seconds if width <= widest else max(seconds, flops / self.flops_per_s)
+        largest = max(batch_latency)
+        seconds = read_s * interpolate(batch_latency, batch_size)
+        return seconds if batch_size <= largest else max(seconds, flops / self.flops_per_s)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineProfile:
-    """Speed of a machine; the CPU is the device ``HOST``."""
+    """Speed constants of a machine, whose CPU is the device ``HOST``."""
 
     devices: dict[str, DeviceProfile]
-    pass_s: float  # fixed seconds of a pass
-    crossing_s: float  # fixed seconds of passing the residual stream to another device
-    link_bytes_per_s: float  # rate between CPU and GPUs
-    origin: str  # origin of the figures, in a sentence
-    streams: bool = False  # True if a GPU computes large batches with copies of CPU weights; RPC does not
-    memory_bytes: int | None = None  # RAM for weights; None: enough
-    disk_bytes_per_s: float = 2e9  # rate for weights that exceed RAM; a guess for an NVMe disk
-    disturbed: str = ""  # reason why an idle machine would have measured faster, or empty
-    # Time of repacked CPU weights ÷ that in the file's layout; empty without GPUs, where the CPU is measured repacked
+    pass_s: float  # fixed seconds per pass
+    crossing_s: float  # fixed seconds to pass the residual stream to another device
+    link_bytes_per_s: float  # copy rate between CPU and GPUs
+    origin: str  # source of these figures, in words
+    streams: bool = False  # True if a GPU computes large batches with copies of CPU weights; RPC workers do not
+    memory_bytes: int | None = None  # RAM for weights; None: unlimited
+    disk_bytes_per_s: float = 2e9  # read rate if weights exceed RAM; a guess for an NVMe disk
+    disturbed: str = ""  # what slowed the measurement down; empty if the machine was idle
+    # (time with repacked CPU weights) ÷ (time with the file's layout); empty without GPUs, where repacking is measured
     repacked: dict[str, BatchLatency] = field(default_factory=dict)
 
     def copied_bytes_per_s(self, *, mapped: bool) -> float:
-        """Return the rate of copying CPU weights to a GPU; mapped files go through a buffer of the driver."""
+        """Return the rate at which CPU weights are copied to a GPU; memory-mapped ones pass through a driver buffer."""
         host, link = self.devices[HOST], self.link_bytes_per_s
-        if host.source == "guess":  # derived from RAM, so it bounds copies; a measured rate may be that of few cores
+        if host.source == "guess":  # unlike a guess, a measured rate may be limited by the cores, which copies bypass
             link = min(link, host.bandwidth_bytes_per_s * _DIRECT)
         return min(link * _PAGEABLE, _PAGEABLE_BYTES_PER_S) if mapped else link
 
@@ -121,40 +121,40 @@ class MachineProfile:
         """Return one device's profile.
 
         Raises:
-            UsageError: its speed is unknown.
+            UsageError: the device's speed is unknown.
         """
         try:
             return self.devices[name]
         except KeyError:
             known = ", ".join(self.devices)
             raise UsageError(
-                f"the speed of the device {name} is not known", f"known: {known}; calibrate again"
+                f"the speed of the device {name} is unknown", f"known: {known}; ggufspec plan --calibrate"
             ) from None
 
 
-def interpolate(batch_latency: BatchLatency, width: float) -> float:
-    """Return the latency of a batch: exact if measured, linear between two points, constant outside."""
+def interpolate(batch_latency: BatchLatency, batch_size: float) -> float:
+    """Return T(n) at a batch size: exact if measured, linear between two sizes, constant outside the measured range."""
     known = sorted(batch_latency)
-    if width >= known[-1]:
+    if batch_size >= known[-1]:
         return batch_latency[known[-1]]
-    above = next(n for n in known if n > width)
-    below = max((n for n in known if n <= width), default=above)
+    above = next(n for n in known if n > batch_size)
+    below = max((n for n in known if n <= batch_size), default=above)
     if above == below:
         return batch_latency[above]
-    return batch_latency[below] + (batch_latency[above] - batch_latency[below]) * (width - below) / (above - below)
+    return batch_latency[below] + (batch_latency[above] - batch_latency[below]) * (batch_size - below) / (above - below)
 
 
-# Bits per weight: ggml/src/ggml-common.h
+# Bits per weight, from ggml/src/ggml-common.h
 BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q6_K": 6.56, "q5_1": 6, "q5_0": 5.5, "q5_K": 5.5, "q4_1": 5}
 BITS |= {"q4_0": 4.5, "iq4_nl": 4.5, "q4_K": 4.5, "iq4_xs": 4.25, "mxfp4": 4.25, "q3_K": 3.44, "iq3_s": 3.44}
 BITS |= {"iq3_xxs": 3.06, "q2_K": 2.63, "iq2_s": 2.56, "iq2_xs": 2.31, "iq2_xxs": 2.06, "iq1_m": 1.75, "iq1_s": 1.56}
 
 
-_OTHER_FAMILY = 0.5  # distance between families, in log2 of bits per weight
+_OTHER_FAMILY = 0.5  # distance between two families of weight types, in log2 of bits per weight
 
 
 def _nearest(kind: str, known: Mapping[str, object]) -> str:
-    """Return the most similar known type: itself, else one of about as many bits and of the same family."""
+    """Return the known type most similar to ``kind``: itself, or else one with similar bits per weight and family."""
     return kind if kind in known or not known else _nearest_of(kind, tuple(known))
 
 
@@ -168,12 +168,12 @@ def _nearest_of(kind: str, known: tuple[str, ...]) -> str:
 
 
 def nearest_head(size: int, known: Sequence[int]) -> int:
-    """Return the known attention head size that is nearest by ratio."""
+    """Return the known attention head size nearest to ``size`` by ratio."""
     return min(known, key=lambda other: abs(math.log2(other / max(1, size))))
 
 
 def _family(kind: str) -> str:
-    """Return a key of types that are unpacked alike: blocks with a scale, or super-blocks of 256."""
+    """Return a key for types that are unpacked in the same way: blocks with a scale, or super-blocks of 256."""
     return "K" if kind.endswith("_K") or kind.startswith("iq") else kind[-2:]
 
 
@@ -181,7 +181,7 @@ def _family(kind: str) -> str:
 
 
 class _Kind(NamedTuple):
-    """Kind of weights; those of one kind in a layer share a device (:func:`memory.parts`)."""
+    """Kind of weights; all weights of one kind in a layer share a device (:func:`memory.part_rules`)."""
 
     type: str
     experts: bool
@@ -190,7 +190,7 @@ class _Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Matrices of one type on one device; a token reads only some of the experts."""
+    """Matrices with one weight type on one device; if they are experts, a token reads only some of them."""
 
     device: str
     kind: str
@@ -201,46 +201,46 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """Memory of a block; 0: none of this kind."""
+    """Sizes of a block's recurrent state and KV cache; 0: the block has none."""
 
-    state: int  # f32 numbers of recurrent state
-    keys: int  # numbers of keys per cached token
-    values: int  # numbers of values per cached token
-    window: int  # tokens of the attention window
-    attended: int = 0  # numbers of keys and values per cached token, over all query heads
-    head: int = 0  # numbers of one key
+    state: int  # f32 elements of recurrent state
+    keys: int  # key elements per cached token
+    values: int  # value elements per cached token
+    window: int  # size of the attention window in tokens; 0: unlimited
+    attended: int = 0  # key and value elements per cached token, over all query heads
+    head: int = 0  # elements in one key
 
     def seen(self, cells: int) -> int:
         """Return the number of cached tokens inside the attention window."""
         return min(cells, self.window) if self.window else cells
 
     def read_bytes(self, cells: int, types: Sequence[str]) -> float:
-        """Return the bytes that a pass reads with this many cached tokens; a state is read and written."""
+        """Return the bytes that a pass reads with this many cached tokens; states count twice (read and written)."""
         keys_bytes, values_bytes = (KV_TYPES[kind][1] / KV_TYPES[kind][0] for kind in types)
         return 8.0 * self.state + self.seen(cells) * (self.keys * keys_bytes + self.values * values_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Weights and blocks of a model by device, for any batch size."""
+    """Weights and blocks of a placed model by device, for any batch size."""
 
     weights: tuple[_Weights, ...]
     host_bytes: int
     blocks: tuple[tuple[str, _Cache, int], ...]  # (device, cache, number of such blocks)
-    table_bytes: int  # lookup tables in RAM
-    row_bytes: float  # bytes of them that a token reads
-    crossings: int  # device changes of the residual stream, with the logits' return to the CPU
+    table_bytes: int  # bytes of lookup tables in RAM
+    row_bytes: float  # bytes read per token from lookup tables
+    crossings: int  # moves of the residual stream to another device, including the logits' return to the CPU
 
 
 @functools.lru_cache(maxsize=32)
 def _layers(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[Mapping[_Kind, tuple[int, int]], ...]:
-    """Return (bytes, numbers) that a pass may read, by layer and kind; the output is the last layer.
+    """Return (bytes, number) of the weights that a pass may read, by layer and kind; the output is the last layer.
 
-    NextN blocks are empty: a pass does not run them (src/llama-hparams.cpp, n_layer).
+    NextN blocks have no entries, because a pass does not run them (src/llama-hparams.cpp, n_layer).
     """
     header = same.header
     found: tuple[dict[_Kind, tuple[int, int]], ...] = tuple({} for _ in range(header.layers))
-    for tensor, part in zip(header.tensors, parts(same, override_tensor), strict=True):
+    for tensor, part in zip(header.tensors, part_rules(same, override_tensor), strict=True):
         block = block_of(tensor)
         is_output = block is None and ((tensor.name == "token_embd.weight" and header.tied) or not _is_table(tensor))
         if is_output or (block is not None and block < header.blocks - header.nextn_blocks):
@@ -252,11 +252,11 @@ def _layers(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[Mapping
 
 
 @functools.lru_cache(maxsize=32)
-def _tables(same: SameHeader) -> tuple[Tensor, ...]:
+def _tables(same: SameHeader) -> tuple[GgufTensor, ...]:
     return tuple(tensor for tensor in same.header.tensors if block_of(tensor) is None and _is_table(tensor))
 
 
-def _is_table(tensor: Tensor) -> bool:
+def _is_table(tensor: GgufTensor) -> bool:
     return tensor.name.startswith(_TABLES)
 
 
@@ -312,8 +312,8 @@ def _cache(header: ModelHeader, block: int) -> _Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds of one pass: weights and KV cache by device, fixed costs, and copies to a GPU."""
+class PassCost:
+    """Seconds of one pass by part: weights and KV cache by device, fixed costs, and copies to a GPU."""
 
     devices: dict[str, float]
     fixed_s: float
@@ -334,14 +334,16 @@ def cost(
     tokens: int = 1,
     depth: int = 0,
     context: ContextOptions | None = None,
-) -> Cost:
-    """Return the time of one batch by its parts; arguments as for :func:`pass_s`."""
+) -> PassCost:
+    """Return the time for one batch, broken down into parts; see :func:`pass_s` for the arguments."""
     placed = _placed(SameHeader(header), placement, tuple(cards))
     used = header.experts_used / header.experts if header.experts else 1.0
-    # Share of the experts that n tokens read; of random choices: 1 - (1 - used)^n (arXiv:2505.19645, equation 1)
+    # Share of the experts that n tokens read; random routing would read 1 - (1 - used)^n (arXiv:2505.19645, equation 1)
     touched = used + _APART * (1 - (1 - used) ** tokens - used)
-    streams_from = STREAM_WIDTH if context is None else context.op_offload_min_batch if context.op_offload else math.inf
-    streams = machine.streams and tokens >= streams_from and bool(cards)
+    op_offload_min_batch = (
+        OP_OFFLOAD_MIN_BATCH if context is None else context.op_offload_min_batch if context.op_offload else math.inf
+    )
+    streams = machine.streams and tokens >= op_offload_min_batch and bool(cards)
     copied_bytes_per_s = machine.copied_bytes_per_s(mapped=placement.is_mapped)
     seconds, copies_s = dict.fromkeys((HOST, *cards), 0.0), 0.0
     host_bytes, host_read_bytes = placed.table_bytes + placed.host_bytes, 0.0
@@ -355,12 +357,12 @@ def cost(
             if streams and share_of_s is None:
                 device = cards[0]
                 copies_s += read_bytes / copied_bytes_per_s
-        width = tokens * share / read  # mean number of tokens that use a weight
+        batch_size = tokens * share / read  # mean number of tokens that use a weight
         speed = machine.device(device)
         more = interpolate(speed.experts, tokens) if weights.experts and speed.experts else 1.0
-        weights_s = more * speed.weights_s(weights.kind, read_bytes, flops, width)
+        weights_s = more * speed.weights_s(weights.kind, read_bytes, flops, batch_size)
         if share_of_s is not None:
-            weights_s = max(weights_s * interpolate(share_of_s, width), read_bytes / speed.bandwidth_bytes_per_s)
+            weights_s = max(weights_s * interpolate(share_of_s, batch_size), read_bytes / speed.bandwidth_bytes_per_s)
         seconds[device] += weights_s
     if machine.memory_bytes is not None and host_bytes > machine.memory_bytes:
         seconds[HOST] = max(seconds[HOST], host_read_bytes / machine.disk_bytes_per_s)
@@ -370,7 +372,7 @@ def cost(
     for name, cache, count in placed.blocks:
         cells = depth + tokens
         read_bytes, numbers = cache.read_bytes(cells, types), float(tokens * cache.seen(cells) * cache.attended)
-        # Attention runs with its weights ("expand gpu" in ggml_backend_sched_split_graph)
+        # Attention runs on the device that computes with its weights ("expand gpu" in ggml_backend_sched_split_graph)
         if streams and name == HOST and not placement.no_host:
             name = cards[0]
             copies_s += count * read_bytes / machine.copied_bytes_per_s(mapped=False)
@@ -381,23 +383,23 @@ def cost(
     if placed.crossings:
         numbers = (placed.crossings - 1) * header.embedding + header.vocabulary  # the last crossing returns the logits
         fixed_s += placed.crossings * machine.crossing_s + 4.0 * tokens * numbers / machine.link_bytes_per_s
-    return Cost(seconds, fixed_s, copies_s)
+    return PassCost(seconds, fixed_s, copies_s)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBatches:
-    """Measured T(n) / T(1) of a model at one placement, by n from 1 on.
+    """Measured T(n) / T(1) of a model at one placement, by n, starting at 1.
 
-    The error found here corrects other placements too, so that the router's real choices replace the expected ones.
+    They also correct predictions for other placements, because they reflect the router's real choices of experts.
     """
 
     placement: Placement
     relative: BatchLatency
-    op_offload_min_batch: int = STREAM_WIDTH
+    op_offload_min_batch: int = OP_OFFLOAD_MIN_BATCH
 
 
 def weight_bytes(header: ModelHeader) -> dict[str, int]:
-    """Return the bytes of the weights that a pass may read, by type."""
+    """Return the bytes of the weights that a pass may read, by weight type."""
     found = Counter[str]()
     for weights in _placed(SameHeader(header), Placement(), ()).weights:
         found[weights.kind] += weights.size_bytes
@@ -420,76 +422,76 @@ def pass_s(
     context: ContextOptions | None = None,
     measured: MeasuredBatches | None = None,
 ) -> float:
-    """Return the predicted seconds of a batch of ``tokens`` with ``depth`` tokens in the KV cache.
+    """Return the predicted seconds for a batch of ``tokens`` with ``depth`` tokens in the KV cache.
 
-    ``cards`` are the devices for offloading, in llama.cpp's order. Without ``context`` the cache is f16. ``measured``,
-    of the same model at any placement, corrects the prediction up to its largest batch size.
+    ``cards`` are the devices for offloading, in llama.cpp's order. Without ``context`` the cache is f16. ``measured``
+    times of the same model at any placement correct the prediction up to their largest batch size.
 
     Raises:
-        UsageError: ``machine`` does not know a GPU.
+        UsageError: ``machine`` lacks the speed of a device.
     """
     if tokens < 1 or depth < 0:
-        raise ValueError(f"a batch of {tokens} tokens at depth {depth}")
+        raise ValueError(f"invalid batch of {tokens} tokens at depth {depth}")
     options: dict[str, Any] = {"depth": depth, "context": context}
 
-    def seconds(at: Placement, width: int) -> float:
-        return cost(header, at, machine, cards, tokens=width, **options).total_s
+    def seconds(at: Placement, batch_size: int) -> float:
+        return cost(header, at, machine, cards, tokens=batch_size, **options).total_s
 
     if not measured:
         return seconds(placement, tokens)
-    width = min(tokens, max(measured.relative))
-    known_s = seconds(measured.placement, 1) * interpolate(measured.relative, width)
-    known_s *= seconds(placement, width) / seconds(measured.placement, width)
-    return known_s if width == tokens else max(seconds(placement, tokens), known_s)
+    batch_size = min(tokens, max(measured.relative))
+    known_s = seconds(measured.placement, 1) * interpolate(measured.relative, batch_size)
+    known_s *= seconds(placement, batch_size) / seconds(measured.placement, batch_size)
+    return known_s if batch_size == tokens else max(seconds(placement, tokens), known_s)
 
 
 # ---- speculation -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Draft length (0: target-only) and its rate."""
+class DraftChoice:
+    """Draft length (0: target-only) with its predicted speed."""
 
     length: int
     tokens_per_s: float
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
-    """Return the tokens per round, 1 + α + … + α^length (Leviathan et al. 2023, equation 1, arXiv:2211.17192)."""
+    """Return the mean tokens per round, 1 + α + … + α^length (Leviathan et al. 2023, equation 1, arXiv:2211.17192)."""
     if not 0 <= acceptance <= 1 or length < 0:
-        raise ValueError(f"an acceptance of {acceptance} at length {length}")
+        raise ValueError(f"invalid acceptance {acceptance} or length {length}")
     return math.fsum(acceptance**i for i in range(length + 1))
 
 
 def accepted_share(acceptance: float, length: int) -> float:
-    """Return accepted ÷ drafted tokens at one draft length; ``acceptance`` is the chance of one token."""
+    """Return the expected ratio of accepted to drafted tokens at a draft length; ``acceptance`` is per token."""
     return (expected_tokens(acceptance, length) - 1) / length
 
 
 @dataclass(frozen=True, slots=True)
 class LookupRounds:
-    """Rounds that the n-gram lookup began, in answers on this machine."""
+    """Statistics on rounds that the n-gram lookup drafted in answers on this machine."""
 
-    share: float  # share of all tokens that these rounds produced
+    share: float  # share of all generated tokens that these rounds produced
     drafted: float  # mean tokens drafted per round
-    gained: float  # mean tokens produced per round, the target's own included
+    gained: float  # mean tokens produced per round, including the target's own
 
 
 def with_lookup(tokens_per_s: float, target_pass_s: Callable[[int], float], lookup: LookupRounds) -> float:
-    """Return tokens/s with the lookup's rounds, never less than without: an adaptive policy skips what does not pay."""
+    """Return tokens/s with lookup rounds; never less than without, because an adaptive policy skips losing rounds."""
     rate = lookup.gained / target_pass_s(round(lookup.drafted) + 1)
     return max(tokens_per_s, 1 / (lookup.share / rate + (1 - lookup.share) / tokens_per_s))
 
 
 def best_length(
     target_pass_s: Callable[[int], float], draft_token_s: float, acceptance: float, most: int = 16, least: int = 0
-) -> Choice:
-    """Return the fastest draft length, the shortest of equals; from 16 on only lengths that fill a batch, and ``most``.
+) -> DraftChoice:
+    """Return the fastest draft length (the shortest of equals); above 15, only ``most`` and full batches are tried.
 
     Args:
-        target_pass_s: seconds of a target batch by its size.
-        draft_token_s: seconds of one drafted token.
-        acceptance: chance that a drafted token is accepted, given that all before it were.
+        target_pass_s: seconds per target batch, by batch size.
+        draft_token_s: seconds per drafted token.
+        acceptance: probability that a drafted token is accepted, given that all earlier ones were.
         most: maximum draft length.
         least: minimum draft length; 0 allows target-only.
     """
@@ -497,10 +499,10 @@ def best_length(
     fine = (n for n in range(least, most + 1) if n < _FINE or (n + 1) % _STEP == 0 or n == most)
     rates = {n: tokens[n] / (n * draft_token_s + target_pass_s(n + 1)) for n in fine}
     length = max(rates, key=rates.__getitem__)
-    return Choice(length, rates[length])
+    return DraftChoice(length, rates[length])
 
 
-_FINE, _STEP = 16, 8  # batch sizes that are used: all up to the first, then multiples of the second
+_FINE, _STEP = 16, 8  # batch sizes to consider: all up to ``_FINE``, then multiples of ``_STEP``
 _HALVINGS = 60
 
 
@@ -511,11 +513,11 @@ def break_even_acceptance(
     most: int = 16,
     least: int = 1,
 ) -> float | None:
-    """Return the least acceptance at which the best draft length is as fast as the rival; None if even 1 is too low.
+    """Return the lowest acceptance at which the best draft length matches the baseline; None if even 1 is too low.
 
-    The rival is the best target-only run, whose placement holds more target layers than that of ``target_pass_s``. Not
-    drafting is excluded, or a draft that costs no layers would always break even at 0. ``least`` = ``most`` fixes the
-    length.
+    The baseline is the best target-only run, which may have more target layers on GPUs than ``target_pass_s`` assumes.
+    Length 0 is excluded by default, because a draft that costs no layers would always break even at 0. To fix the
+    length, set ``least`` equal to ``most``.
     """
     times = functools.cache(target_pass_s)
 
@@ -535,7 +537,7 @@ def break_even_acceptance(
 
 # ---- from measured points --------------------------------------------------------------------------------------------
 
-# Standard deviation of log(true ÷ stated time) of a device by source of its figures, and of a measured token
+# Standard deviations of log(true ÷ stated time) for devices, by the source of their figures, and for measured tokens
 _UNSURE = {"measured": 0.1, "catalogue": 0.2, "guess": 0.6, "unknown": 1.5}
 _UNSURE_POINT = 0.02
 _STEPS = 100
@@ -543,7 +545,7 @@ _STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class MeasuredToken:
-    """Measured seconds of one target-only token at a placement, with ``depth`` tokens in ``context``'s cache."""
+    """Measured seconds per target-only token at a placement, with ``depth`` tokens in ``context``'s cache."""
 
     placement: Placement
     token_s: float
@@ -554,11 +556,12 @@ class MeasuredToken:
 def corrected(
     points: Sequence[MeasuredToken], header: ModelHeader, machine: MachineProfile, cards: Sequence[str] = ()
 ) -> MachineProfile:
-    """Return ``machine`` corrected by measured tokens of a model; unchanged without any.
+    """Return ``machine`` with its speeds corrected by a model's measured token times; unchanged without ``points``.
 
-    A token's time is a sum over the devices and fixed costs, each with an unknown factor, whose prior depends on the
-    figures' source (``_UNSURE``; fixed costs: the least known device's). So one point changes the least known device,
-    two or more tell devices apart, and unused ones stay. Maximum a posteriori by Levenberg-Marquardt.
+    A token's time is the sum of the devices' times and fixed costs, each multiplied by an unknown factor, whose prior
+    depends on the source of the figures (``_UNSURE``; for fixed costs, that of the least known device). So one point
+    mostly corrects the least known device, several correct each device separately, and unused devices stay unchanged.
+    The factors are the maximum a posteriori estimate, found by Levenberg-Marquardt.
     """
     import numpy as np
 
@@ -588,7 +591,7 @@ def corrected(
             damping *= 0.2 if is_lower else 5.0
         return logs
 
-    # The sum of exponentials may have a minimum for each part that can explain the points, so start at each
+    # Each device that can explain the measured times alone may have a local minimum, so start a descent at each
     starts = [np.zeros(len(scale))]
     for index in range(len(names)):
         part = parts[:, index]

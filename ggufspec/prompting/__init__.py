@@ -1,1 +1,1 @@
-"""From a conversation to the tokens of a prompt."""
+"""Conversion of a conversation to the tokens of a prompt."""

@@ -1,6 +1,7 @@
-"""A conversation: its turns, those that still fit the context, and the file that it is saved in.
+"""A conversation: its turns, which of them still fit the context, and the file in which it is saved.
 
-Pure except for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as ``ggufspec chat --json`` prints it.
+Pure except for :func:`save_conversation` and :func:`load_conversation`. The file's schema is ``ggufspec/chat@1``, as
+printed by ``ggufspec chat --json``.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from typing import Any
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import untrusted
 from ggufspec.files.write import write_whole
-from ggufspec.prompting.mends import Message
+from ggufspec.prompting.workarounds import TokenizedMessage
 from ggufspec.schema.base import to_json
 from ggufspec.schema.chat import ChatDocument, ChatTurn
 
 SCHEMA = "ggufspec/chat@1"
-_AFTER = {"system": "\n\n", "user": "", "assistant": "\n"}  # separators in plain text that a model continues
-_RESERVED_SHARE = 4  # the answer is promised its length, or this part of the context if that is less
-_HINT = "/save FILE writes one; ggufspec chat --json prints one"
+_AFTER = {"system": "\n\n", "user": "", "assistant": "\n"}  # separators after each role's text in plain-text prompts
+_RESERVED_SHARE = 4  # at most a quarter of the context is reserved for the answer
+_HINT = "/save FILE saves a conversation; ggufspec chat --json prints one"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn(ChatTurn):
     """A question and its answer, as in documents; ``answer`` is None until the model has answered.
 
-    ``tokens`` are the ids of the answer as emitted, its end token included, so that a cache that holds them can be
-    reused in the next turn; empty if they are not known, e.g. in a conversation from a file.
+    ``tokens`` are the ids of the answer as emitted, including its end token, so that a cache that holds them can be
+    reused in the next turn; empty if unknown, e.g. in a conversation from a file.
     """
 
     tokens: tuple[int, ...] = ()
@@ -37,31 +38,31 @@ class Turn(ChatTurn):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A system prompt and turns, oldest first. Only the last turn may be unanswered; then the conversation is open."""
+    """A system prompt and turns, oldest first. Only the last turn may be unanswered; the conversation is then open."""
 
     system: str = ""
     turns: tuple[Turn, ...] = ()
 
     def ask(self, text: str) -> Conversation:
-        """Return it with one more question, which replaces a last one without an answer."""
+        """Return the conversation with one more question, which replaces an unanswered last question."""
         return replace(self, turns=(*self.answered, Turn(text)))
 
     def reply(self, text: str, tokens: tuple[int, ...] = (), **more: Any) -> Conversation:
-        """Return it with an answer to the open last turn; ``more`` are other fields of :class:`Turn`."""
+        """Return the conversation with its last question answered; ``more`` holds other fields of :class:`Turn`."""
         if not self.open:
             raise ValueError("there is no question to answer")
         last = replace(self.turns[-1], answer=text, tokens=tokens, **more)
         return replace(self, turns=(*self.turns[:-1], last))
 
     def undo(self) -> Conversation:
-        """Return it without the last turn, answered or not."""
+        """Return the conversation without its last turn, answered or not."""
         return replace(self, turns=self.turns[:-1])
 
     def clear(self) -> Conversation:
         return replace(self, turns=())
 
     def without(self, count: int) -> Conversation:
-        """Return it without the ``count`` oldest turns; the system prompt stays."""
+        """Return the conversation without its ``count`` oldest turns; the system prompt stays."""
         return replace(self, turns=self.turns[count:])
 
     @property
@@ -72,18 +73,18 @@ class Conversation:
     def answered(self) -> tuple[Turn, ...]:
         return self.turns[:-1] if self.open else self.turns
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[TokenizedMessage]:
         """Return the system prompt, if any, and every turn as messages."""
-        messages = [Message("system", self.system)] if self.system else []
+        messages = [TokenizedMessage("system", self.system)] if self.system else []
         for turn in self.turns:
-            messages.append(Message("user", turn.user))
+            messages.append(TokenizedMessage("user", turn.user))
             if turn.answer is not None:
-                messages.append(Message("assistant", turn.answer, turn.tokens))
+                messages.append(TokenizedMessage("assistant", turn.answer, turn.tokens))
         return messages
 
 
-def plain_text(messages: Iterable[Message]) -> str:
-    """Join messages to one text that a model continues."""
+def plain_text(messages: Iterable[TokenizedMessage]) -> str:
+    """Join messages into one text for a model to continue."""
     return "".join(message.content + _AFTER[message.role] for message in messages)
 
 
@@ -92,15 +93,15 @@ def reserved_tokens(ctx_size: int, max_tokens: int) -> int:
     return max(1, min(max_tokens, ctx_size // _RESERVED_SHARE))
 
 
-def fit(
+def fit_context(
     conversation: Conversation, count: Callable[[Conversation], int], ctx_size: int, max_tokens: int
 ) -> Conversation:
-    """Drop the fewest oldest turns, so that the prompt and :func:`reserved_tokens` fit the context.
+    """Drop as few of the oldest turns as possible so that the prompt and :func:`reserved_tokens` fit the context.
 
-    ``count`` returns the prompt tokens of a conversation.
+    ``count`` returns the number of prompt tokens for a conversation.
 
     Raises:
-        UsageError: even the last question alone, with the system prompt, does not fit; the message has its tokens.
+        UsageError: not even the last question and the system prompt fit; the message gives their token count.
     """
     reserved = reserved_tokens(ctx_size, max_tokens)
     most = ctx_size - reserved
@@ -128,28 +129,28 @@ def _context_for(tokens: int, max_tokens: int) -> int:
     return -(-enough // 256) * 256
 
 
-def document(
+def chat_document(
     conversation: Conversation, pair: Mapping[str, Any], settings: Mapping[str, Any], **more: Any
 ) -> ChatDocument:
-    """Return the conversation as ``ggufspec/chat@1``. Token ids are left out: they mean nothing to another model.
+    """Return the conversation as ``ggufspec/chat@1``, without token ids, which mean nothing to another model.
 
-    ``pair`` and ``settings`` are for the reader only; ``more`` are other fields of the document.
+    ``pair`` and ``settings`` are for information only; ``more`` holds other fields of the document.
     """
     names = [field.name for field in fields(ChatTurn)]
     turns = tuple(ChatTurn(**{name: getattr(turn, name) for name in names}) for turn in conversation.turns)
     return ChatDocument(dict(pair), dict(settings), conversation.system, turns, **more)
 
 
-def save(path: Path, document: ChatDocument) -> None:
-    """Write a conversation to a file, whole or not at all."""
+def save_conversation(path: Path, document: ChatDocument) -> None:
+    """Write a conversation to a file atomically."""
     write_whole(path, to_json(document) + "\n")
 
 
-def load(path: Path) -> Conversation:
+def load_conversation(path: Path) -> Conversation:
     """Read the conversation in a file; unknown keys are ignored.
 
     Raises:
-        GgufspecError: there is no such file, it is damaged, or is not a conversation.
+        GgufspecError: the file does not exist, is damaged, or is not a conversation.
     """
     return _parse(untrusted.read_json(path, hint=_HINT), str(path))
 
@@ -165,7 +166,7 @@ def _parse(body: object, name: str) -> Conversation:
     if schema != SCHEMA:
         known = schema.rpartition("@")[0] == SCHEMA.rpartition("@")[0]
         hint = "a newer ggufspec wrote it: update" if known else _HINT
-        raise GgufspecError(f"{name} has schema {schema!r}, a conversation has {SCHEMA!r}", hint)
+        raise GgufspecError(f"{name} has schema {schema!r}, but a conversation has {SCHEMA!r}", hint)
     try:
         file = codec.load(_File, body)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Marks that survive from a conversation into its prompt: where text must not be a token, where an answer is. Pure."""
+"""Marks that survive a chat template, to find answers and text that must not become a control token. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from ggufspec.prompting.mends import Message
+from ggufspec.prompting.workarounds import TokenizedMessage
 
-_PRIVATE = range(0xE000, 0xF8FF)  # Unicode's private use: rare in texts
+_PRIVATE = range(0xE000, 0xF8FF)  # Unicode's private use area, rare in texts
 
 
 class Marks:
-    """Three characters that occur in no text of a request.
+    """Three characters that do not occur in a request's texts.
 
     Args:
-        texts: the texts of the request.
-        special: matches the first character of what would be read as a control token.
+        texts: the request's texts.
+        special: matches the first character of text that would become a control token.
 
     Attributes:
-        cut: placed after that character.
-        begin: placed before an answer whose tokens are known.
-        end: placed after it.
+        cut: mark after that first character, where the text is split.
+        begin: mark before an answer whose tokens are known.
+        end: mark after such an answer.
     """
 
     def __init__(self, texts: Iterable[str], special: re.Pattern[str]) -> None:
@@ -32,15 +32,15 @@ class Marks:
         self._special = special
 
     def guarded(self, value: Any) -> Any:
-        """Insert cuts into all texts of plain data; keys stay."""
+        """Insert ``cut`` marks into all strings in plain data, except for keys."""
         if isinstance(value, str):
             return self._special.sub(rf"\g<0>{self.cut}", value)
         if isinstance(value, Mapping):
             return {key: self.guarded(one) for key, one in value.items()}
         return [self.guarded(one) for one in value] if isinstance(value, list | tuple) else value
 
-    def marked(self, message: Message) -> Message:
-        """Return a message with its marks; white space at its ends stays outside, because templates strip it."""
+    def marked(self, message: TokenizedMessage) -> TokenizedMessage:
+        """Return a message with its marks; they exclude whitespace at its ends, because templates strip it."""
         content = self.guarded(message.content)
         if message.tokens and (core := content.strip()):
             before, _, after = content.partition(core)
@@ -57,16 +57,16 @@ class Marks:
             text = re.sub(rf"\\u{ord(mark):04x}", mark, text, flags=re.IGNORECASE)
         return text
 
-    def segments(self, text: str, answers: Sequence[Message]) -> list[str | Message]:
-        """Split a marked prompt into texts with cuts and the marked answers, in order."""
+    def segments(self, text: str, answers: Sequence[TokenizedMessage]) -> list[str | TokenizedMessage]:
+        """Split a marked prompt into the marked answers and the texts around them (with ``cut`` marks), in order."""
         parts = re.split(f"{self.begin}(.*?){self.end}", text, flags=re.DOTALL)
-        found: list[str | Message] = []
+        found: list[str | TokenizedMessage] = []
         for index, answer in enumerate(answers[: len(parts) // 2]):
             own, core, following = parts[2 * index : 2 * index + 3]
             before, _, after = answer.content.partition(answer.content.strip())
             if own.endswith(before) and following.startswith(after):
                 found += [own.removesuffix(before), answer]
                 parts[2 * index + 2] = following.removeprefix(after)
-            else:  # stripped by the template: no longer what was emitted
+            else:  # the template stripped the answer, so its emitted tokens no longer match
                 parts[2 * index + 2] = own + core + following
         return [*found, parts[-1]]

@@ -1,7 +1,7 @@
-"""From a conversation to the token ids of a prompt, by the model's chat template or as plain text. Pure.
+"""Conversion of a conversation to the token ids of a prompt, by the model's chat template or as plain text. Pure.
 
-A message stays text, even if it contains ``<|im_end|>``. And a previous answer goes back as the tokens that were
-emitted, not as its text would be tokenized, so that a cache of them stays valid.
+A message stays text, even if it contains ``<|im_end|>``. A previous answer is passed as the tokens that were emitted
+rather than tokenized again, so that its cached tokens stay valid.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp.chat_library import Applied
-from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
-from ggufspec.prompting import mends
+from ggufspec.llamacpp.chat_library import AppliedTemplate
+from ggufspec.llamacpp.chat_template import ChatTemplate, TemplateOptions
+from ggufspec.prompting import workarounds
 from ggufspec.prompting.conversation import Conversation, plain_text
 from ggufspec.prompting.marks import Marks
-from ggufspec.prompting.mends import Message
+from ggufspec.prompting.workarounds import TokenizedMessage
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Model
 
-WITHOUT_TEMPLATE = "--raw sends prompts as plain text, without the template"  # a hint
+WITHOUT_TEMPLATE = "--raw sends prompts as plain text, without the template"  # hint for templates that fail
 
 
 class Prompter:
-    """Makes prompts from conversations.
+    """Builder of prompts from conversations.
 
     Args:
-        model: the model whose tokens they use.
-        template: its chat template; None if it has none.
-        without_template, without_system: hints: how a user goes on without the template, and without a system prompt.
+        model: the model that the prompts are for.
+        template: the model's chat template; None if it has none.
+        without_template, without_system: hints on how to continue without the template or without a system prompt.
 
     Attributes:
-        notes: what a user should know about how the prompts are made.
+        notes: notes for the user on how the prompts were made.
     """
 
     def __init__(
@@ -48,26 +48,26 @@ class Prompter:
         self._model, self._template = model, template
         self._without_template, self._without_system = without_template, without_system
         special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
-        starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most positions match none
+        starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # rules out most positions
         pattern = f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))." if special else "(?!)"
-        self._special = re.compile(pattern, re.DOTALL)  # first character of a special token's text; its group: all
+        self._special = re.compile(pattern, re.DOTALL)  # matches a special token's first character; group 1: its text
         self._spaced = b"".join(model.piece(token) for token in model.tokenize("a", start=False)) == b" a"
         self.notes: list[str] = []
 
     def tokens(self, conversation: Conversation, *, chat: bool = True) -> list[int]:
-        """Return the prompt for the answer to the last question; see :meth:`applied`."""
+        """Return the prompt tokens for the last question; see :meth:`applied`."""
         return self.applied(conversation, chat=chat)[0]
 
-    def applied(self, conversation: Conversation, *, chat: bool = True) -> tuple[list[int], Applied]:
-        """Return the prompt for the answer to the last question, and how the answer is read.
+    def applied(self, conversation: Conversation, *, chat: bool = True) -> tuple[list[int], AppliedTemplate]:
+        """Return the prompt tokens for the last question, and how to parse the answer.
 
         Args:
-            conversation: with an open question.
-            chat: use the template, if there is one; otherwise the model continues the turns, joined as plain text.
+            conversation: a conversation with an unanswered question.
+            chat: True to use the template, if there is one; otherwise the model continues the turns as plain text.
 
         Raises:
-            UsageError: no question is open; a message is not valid text, or the template changes one so that its
-                ``<|…|>`` would mean a token.
+            UsageError: there is no unanswered question, a message is not valid text, or the template changes one so
+                that its ``<|…|>`` would become a token.
             ModelError: the template fails, or refuses the conversation.
         """
         if not conversation.open:
@@ -79,19 +79,21 @@ class Prompter:
         known = self._with_emitted(messages)
         marks = Marks([message.content for message in messages], self._special)
         text = plain_text(map(marks.marked, known))
-        return self._ids(text, known, marks), Applied(marks.bare(text))
+        return self._ids(text, known, marks), AppliedTemplate(marks.bare(text))
 
-    def of_messages(self, messages: Sequence[Message], wishes: Wishes = Wishes()) -> tuple[list[int], Applied]:
-        """Return the prompt for the next message, by the template, and how that message is constrained and read.
+    def of_messages(
+        self, messages: Sequence[TokenizedMessage], wishes: TemplateOptions = TemplateOptions()
+    ) -> tuple[list[int], AppliedTemplate]:
+        """Return the template's prompt tokens for the next message, and how to constrain and parse that message.
 
         Args:
             messages: messages of any roles, oldest first.
             wishes: template options.
 
         Raises:
-            UsageError: a message is not valid text, or has a ``<|…|>`` that would mean a token; see
+            UsageError: a message is not valid text, or has a ``<|…|>`` that would become a token; see also
                 :meth:`ChatTemplate.apply`.
-            ModelError: there is no template; it fails, or refuses the messages.
+            ModelError: there is no template, or it fails or refuses the messages.
         """
         if self._template is None:
             raise ModelError("the model has no chat template", "give one with --chat-template FILE")
@@ -100,21 +102,21 @@ class Prompter:
         return self._marked_ids(self._template, taken, wishes, applied.prompt), applied
 
     def _accepted(
-        self, template: ChatTemplate, messages: list[Message], wishes: Wishes
-    ) -> tuple[list[Message], Applied]:
-        """Return the messages in the form that the template accepts, and its result."""
+        self, template: ChatTemplate, messages: list[TokenizedMessage], wishes: TemplateOptions
+    ) -> tuple[list[TokenizedMessage], AppliedTemplate]:
+        """Return the messages in a form that the template accepts, and the template's result."""
         failure: ModelError | None = None
         notes: list[str] = []
-        for mend, note in mends.MENDS:
-            mended = mend(messages)
-            if failure and mended == messages:
+        for change, note in workarounds.WORKAROUNDS:
+            changed = change(messages)
+            if failure and changed == messages:
                 continue
-            messages = mended
+            messages = changed
             notes.append(note)
             try:
                 applied = template.apply([message.plain() for message in messages], wishes)
                 if _lost(messages, applied.prompt):
-                    raise ModelError("the model's chat template leaves the system prompt out", self._without_system)
+                    raise ModelError("the model's chat template drops the system prompt", self._without_system)
             except ModelError as error:
                 failure = failure or error
                 continue
@@ -123,8 +125,10 @@ class Prompter:
         assert failure is not None
         raise failure
 
-    def _marked_ids(self, template: ChatTemplate, messages: list[Message], wishes: Wishes, prompt: str) -> list[int]:
-        """Tokenize a prompt so that text stays text, and known answers keep their tokens."""
+    def _marked_ids(
+        self, template: ChatTemplate, messages: list[TokenizedMessage], wishes: TemplateOptions, prompt: str
+    ) -> list[int]:
+        """Tokenize a prompt so that text does not become control tokens, and known answers keep their tokens."""
         known, none_known = self._with_emitted(messages), [replace(one, tokens=()) for one in messages]
         texts = [*_texts([wishes.tools, *([one.content, one.more] for one in messages)])]
         trap = next((found[1] for text in texts for found in self._special.finditer(text)), "")
@@ -140,25 +144,25 @@ class Prompter:
                 return self._ids(text, tried, marks)
         if trap:
             raise UsageError(
-                f"the chat template rewrites messages, so that {trap} in one of them would be a token",
+                f"the chat template rewrites messages, so that {trap} in one of them would become a token",
                 f"leave it out, or {self._without_template}",
             )
         return self._ids(prompt, none_known, marks)
 
-    def _with_emitted(self, messages: Sequence[Message]) -> list[Message]:
-        """Keep the tokens only of answers that still match their text, without end tokens."""
+    def _with_emitted(self, messages: Sequence[TokenizedMessage]) -> list[TokenizedMessage]:
+        """Return the messages, with tokens only for answers whose text still matches them; end tokens are removed."""
         return [replace(one, tokens=self._emitted(one)) for one in messages]
 
-    def _emitted(self, answer: Message) -> tuple[int, ...]:
-        tokens = tuple(token for token in answer.tokens if not self._model.is_end(token))
+    def _emitted(self, answer: TokenizedMessage) -> tuple[int, ...]:
+        tokens = tuple(token for token in answer.tokens if token >= 0 and not self._model.is_end(token))
         data = b"".join(map(self._model.piece, tokens))
         return tokens if answer.content.strip() and data.decode("utf-8", "replace") == answer.content else ()
 
-    def _ids(self, text: str, messages: Sequence[Message], marks: Marks) -> list[int]:
+    def _ids(self, text: str, messages: Sequence[TokenizedMessage], marks: Marks) -> list[int]:
         """Tokenize a marked prompt."""
         ids: list[int] = []
         for one in marks.segments(text, [message for message in messages if message.tokens]):
-            if isinstance(one, Message):
+            if isinstance(one, TokenizedMessage):
                 ids += one.tokens
                 continue
             for part in one.split(marks.cut):
@@ -167,7 +171,7 @@ class Prompter:
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
     def _cut(self, text: str, *, begun: bool) -> list[int]:
-        """Tokenize a text; after another one, without the space that some tokenizers begin with."""
+        """Tokenize a part of a prompt; unless it is the first, drop the space that some tokenizers put in front."""
         tokenize, piece = self._model.tokenize, self._model.piece
         if not (begun and self._spaced):
             return tokenize(text, special=True, start=False)
@@ -178,17 +182,17 @@ class Prompter:
 
 
 def chat_prompt(model: Model, text: str, *, system: str = "", notes: list[str] | None = None) -> list[int]:
-    """Return the prompt, as token ids, for the answer to a user's message, by the model's chat template.
+    """Return the token ids of the prompt for a user's message, made with the model's chat template.
 
     Args:
-        model: the model that answers: ``decoder.target``.
+        model: the model that answers, e.g. ``decoder.target``.
         text: the message; ``<|…|>`` in it stays text.
         system: the system prompt.
-        notes: gets what a user should know of how the prompt was made.
+        notes: list that receives notes on how the prompt was made.
 
     Raises:
-        UsageError: a text is not valid, or the template changes one so that its ``<|…|>`` would mean a token.
-        ModelError: there is no template; it fails, or refuses the messages.
+        UsageError: a text is not valid, or the template changes one so that its ``<|…|>`` would become a token.
+        ModelError: there is no template, or it fails or refuses the messages.
     """
     if not model.chat_template.strip():
         raise ModelError(f"{model.path.name} has no chat template", WITHOUT_TEMPLATE)
@@ -200,19 +204,19 @@ def chat_prompt(model: Model, text: str, *, system: str = "", notes: list[str] |
     return tokens
 
 
-def _check(messages: Sequence[Message]) -> None:
+def _check(messages: Sequence[TokenizedMessage]) -> None:
     """Raise UsageError if a message is not valid text."""
     for message in messages:
         try:
             "".join([message.content, *_texts(message.more)]).encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"the {message.role} message is not valid text: it has half a character", "type it again"
+                f"the {message.role} message is not valid text: it contains half a character", "type it again"
             ) from None
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield every text in plain data, keys too."""
+    """Yield every string in plain data, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -224,6 +228,6 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(one)
 
 
-def _lost(messages: Sequence[Message], prompt: str) -> bool:
+def _lost(messages: Sequence[TokenizedMessage], prompt: str) -> bool:
     """Return True if a template has dropped the system prompt, which is the first message."""
     return len(messages) > 1 and messages[0].instructs and messages[0].content.strip() not in prompt

@@ -1,1 +1,1 @@
-"""Reports of results: tables on the terminal, as Markdown and CSV, and HTML pages."""
+"""Reports of results as tables (on the terminal, in Markdown and in CSV) and as HTML pages."""

@@ -1,4 +1,4 @@
-"""Saved results: JSON documents of this or another machine, validated once and turned into dataclasses."""
+"""Saved results, which are JSON documents from any machine, validated once and converted to dataclasses."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from ggufspec.schema.text import visible
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings.table import OLD_NAMES, renamed
 
-Result: TypeAlias = BenchDocument | CompareDocument | PlanDocument | SweepDocument | TuneDocument
+ResultDocument: TypeAlias = BenchDocument | CompareDocument | PlanDocument | SweepDocument | TuneDocument
 
-KNOWN: dict[str, type[Result]] = {
+KNOWN: dict[str, type[ResultDocument]] = {
     "ggufspec/bench@1": BenchDocument,
     "ggufspec/compare@1": CompareDocument,
     "ggufspec/plan@1": PlanDocument,
     "ggufspec/sweep@1": SweepDocument,
     "ggufspec/tune@1": TuneDocument,
 }
-BUNDLE = "ggufspec/report@1"  # output of ``ggufspec report --json``: documents by the file they were saved in
-_HINT = "ggufspec report RESULT.json: the JSON of " + ", ".join(sorted(name[9:-2] for name in KNOWN))
+BUNDLE = "ggufspec/report@1"  # schema of ``ggufspec report --json``, which bundles documents by file name
+_HINT = "ggufspec report RESULT.json, the --json output of " + ", ".join(sorted(name[9:-2] for name in KNOWN))
 
 
-def read(path: Path) -> dict[str, Result]:
-    """Return the document in a file by the file's name, or every document of a ``report --json`` bundle.
+def read_document(path: Path) -> dict[str, ResultDocument]:
+    """Return the document in a file, or all documents in a ``report --json`` bundle, by name.
 
     Raises:
-        GgufspecError: the file is missing, is not complete JSON, or not a document that a report can show.
+        GgufspecError: the file is missing, is not complete JSON, or has no document that a report can show.
     """
     body = untrusted.read_json(path, hint=_HINT)
     results = body.get("results") if isinstance(body, dict) and body.get("schema") == BUNDLE else None
     if not isinstance(results, dict):
-        return {str(path): parse(body, str(path))}
+        return {str(path): parse_document(body, str(path))}
     if not results:
-        raise GgufspecError(f"{path} has no result in it", _HINT)
+        raise GgufspecError(f"{path} contains no results", _HINT)
     names = {f"{_printable(name)} in {path}": each for name, each in results.items()}
-    return {name: parse(each, name) for name, each in names.items()}
+    return {name: parse_document(each, name) for name, each in names.items()}
 
 
-def parse(body: object, name: str = "a result") -> Result:
-    """Return the document in parsed JSON; error messages call it ``name``.
+def parse_document(body: object, name: str = "a result") -> ResultDocument:
+    """Return the document in parsed JSON; ``name`` is its name in error messages.
 
     Raises:
-        GgufspecError: it has no schema, an unknown one, or does not conform to its schema.
+        GgufspecError: the schema is missing or unknown, or the document does not conform to it.
     """
     from pydantic import ValidationError
 
@@ -60,26 +60,26 @@ def parse(body: object, name: str = "a result") -> Result:
     schema = body.get("schema") if isinstance(body, dict) else None
     if not isinstance(body, dict) or not isinstance(schema, str):
         raise GgufspecError(f"{name} is not a ggufspec result: it has no schema", _HINT)
-    if isinstance(option := body.get("option"), str):  # a sweep's, which may have an old name
+    if isinstance(option := body.get("option"), str):  # a sweep may store its option under an old name
         body |= {"option": OLD_NAMES.get(option, option)}
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
     try:
-        for run in _speculative(body):  # otherwise an invalid one would be accepted as a target-only Run
+        for run in _speculative(body):  # otherwise, an invalid one would be accepted as a target-only run
             codec.load(SpeculativeRun, run)
-        found: Result = codec.load(KNOWN[schema], body)
+        found: ResultDocument = codec.load(KNOWN[schema], body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"] if part not in ("Run", "SpeculativeRun"))
+        where = ".".join(str(part) for part in first["loc"] if part not in ("MeasuredRun", "SpeculativeRun"))
         message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
         raise GgufspecError(
-            f"{name} is not a valid {schema}: {where}: {message}", "make it again, or leave it out"
+            f"{name} is not a valid {schema}: {where}: {message}", "create it again, or leave it out"
         ) from None
     return found
 
 
 def _printable(value: Any) -> Any:
-    """Return ``value`` without control characters: names may come from a stranger, and terminals obey them."""
+    """Return ``value`` without control characters, because names may come from strangers and terminals obey them."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):
@@ -103,7 +103,7 @@ def _speculative(value: Any) -> Iterator[Any]:
 def _unknown(schema: str) -> str:
     same = next((known for known in KNOWN if known.rpartition("@")[0] == schema.rpartition("@")[0]), None)
     if same:
-        return f"has the schema {schema}, and this ggufspec reads {same}: it was made by another version"
+        return f"has the schema {schema}, but this ggufspec reads {same}: it was made by another version"
     if schema == "ggufspec/error@1":
-        return "is a failure (ggufspec/error@1): there is nothing in it to report"
-    return f"has the schema {schema}; a report is made of {', '.join(sorted(KNOWN))}"
+        return "is an error message (ggufspec/error@1), with no results to report"
+    return f"has the schema {schema}; a report can show {', '.join(sorted(KNOWN))}"

@@ -1,6 +1,6 @@
-"""Placed pair as settings of other programs. Pure: settings in, command lines and files out.
+"""Export of a placed pair as settings for other programs. Pure: settings in, command lines and files out.
 
-Layers, context cells and KV types are the plan's; the notes list settings that a program lacks.
+Layers, context cells and KV types come from the plan; notes list settings that a program does not support.
 Sources: llama.cpp common/arg.cpp, common/preset.cpp, common/speculative.cpp and tools/llama-bench/llama-bench.cpp;
 llama-swap config-schema.json and internal/config; Ollama llm/llama_server.go and parser/parser.go; LM Studio's lms,
 src/subcommands/load.ts.
@@ -18,12 +18,12 @@ from typing import TypeAlias
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.library import streams_from
+from ggufspec.llamacpp.library import min_batch_from_environment
 from ggufspec.llamacpp.options import (
     DENSE_FFN,
     EXPERTS,
     HOST,
-    STREAM_WIDTH,
+    OP_OFFLOAD_MIN_BATCH,
     ContextOptions,
     Placement,
     parse_override,
@@ -33,36 +33,36 @@ from ggufspec.schema.export import ExportDocument
 from ggufspec.settings.table import OPTIONS
 
 _WITH_CHAT = ("llama-server", "llama-cli")
-# Benchmarks keep the pair's placement even if the plan chose target-only.
+# Programs for benchmarks, which use the pair's placement even if the plan chose target-only
 ALWAYS_AS_A_PAIR = ("llama-bench", "llama-speculative-simple")
-Options: TypeAlias = Mapping[str, str | int]  # values by flag; True turns a switch on, empty values are left out
-_ALL = 999  # Ollama reads a negative number as "choose for me"
+Options: TypeAlias = Mapping[str, str | int]  # values by flag; True turns a switch on, empty values are omitted
+_ALL = 999  # number that means all layers, because for Ollama a negative one means "choose for me"
 _RATIO_STEPS = 10_000
 _ANOTHER_NAME = "give the file another name: ln -s"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """GGUF file: ``name`` is a path or, with ``repo``, the name in that Hugging Face repository."""
+    """GGUF file, whose ``name`` is a path or, with ``repo``, its name in that Hugging Face repository."""
 
     name: str
     repo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ExportSettings:
     """Settings to export; ``placement`` and ``context`` are the target's."""
 
     target: ModelFile
-    draft: ModelFile | None  # None runs target-only
+    draft: ModelFile | None  # None: target-only
     options: DecoderOptions
-    blocks: int = 0  # the target's; LM Studio offloads a share of them
-    devices: tuple[str, ...] = ()  # offload devices in llama.cpp's order; name the one that has the draft
+    blocks: int = 0  # number of blocks in the target, of which LM Studio offloads a share
+    devices: tuple[str, ...] = ()  # offload devices in llama.cpp's order, needed to name the draft's device
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers, whose devices come first
-    name: str = "model"  # the pair's name on a server of several models
-    why: str = ""  # summary of the plan for the file's comments; empty without a plan
+    name: str = "model"  # name of the pair on a server with several models
+    why: str = ""  # summary of the plan for comments in the file; empty without a plan
     mmproj: ModelFile | None = None  # image projector for llama-server and llama-cli
-    mmproj_offload: bool = True  # puts the projector on the GPU
+    mmproj_offload: bool = True  # True to put the projector on the GPU
 
     @property
     def placement(self) -> Placement:
@@ -74,15 +74,15 @@ class Settings:
 
     @property
     def drafts(self) -> bool:
-        """True if there is a draft file, or an MTP head in the target's file."""
+        """True if there is a draft file or an MTP head in the target's file."""
         return self.draft is not None or self.options.head == "mtp"
 
 
-def export(program: str, settings: Settings) -> ExportDocument:
-    """Return ``settings`` for one of :data:`PROGRAMS`: a command or a file.
+def export_for(program: str, settings: ExportSettings) -> ExportDocument:
+    """Return ``settings`` as a command or a file for one of :data:`PROGRAMS`.
 
     Raises:
-        UsageError: the program cannot express a setting or a file name that it would need.
+        UsageError: the program cannot express a setting or a file name that it needs.
     """
     form = _FORMATS[program]
     command = form.command(program, settings) if form.command else []
@@ -95,7 +95,7 @@ def export(program: str, settings: Settings) -> ExportDocument:
 def _context_note(context: ContextOptions) -> str:
     if not context.ctx_size or context.cells == context.ctx_size:
         return ""
-    given = f"the context of {context.cells} tokens is the plan's {context.ctx_size} with room for a draft"
+    given = f"the context of {context.cells} tokens is the plan's {context.ctx_size} plus room for a draft"
     return f"{given}, rounded up as llama.cpp does"
 
 
@@ -103,32 +103,32 @@ def _context_note(context: ContextOptions) -> str:
 
 
 def _given(options: Options) -> list[tuple[str, ...]]:
-    """Return (flag, value) of each option that has a value, and (flag,) of each switch that is on."""
+    """Return (flag, value) for each option that has a value, and (flag,) for each switch that is on."""
     return [(flag,) if value is True else (flag, str(value)) for flag, value in options.items() if value]
 
 
-def _command(program: str, options: Options, settings: Settings) -> list[str]:
+def _command(program: str, options: Options, settings: ExportSettings) -> list[str]:
     variable = _variable(settings)
     return [*(["env", variable] if variable else []), program, *itertools.chain.from_iterable(_given(options))]
 
 
-def _variable(settings: Settings) -> str:
-    """Return ``NAME=VALUE`` of op_offload_min_batch, which has no option; empty if the default applies anyway."""
-    context, usual = settings.context, (None, STREAM_WIDTH)
-    is_usual = context.op_offload_min_batch == STREAM_WIDTH and streams_from() in usual
+def _variable(settings: ExportSettings) -> str:
+    """Return ``NAME=VALUE`` for op_offload_min_batch, which llama.cpp has no option for; "" if the default applies."""
+    context, usual = settings.context, (None, OP_OFFLOAD_MIN_BATCH)
+    is_usual = context.op_offload_min_batch == OP_OFFLOAD_MIN_BATCH and min_batch_from_environment() in usual
     return "" if is_usual or not context.op_offload else "=".join(*context.environment.items())
 
 
-def _llama(program: str, settings: Settings) -> list[str]:
+def _llama(program: str, settings: ExportSettings) -> list[str]:
     return _command(program, _options(program, settings), settings)
 
 
-def _options(program: str, settings: Settings) -> Options:
+def _options(program: str, settings: ExportSettings) -> Options:
     context, placement, projector = settings.context, settings.placement, settings.mmproj
     has_chat = program in _WITH_CHAT
     if not (has_chat or settings.drafts):
         raise UsageError(f"{program} needs a draft", "--to llama-cli runs target-only")
-    overrides = _overrides(settings) if placement.override_tensor else ()  # include --n-cpu-moe and --n-cpu-ffn
+    overrides = _overrides(settings) if placement.override_tensor else ()  # overrides include --n-cpu-moe, --n-cpu-ffn
     return {
         **_file(settings.target),
         "-ngl": _layers(placement),
@@ -136,7 +136,7 @@ def _options(program: str, settings: Settings) -> Options:
         "--n-cpu-moe": 0 if overrides else placement.n_cpu_moe,
         "--n-cpu-ffn": 0 if overrides else placement.n_cpu_ffn,
         "-c": context.cells,
-        "-b": context.batch if has_chat else context.cells,  # llama-speculative-simple reads the prompt in one batch
+        "-b": context.batch if has_chat else context.cells,  # llama-speculative-simple decodes the prompt in one batch
         "-ub": context.computed,
         **_cache(context),
         "-t": context.threads,
@@ -144,13 +144,13 @@ def _options(program: str, settings: Settings) -> Options:
         "--no-op-offload": not context.op_offload,
         "--no-host": placement.no_host,
         **_load_mode(placement),
-        "--fit": "off",  # --fit would change unset options, such as the split
+        "--fit": "off",  # because --fit would change options that are not set, such as the split
         "--rpc": ",".join(settings.rpc),
-        "-ot": ",".join(overrides),  # after --rpc, whose devices it may name
+        "-ot": ",".join(overrides),  # must follow --rpc, whose devices it may name
         **(_projector(projector, offloaded=settings.mmproj_offload) if has_chat and projector else {}),
-        # With -hf, llama.cpp would also download an image model's projector and put it on the GPU.
+        # Otherwise, llama.cpp with -hf would also download an image model's projector and put it on the GPU
         "--no-mmproj": has_chat and not projector and bool(settings.target.repo),
-        "-np": int(program == "llama-server"),  # one slot, because each further slot needs its own context
+        "-np": int(program == "llama-server"),  # one slot, because each additional slot needs its own context
         **(_draft(settings) if settings.drafts else {}),
     }
 
@@ -160,9 +160,9 @@ def _projector(file: ModelFile, *, offloaded: bool) -> Options:
     return {"--mmproj-url" if "://" in address else "--mmproj": address, "--no-mmproj-offload": not offloaded}
 
 
-def _draft(settings: Settings) -> Options:
+def _draft(settings: ExportSettings) -> Options:
     options, context = settings.options, settings.options.draft_context()
-    draft = settings.draft or ModelFile("")  # empty if the head is in the target's file
+    draft = settings.draft or ModelFile("")  # without a name if the head is in the target's file
     return {
         "-hfd": draft.repo,
         "-md": draft.name,
@@ -170,16 +170,16 @@ def _draft(settings: Settings) -> Options:
         "-devd": _only_device(settings) if _splits_differ(settings) else "",
         "-ctkd": context.cache_type_k,
         "-ctvd": context.cache_type_v,
-        # common_speculative_type_from_name_map in common/speculative.cpp
+        # Names: common_speculative_type_from_name_map in common/speculative.cpp
         "--spec-type": f"draft-{options.head or 'simple'}",
         "--spec-draft-n-max": options.draft_max,
     }
 
 
-def _overrides(settings: Settings) -> tuple[str, ...]:
-    """Return the placement's overrides as ``PATTERN=BUFFER``; RPC buffers contain the endpoint (ggml-rpc.cpp).
+def _overrides(settings: ExportSettings) -> tuple[str, ...]:
+    """Return the placement's overrides as ``PATTERN=BUFFER``; names of RPC buffers contain endpoints (ggml-rpc.cpp).
 
-    The first matching pattern wins, and presets would put ``--n-cpu-moe`` before ``-ot``: so all go into ``-ot``.
+    All overrides are in ``-ot``, because the first match wins and presets would put ``--n-cpu-moe`` before ``-ot``.
     """
     placement = settings.placement
     workers = [device for device in settings.devices if device.startswith("RPC")]
@@ -195,21 +195,21 @@ def _overrides(settings: Settings) -> tuple[str, ...]:
     )
 
 
-def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
+def _llama_notes(program: str, settings: ExportSettings) -> Iterator[str]:
     yield from _file_notes(settings)
     if program in _WITH_CHAT:
-        yield f"{program} keeps old prompts in up to 8 GiB of RAM; --cache-ram 0 turns that off"
+        yield f"{program} caches old prompts in up to 8 GiB of RAM; --cache-ram 0 turns that off"
     else:
         yield "add a prompt: -p TEXT -n TOKENS"
     if settings.drafts:
-        yield "above temperature 0 llama.cpp has another acceptance rule: its acceptance rate differs from ggufspec's"
+        yield "above temperature 0 llama.cpp uses another acceptance rule, so its acceptance rate is not ggufspec's"
         if _splits_differ(settings) and not _only_device(settings):
-            yield "its -ts splits the draft too: the draft's layers are not where the plan puts them"
+            yield "its -ts also splits the draft, so the draft's layers are not where the plan puts them"
 
 
-def _llama_bench(program: str, settings: Settings) -> list[str]:
+def _llama_bench(program: str, settings: ExportSettings) -> list[str]:
     context, placement, target = settings.context, settings.placement, settings.target
-    if "f32" in (context.cache_type_k, context.cache_type_v):  # ggml_type_from_name in llama-bench.cpp
+    if "f32" in (context.cache_type_k, context.cache_type_v):  # ggml_type_from_name in llama-bench.cpp lacks it
         raise UsageError("llama-bench has no f32 cache", "-ctk f16 -ctv f16, or another program")
     if "," in target.name:
         raise UsageError(f"llama-bench splits {target.name!r} at the comma", _ANOTHER_NAME)
@@ -218,7 +218,7 @@ def _llama_bench(program: str, settings: Settings) -> list[str]:
         **_file(target),
         "-ngl": str(max(placement.gpu_layers, -1)),
         "-ts": "/".join(map(_number, placement.split)),
-        "-rpc": ",".join(settings.rpc),  # before -ot, which may name RPC devices
+        "-rpc": ",".join(settings.rpc),  # must precede -ot, which may name RPC devices
         "-ot": ";".join(_overrides(settings)) if has_overrides else "",
         "-ncmoe": 0 if has_overrides else placement.n_cpu_moe,
         "-b": context.batch,
@@ -232,25 +232,25 @@ def _llama_bench(program: str, settings: Settings) -> list[str]:
     return _command(program, options, settings)
 
 
-def _bench_notes(_: str, settings: Settings) -> Iterator[str]:
+def _bench_notes(_: str, settings: ExportSettings) -> Iterator[str]:
     yield from _file_notes(settings)
     context = settings.context
     yield (
-        "its context is only as long as its test, which takes less memory than the plan; "
+        "its context is only as long as its test, which takes less memory than planned; "
         f"-p 0 -n 128 -d {max(context.cells - 128, 0)} fills the plan's {context.cells} cells first"
     )
     if context.swa_full:
-        yield "it has no --swa-full: a layer with a sliding window keeps only its window"
+        yield "it has no --swa-full: a layer with a sliding window caches only its window"
     if settings.draft:
-        yield "it has no draft: this measures target-only, with the layers planned next to the draft"
+        yield "it cannot use a draft: this measures target-only, with the layers planned for the pair"
 
 
-def _file_notes(settings: Settings) -> Iterator[str]:
+def _file_notes(settings: ExportSettings) -> Iterator[str]:
     if settings.target.repo or (settings.draft and settings.draft.repo):
-        yield "llama.cpp downloads the newest files of the hub: it cannot name a revision"
+        yield "llama.cpp downloads the newest files from the hub, because it cannot name a revision"
     there = {device for _, device in map(parse_override, settings.placement.override_tensor)} - {HOST}
     if unknown := sorted(there - {*settings.devices}):
-        yield f"-ot names {', '.join(unknown)}, cards that are not here: write llama.cpp's names, CUDA0 say"
+        yield f"-ot names {', '.join(unknown)}, not found on this machine: use llama.cpp's names, such as CUDA0"
 
 
 def _file(target: ModelFile) -> Options:
@@ -273,14 +273,14 @@ def _number(share: float) -> str:
     return f"{share:.9g}"  # nine digits identify a float32
 
 
-def _only_device(settings: Settings) -> str:
-    """Return the device that has all of the draft's layers; empty if there are several or its name is unknown."""
+def _only_device(settings: ExportSettings) -> str:
+    """Return the only device with draft layers; "" if there are several or its name is unknown."""
     used = [index for index, share in enumerate(settings.options.draft.split) if share > 0]
     return settings.devices[used[0]] if len(used) == 1 and used[0] < len(settings.devices) else ""
 
 
-def _splits_differ(settings: Settings) -> bool:
-    """Return whether llama.cpp, which applies one split to both models, would split the draft differently."""
+def _splits_differ(settings: ExportSettings) -> bool:
+    """Return whether llama.cpp would split the draft differently, because it applies one split to both models."""
     target, draft = settings.options.target.split, settings.options.draft.split
     if settings.options.draft.gpu_layers == 0 or max(len(target), len(draft)) < 2:
         return False
@@ -290,9 +290,9 @@ def _splits_differ(settings: Settings) -> bool:
     return not all(math.isclose(of_target / sum(target), of_draft / sum(draft)) for of_target, of_draft in pairs)
 
 
-# ---- files of llama-server's options -----------------------------------------------------------------------------
+# ---- files with llama-server's options ---------------------------------------------------------------------------
 
-# Long names in common/arg.cpp; flags not listed are long already.
+# Long names of flags, from common/arg.cpp; flags that are not listed are already long
 _LONG = {row.flags[0]: row.flags[-1] for row in OPTIONS.values() if row.flags} | {
     "-hff": "--hf-file",
     "-ngl": "--n-gpu-layers",
@@ -305,11 +305,11 @@ _LONG = {row.flags[0]: row.flags[-1] for row in OPTIONS.values() if row.flags} |
 }
 
 
-def _preset(settings: Settings) -> Iterator[str]:
+def _preset(settings: ExportSettings) -> Iterator[str]:
     """Yield a section of the INI file for ``llama-server --models-preset FILE``.
 
-    A value ends at the first ``;`` or ``#`` and cannot be quoted; a name has no ``]``, is upper-cased after a colon,
-    and ``*`` means all models. Source: common/preset.cpp.
+    A value ends at the first ``;`` or ``#`` and cannot be quoted. A name cannot contain ``]``, and is upper-cased after
+    a colon; the name ``*`` means all models. Source: common/preset.cpp.
     """
     if not _is_plain(settings.name) or settings.name == "*" or set(settings.name) & set("]:"):
         raise UsageError(f"a preset cannot be named {settings.name!r}", _ANOTHER_NAME)
@@ -317,7 +317,7 @@ def _preset(settings: Settings) -> Iterator[str]:
     for flag, *value in _given(_options("llama-server", settings)):
         text = value[0] if value else "true"
         if not _is_plain(text) or set(text) & set(";#"):
-            raise UsageError(f"a preset cannot say {text!r}", _ANOTHER_NAME)
+            raise UsageError(f"a preset cannot contain {text!r}", _ANOTHER_NAME)
         yield f"{_LONG.get(flag, flag)[2:]} = {text}"
 
 
@@ -325,24 +325,24 @@ def _is_plain(text: str) -> bool:
     return text.isprintable() and text == text.strip()
 
 
-def _preset_notes(_: str, settings: Settings) -> Iterator[str]:
-    yield "llama-server --models-preset FILE; sections of several pairs go into one file"
+def _preset_notes(_: str, settings: ExportSettings) -> Iterator[str]:
+    yield "llama-server --models-preset FILE; sections for several pairs go into one file"
     yield "the plan gives all memory to one model: --models-max 1 keeps only one loaded"
     if variable := _variable(settings):
-        yield f"the plan is for a server that is started with {variable}"
+        yield f"the plan assumes a server that is started with {variable}"
     yield from _llama_notes("llama-server", settings)
 
 
-def _swap(settings: Settings) -> Iterator[str]:
-    """Yield llama-swap's configuration: a llama-server command under the model name that requests use.
+def _swap(settings: ExportSettings) -> Iterator[str]:
+    """Yield llama-swap's configuration, which maps the model name used in requests to a llama-server command.
 
-    JSON strings are valid YAML. ``${…}`` is a macro anywhere, and a ``cmd`` line that begins with ``#`` is a comment.
-    Source: llama-swap internal/config/macros.go and commands.go.
+    JSON strings are valid YAML. ``${…}`` is a macro wherever it is, and a ``cmd`` line that begins with ``#`` is a
+    comment. Source: llama-swap internal/config/macros.go and commands.go.
     """
     options = [shlex.join(option) for option in _given(_options("llama-server", settings))]
     for text in (settings.name, *options):
         if not text.isprintable() or "${" in text:
-            raise UsageError(f"llama-swap cannot be given {text!r}", _ANOTHER_NAME)
+            raise UsageError(f"llama-swap cannot take {text!r}", _ANOTHER_NAME)
     yield "models:"
     yield f"  {json.dumps(settings.name, ensure_ascii=False)}:"
     yield "    cmd: |"
@@ -351,8 +351,8 @@ def _swap(settings: Settings) -> Iterator[str]:
         yield f"    env: [{variable}]"
 
 
-def _swap_notes(_: str, settings: Settings) -> Iterator[str]:
-    yield "llama-swap --config FILE; models of several pairs go under one models:"
+def _swap_notes(_: str, settings: ExportSettings) -> Iterator[str]:
+    yield "llama-swap --config FILE; models for several pairs go under one models:"
     yield "a model that takes longer than 120 s to load needs healthCheckTimeout: SECONDS next to models:"
     yield from _llama_notes("llama-server", settings)
 
@@ -360,7 +360,7 @@ def _swap_notes(_: str, settings: Settings) -> Iterator[str]:
 # ---- Ollama ----------------------------------------------------------------------------------------------------------
 
 
-def _modelfile(settings: Settings) -> Iterator[str]:
+def _modelfile(settings: ExportSettings) -> Iterator[str]:
     """Yield a Modelfile for ``ollama create NAME -f FILE``; Ollama passes ``num_gpu`` to llama-server as ``-ngl``."""
     target, context, layers = settings.target, settings.context, settings.placement.gpu_layers
     if not target.name.isprintable():  # Ollama's parser drops unprintable characters
@@ -371,7 +371,7 @@ def _modelfile(settings: Settings) -> Iterator[str]:
         way = f"hf download {target.repo} {shlex.join([first, *more])} --local-dir . && " if target.repo else ""
         way += f"llama-gguf-split --merge {shlex.quote(first)} ONE.gguf && " if more else ""
         one = "ONE.gguf" if more else shlex.quote(first)
-        raise UsageError(f"Ollama takes no {what}: {target.name}", f"{way}ggufspec export -m {one} --to ollama")
+        raise UsageError(f"Ollama cannot load a {what}: {target.name}", f"{way}ggufspec export -m {one} --to ollama")
     yield f"FROM hf.co/{target.repo}:{target.name}" if target.repo else f"FROM {target.name}"
     yield f"PARAMETER num_gpu {_ALL if layers < 0 else layers}"
     yield f"PARAMETER num_ctx {context.cells}"
@@ -379,59 +379,59 @@ def _modelfile(settings: Settings) -> Iterator[str]:
     yield f"PARAMETER num_thread {context.threads}"
 
 
-def _ollama_notes(_: str, settings: Settings) -> Iterator[str]:
+def _ollama_notes(_: str, settings: ExportSettings) -> Iterator[str]:
     context, placement = settings.context, settings.placement
     yield "num_gpu includes the output layer, like -ngl; older versions of Ollama offload that layer last"
     yield "the plan is for one request at a time: OLLAMA_NUM_PARALLEL=1 ollama serve"
     if settings.target.repo:
-        yield "Ollama downloads the newest file of the hub: it cannot name a revision"
+        yield "Ollama downloads the newest file from the hub, because it cannot name a revision"
     if settings.draft:
         yield "target-only: Ollama cannot use a draft model, only MTP and DFlash heads"
     if context.cache_type_k != context.cache_type_v:
         yield f"Ollama has one type for both caches, not {context.cache_type_k} and {context.cache_type_v}"
     elif context.cache_type_k != "f16":
-        yield f"the cache's type is the server's: OLLAMA_KV_CACHE_TYPE={context.cache_type_k} ollama serve"
+        yield f"the server sets the cache's type: OLLAMA_KV_CACHE_TYPE={context.cache_type_k} ollama serve"
     if context.flash_attn != "auto":
         switch = int(context.flash_attn == "on")
-        yield f"flash attention is the server's: OLLAMA_FLASH_ATTENTION={switch} ollama serve"
+        yield f"the server sets flash attention: OLLAMA_FLASH_ATTENTION={switch} ollama serve"
     if context.swa_full:
-        yield "Ollama has no --swa-full: a layer with a sliding window keeps only its window"
+        yield "Ollama has no --swa-full: a layer with a sliding window caches only its window"
     if placement.n_cpu_moe:
         yield f"Ollama cannot keep the experts of {placement.n_cpu_moe} layers on the CPU"
     yield from _lacks("Ollama", settings)
 
 
-def _lacks(program: str, settings: Settings) -> Iterator[str]:
-    """Yield notes on settings that neither Ollama nor LM Studio has."""
+def _lacks(program: str, settings: ExportSettings) -> Iterator[str]:
+    """Yield notes about settings that neither Ollama nor LM Studio supports."""
     if count := settings.placement.n_cpu_ffn:
         yield f"{program} cannot keep the feed-forward weights of {count} layers on the CPU"
     if settings.placement.override_tensor:
         yield f"{program} has no -ot: every tensor goes where its layer goes"
     if not settings.context.op_offload:
-        yield f"{program} has no --no-op-offload: prompts take more of the card than the plan"
+        yield f"{program} has no --no-op-offload: prompts take more GPU memory than planned"
     if (mode := settings.placement.load_mode) != "auto":
-        yield f"{program} has no -lm {mode}: it decides how weights are loaded"
+        yield f"{program} has no -lm {mode}: it decides itself how weights are loaded"
     if settings.placement.no_host:
         yield f"{program} has no --no-host: the CPU computes batches more slowly"
     if variable := _variable(settings):
-        yield f"the plan is for {program} started with {variable} in its environment"
+        yield f"the plan assumes that {program} is started with {variable} in its environment"
     if settings.placement.split:
-        yield f"{program} divides layers over several cards by itself, not by the plan's split"
+        yield f"{program} divides layers over several GPUs by itself, not by the plan's split"
     if settings.rpc:
-        yield f"{program} has no RPC workers: the layers planned for them have no place"
+        yield f"{program} has no RPC workers, so the layers planned for them have no place"
 
 
 # ---- LM Studio -------------------------------------------------------------------------------------------------------
 
 
-def _lms_load(_: str, settings: Settings) -> list[str]:
+def _lms_load(_: str, settings: ExportSettings) -> list[str]:
     name = settings.target.name
     model = f"{settings.target.repo}/{name}" if settings.target.repo else name.rpartition("/")[2]
     return ["lms", "load", model, "--gpu", _share(settings), "--context-length", str(settings.context.cells)]
 
 
-def _lm_studio_window(settings: Settings) -> Iterator[str]:
-    """Yield the load settings under their names in LM Studio's window."""
+def _lm_studio_window(settings: ExportSettings) -> Iterator[str]:
+    """Yield the load settings, named as in LM Studio's window."""
     context, placement, draft = settings.context, settings.placement, settings.draft
     blocks = f"{max(placement.gpu_layers - 1, 0)} of {settings.blocks}"
     rows = _given(
@@ -453,21 +453,21 @@ def _lm_studio_window(settings: Settings) -> Iterator[str]:
     yield from (f"# {name:<{width}}{value}" for name, value in rows)
 
 
-def _share(settings: Settings) -> str:
-    """Return LM Studio's share of the blocks, slightly raised so that its rounding does not lose a block."""
+def _share(settings: ExportSettings) -> str:
+    """Return the share of blocks for LM Studio, slightly raised so that LM Studio's rounding does not lose a block."""
     layers, blocks = settings.placement.gpu_layers, settings.blocks
     if layers < 0 or layers > blocks:
         return "max"
     return "off" if layers <= 1 else f"{((layers - 1) * _RATIO_STEPS // blocks + 1) / _RATIO_STEPS:g}"
 
 
-def _lm_studio_notes(_: str, settings: Settings) -> Iterator[str]:
+def _lm_studio_notes(_: str, settings: ExportSettings) -> Iterator[str]:
     yield "lms load sets context and GPU offload; set the rest in LM Studio's load window"
-    yield "GPU Offload leaves the output layer out; LM Studio's log says how many layers it offloaded"
+    yield "GPU Offload does not count the output layer; LM Studio's log says how many layers it offloaded"
     if not settings.target.repo:
         yield f"LM Studio sees only its own folder: {shlex.join(['lms', 'import', settings.target.name])}"
     if settings.draft:
-        yield "choose the draft in the chat sidebar, Speculative Decoding; LM Studio decides where it goes"
+        yield "choose the draft in the chat sidebar, Speculative Decoding; LM Studio decides where to put it"
     yield from _lacks("LM Studio", settings)
 
 
@@ -476,11 +476,11 @@ def _lm_studio_notes(_: str, settings: Settings) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Export format of a program: a command, or lines of a file and the sign that begins its comments."""
+    """Export format for a program: a command, or lines of a file and the character that begins its comments."""
 
-    notes: Callable[[str, Settings], Iterator[str]]
-    command: Callable[[str, Settings], list[str]] | None = None
-    lines: Callable[[Settings], Iterable[str]] = lambda _: ()
+    notes: Callable[[str, ExportSettings], Iterator[str]]
+    command: Callable[[str, ExportSettings], list[str]] | None = None
+    lines: Callable[[ExportSettings], Iterable[str]] = lambda _: ()
     comment: str = ""
 
 

@@ -1,19 +1,19 @@
-"""Report of a plan: memory bars per device, tables of the options, draft lengths and contexts, a sweep over layers."""
+"""Report of a plan, with memory bars by device and tables of options, draft lengths, contexts and layers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggufspec.llamacpp.options import STREAM_WIDTH
+from ggufspec.llamacpp.options import HOST, OP_OFFLOAD_MIN_BATCH
 from ggufspec.reports import table
-from ggufspec.reports.table import Table
+from ggufspec.reports.table import ReportTable
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
 from ggufspec.schema.text import counted, memory_of, number, of_memory
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-# Uses of memory: (word, mark, colour, parts). Marks differ, so that a bar can be read without colour.
+# Uses of memory as (word, mark, colour, parts). Marks differ, so that a bar can be read without colour.
 PARTS = (
     ("target", "█", "blue", ("target weights",)),
     ("draft", "▓", "magenta", ("draft weights",)),
@@ -23,11 +23,11 @@ PARTS = (
     ("overhead", "•", "red", ("overhead",)),
     ("free", "·", "dim", ()),
 )
-_SHORT = 24  # columns; longer -ot patterns are only counted
+_SHORT = 24  # terminal columns up to which -ot patterns are shown; longer ones are only counted
 
 
 def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
-    """Return a device's bytes by part, with a comparison's keys: ``target weights``, ``draft kv``, …, ``overhead``."""
+    """Return a device's bytes by part, named as in comparisons: ``target weights``, ``draft kv``, …, ``overhead``."""
     found = {"overhead": device.overhead_bytes, "mmproj": device.mmproj_bytes}
     for role, model in (("target", option.target), ("draft", option.draft)):
         for kind, size in (model.bytes.get(device.name, {}) if model else {}).items():
@@ -37,7 +37,7 @@ def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int
 
 
 def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
-    """Return a bar's columns by part: they add up to ``width``, and a part that is not empty has at least one."""
+    """Return how many columns each part takes in a bar of ``width`` columns; a part with bytes takes at least one."""
     total = sum(sizes.values()) or 1
     found = {word: max(1, round(size * width / total)) if size else 0 for word, size in sizes.items()}
     left = width - sum(found.values())
@@ -48,15 +48,15 @@ def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
 
 
 def placed(document: PlanDocument) -> dict[str, PlannedOption]:
-    """Return the options that differ in placement by display name; a default run is placed like its pair."""
+    """Return the options with different placements by display name; ``default``, placed like its pair, is omitted."""
     options = {name: option for name, option in document.options.items() if name != "default"}
     return {name.replace("_", "-"): option for name, option in options.items() if option is not None}
 
 
 def bars(document: PlanDocument, width: int, *, everything: bool = True) -> list[Text]:
-    """Return a title, a bar and a legend per device: the chosen option, then the others on the GPUs.
+    """Return a title, a bar and a legend per device, for the chosen option, then for the others on the GPUs.
 
-    Without ``everything``, only the chosen option on the GPUs, or on the host if there is no GPU.
+    Without ``everything``, return only those for the chosen option on the GPUs, or on the host if there is no GPU.
     """
     from rich.text import Text
 
@@ -95,8 +95,8 @@ def _bar(sizes: dict[str, int], width: int) -> list[Text]:
     return [bar, *legend]
 
 
-def options(document: PlanDocument) -> Table:
-    """Return the options, the choice in bold; predicted speeds have no spread, hence the ``≈``."""
+def options(document: PlanDocument) -> ReportTable:
+    """Return a table of options with the choice in bold; predicted speeds, which have no spread, are marked ``≈``."""
     shown = placed(document)
     if tuned := document.tuned:
         shown["tuned here"] = PlannedOption(document.target, document.draft, tuned["tokens_per_s"], 0)
@@ -105,14 +105,14 @@ def options(document: PlanDocument) -> Table:
     rows = []
     for name, option in shown.items():
         length = str(option.draft_length) if name == "speculative" else "adaptive" if name == "default" else ""
-        draft = (_layers(option.draft), length) if option.draft else ("", "")
+        draft = (_layers(document, option.draft), length) if option.draft else ("", "")
         speed = f"{'' if name == 'tuned here' else '≈ '}{number(option.tokens_per_s)}"
-        rows.append((name, _layers(option.target) + _copied(option.target), *draft, speed))
+        rows.append((name, _layers(document, option.target) + _copied(option.target), *draft, speed))
     on_gpu = " on GPU" * (len(document.devices) > 1)
     columns = table.columns("Option", table.words(f"Target{on_gpu}"), "Draft", "Draft length", "Tokens/s")
     best = "tuned here" if tuned else document.choice
     best = "default" if best == "speculative" and "default" in shown else best
-    return Table("Options", columns, rows, leading=[n for n, name in enumerate(shown) if name == best])
+    return ReportTable("Options", columns, rows, leading=[n for n, name in enumerate(shown) if name == best])
 
 
 def explanations(document: PlanDocument) -> list[str]:
@@ -121,21 +121,21 @@ def explanations(document: PlanDocument) -> list[str]:
     if document.options.get("default") and not document.tuned:
         lookup = document.settings.get("lookup", "")
         more = f" and the n-gram lookup ({lookup})" if lookup else ""
-        lines.append(f"default is what run does: drafts only as far as that pays, with the draft{more}.")
+        lines.append(f"default is what run does: it drafts only as far as that pays, with the draft{more}.")
     if seen := document.settings.get("accepted_here"):
-        lines.append(f"Runs here accepted {seen}, at the lengths that they chose.")
+        lines.append(f"Runs here accepted {seen}, at the draft lengths they chose.")
     copied = [option for option in placed(document).values() if _copied(option.target)]
     if copied:
         least = max(option.target.op_offload_min_batch for option in copied)
         lines.append(
-            f"copied over per batch: in batches of {counted(least, 'token')} and more the GPU computes with copies of "
+            f"copied over per batch: for batches of {counted(least, 'token')} or more the GPU computes with copies of "
             "the weights in RAM, which is faster than the CPU."
         )
     return lines
 
 
-def draft_lengths(document: PlanDocument) -> Table:
-    """Return each draft length's break-even as accepted share (as in logs) and chance per token; the best is bold."""
+def draft_lengths(document: PlanDocument) -> ReportTable:
+    """Return a table of break-even acceptance by draft length, as a share (as in logs) and per token; best in bold."""
     option = document.options["speculative"]
     rows, leading = [], []
     for index, row in enumerate(document.draft_lengths):
@@ -145,45 +145,51 @@ def draft_lengths(document: PlanDocument) -> Table:
         if option and row.draft_length == option.draft_length:
             leading.append(index)
     columns = table.columns("Draft length", "Tokens/s", "Accepted", "Pays above", "Chance per token")
-    return Table("Acceptance needed by draft length", columns, rows, leading=leading)
+    return ReportTable("Acceptance needed by draft length", columns, rows, leading=leading)
 
 
 def context(document: PlanDocument) -> str:
-    """Return the plan's context, its origin, and the depth at which speeds are predicted."""
+    """State the plan's context, its origin, and the depth at which speeds are predicted."""
     settings, depth = document.settings, document.predicted["depth"]
     tokens, kept = counted(settings["ctx_size"], "token"), settings.get("sequences", 1)
     of = f" for each of {kept} conversations" if kept > 1 else ""
     given = f"{tokens} of context{of} ({settings['context_from']})"
-    return f"{given}; its speeds are with {depth:,.0f} of them in the cache"
+    return f"{given}; speeds are predicted with {depth:,.0f} of them in the cache"
 
 
-def contexts(document: PlanDocument) -> Table:
-    """Return the faster option at several contexts; the plan's own context is bold."""
+def contexts(document: PlanDocument) -> ReportTable:
+    """Return a table of the faster option at several contexts, with the plan's own context in bold."""
     drafts = any(row.draft_layers is not None for row in document.contexts)
     leading = [n for n, row in enumerate(document.contexts) if row.ctx_size == document.settings["ctx_size"]]
     rows = []
     for row in document.contexts:
         speeds = (row.empty_tokens_per_s, row.full_tokens_per_s)
         fits = "yes" if row.fits else "no" if row.host_bytes is None else f"no: {of_memory(row.host_bytes)} RAM"
-        layers = "–" if row.target_layers is None else f"{row.target_layers}/{document.target.layers + 1}"
+        layers = "–" if row.target_layers is None else _offloaded(document, row.target_layers, document.target.layers)
         for count, what in ((row.n_cpu_moe, "MoE"), (row.n_cpu_ffn, "FFN")):
             layers += f", {count} {what} on CPU" if count else ""
-        draft = [] if not drafts else ["" if row.draft_layers is None else str(row.draft_layers)]
+        on_gpu = "" if row.draft_layers is None else _offloaded(document, row.draft_layers, 0).partition("/")[0]
+        draft = [on_gpu] if drafts else []
         types = "/".join(dict.fromkeys(filter(None, (row.cache_type_k, row.cache_type_v))))
         rows.append((f"{row.ctx_size:,}", fits, layers, *draft, types, *map(predicted, speeds)))
     columns = table.columns(
         "Context", table.word("Fits"), "Target", *["Draft"] * drafts, "KV", "Tokens/s empty", "Tokens/s full"
     )
-    return Table("Other contexts", columns, rows, leading=leading)
+    return ReportTable("Other contexts", columns, rows, leading=leading)
 
 
 def predicted(tokens_per_s: float | None) -> str:
-    """Return the speed, or a dash if the placement does not fit."""
+    """Format a predicted speed, or return a dash if the placement does not fit."""
     return "–" if tokens_per_s is None else number(tokens_per_s)
 
 
-def _layers(model: PlannedModel) -> str:
-    text = f"{model.gpu_layers}/{model.layers + 1}"
+def _offloaded(document: PlanDocument, gpu_layers: int, layers: int) -> str:
+    """Return the offloaded layers out of all; CPU without a GPU, because 0/29 would read as a failure to fit."""
+    return "CPU" if document.devices[0].name == HOST else f"{gpu_layers}/{layers + 1}"
+
+
+def _layers(document: PlanDocument, model: PlannedModel) -> str:
+    text = _offloaded(document, model.gpu_layers, model.layers)
     if model.n_cpu_moe:
         text += f", experts of {model.n_cpu_moe} on CPU"
     if model.n_cpu_ffn:
@@ -198,15 +204,15 @@ def _layers(model: PlannedModel) -> str:
 
 
 def _copied(model: PlannedModel) -> str:
-    """Return a note if the GPU computes with copies of the host's weights at other than the default batch size."""
+    """Return a note if a GPU computes with copies of CPU weights from a non-default minimum batch size; else ""."""
     is_split = model.gpu_layers <= model.layers or model.n_cpu_moe or model.n_cpu_ffn or model.override_tensor
-    copies = model.op_offload and is_split and model.op_offload_min_batch != STREAM_WIDTH
+    copies = model.op_offload and is_split and model.op_offload_min_batch != OP_OFFLOAD_MIN_BATCH
     rest = "rest " * (model.gpu_layers <= model.layers)
     return f", {rest}copied over per batch" if copies else ""
 
 
-def sweep(document: PlanDocument) -> Table:
-    """Return predicted tokens/s over target layers, with the chosen placements marked."""
+def sweep(document: PlanDocument) -> ReportTable:
+    """Return a table of predicted tokens/s by number of target layers, with planned placements marked."""
     rows, leading = [], set()
     for index, row in enumerate(document.sweep):
         options = placed(document).items()
@@ -217,4 +223,4 @@ def sweep(document: PlanDocument) -> Table:
         mark = "both" if len(planned) > 1 else "".join(planned)
         rows.append((f"{row.gpu_layers}/{document.target.layers + 1}", *speeds, mark))
     columns = table.columns("Target layers", "Target-only tokens/s", "Speculative tokens/s", table.word("Planned"))
-    return Table("Tokens/s over target layers", columns, rows, leading=leading)
+    return ReportTable("Tokens/s over target layers", columns, rows, leading=leading)

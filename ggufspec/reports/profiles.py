@@ -1,10 +1,10 @@
-"""Tables of profiles and their checks, and one profile's facts."""
+"""Tables of profiles and of their checks, and the facts about one profile."""
 
 from __future__ import annotations
 
 from ggufspec.reports import table
-from ggufspec.reports.table import Column, Table
-from ggufspec.reports.words import base_name, shortened
+from ggufspec.reports.table import ReportColumn, ReportTable
+from ggufspec.reports.words import base_name, fitted, shortened
 from ggufspec.schema.profiles import (
     CheckDocument,
     ProfileCheck,
@@ -16,8 +16,8 @@ from ggufspec.schema.profiles import (
 from ggufspec.schema.text import of_file
 
 FITS = {"whole": "fits whole", "partly": "in part", "no": "too large", "unknown": "unknown until its header is read"}
-_FIT = len("≈ 51/81 layers")  # columns that "fits" takes
-# Drafters without a draft file.
+_FIT = len("≈ 51/81 layers")  # terminal columns that the widest fit takes
+# Drafters without a draft file, in words
 _WITHOUT_FILE = {"mtp": "its own MTP block", "lookup": "n-grams, no draft", "none": "no draft: it does not pay"}
 
 
@@ -28,15 +28,17 @@ def _here(row: ProfileRow) -> str:
     return f"{about}{row.fits_layers}/{row.target.layers} layers"
 
 
-def listing(document: ProfilesDocument, width: int, there: str = "") -> Table:
-    """Return one row per profile, its drafter below its target; the user's own profiles have a star.
+def profile_rows(document: ProfilesDocument, width: int, there: str = "") -> ReportTable:
+    """Return a table with a row per profile, its drafter below its target; the user's own profiles are starred.
 
-    Reference profiles come last, below a heading row. ``there`` names a GPU that is not installed.
+    Reference profiles come last, below a row that is their heading. ``there`` names a GPU that is not installed.
     """
     there = shortened(there or "Here", _FIT)
     fits = ["no profile" if row.error else "?" if row.fits == "unknown" else _here(row) for row in document.profiles]
+    files = (base_name(model.file) for row in document.profiles for model in (row.target, row.draft) if model)
     longest = max((len(row.name) + row.mine for row in document.profiles), default=0)
     room = max(16, width - longest - max(map(len, (there, *fits))) - 17)
+    short = fitted(files, room)
     rows: list[tuple[str, ...]] = []
     groups: list[int] = []
     for row, here in zip(document.profiles, fits, strict=True):
@@ -44,23 +46,25 @@ def listing(document: ProfilesDocument, width: int, there: str = "") -> Table:
             groups.append(len(rows))
             rows.append((row.group, "", "", ""))
         models = [model for model in (row.target, row.draft) if model]
-        names = [shortened(base_name(model.file), room) for model in models]
+        names = [short[base_name(model.file)] for model in models]
         sizes = [_size(model) for model in models]
         if row.draft is None and (drafter := row.settings.get("drafter")):
             names.append(_WITHOUT_FILE.get(drafter, drafter))
         rows.append((row.name + ("*" if row.mine else ""), "\n".join(names), "\n".join(sizes), here))
     columns = table.columns("Profile", table.word("Target and draft"), "Size", table.word(there))
-    return Table("Profiles", columns, rows, leading=groups, groups=groups)
+    return ReportTable("Profiles", columns, rows, leading=groups, groups=groups)
 
 
 def _size(model: ProfileModel) -> str:
     return ("≈ " if model.approximate and not model.read else "") + of_file(model.size_bytes)
 
 
-def checks(document: CheckDocument) -> Table:
-    columns = table.columns("Profile", "Target", "Draft", Column("Found", _found, "left", wraps=True, style=_colour))
+def checks(document: CheckDocument) -> ReportTable:
+    columns = table.columns(
+        "Profile", "Target", "Draft", ReportColumn("Found", _found, "left", wraps=True, style=_colour)
+    )
     rows = [(row.name, of_file(row.target_bytes), of_file(row.draft_bytes), row) for row in document.checks]
-    return Table("Checks", columns, rows)
+    return ReportTable("Checks", columns, rows)
 
 
 def _found(row: ProfileCheck) -> str:
@@ -97,6 +101,6 @@ def _source(model: ProfileModel | None) -> str:
     where = f"{model.repo}/{model.file}" if model.repo else model.file
     where += f"@{model.revision}" if model.revision else ""
     layers = f"{model.layers} layers" if model.layers else ""
-    source = "" if model.read or not model.size_bytes else "by the profile, unchecked"
+    source = "" if model.read or not model.size_bytes else "according to the profile, unchecked"
     known = ", ".join(filter(None, (_size(model), layers, source)))
     return f"{where}  ({known})" if known else where

@@ -1,4 +1,4 @@
-"""Report of a quantisation: the names of its files and their table."""
+"""Report of a quantisation, and names for its files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ggufspec.reports import table
-from ggufspec.reports.table import Table
+from ggufspec.reports.table import ReportTable
 from ggufspec.schema.quantize import QuantizeDocument
 
 _SUFFIX = re.compile(r"(?i)[-._](?:UD-)?(?:F32|F16|BF16|I?Q\d+_[A-Z0-9_]+|TQ\d_0|MXFP4(?:_MOE)?)$")
@@ -15,12 +15,12 @@ _PART = re.compile(r"-00001-of-\d{5}$")
 
 
 def outputs(source: Path, folder: Path, types: Sequence[str]) -> dict[str, Path]:
-    """Return each type's file: the source's name with its type replaced."""
+    """Return the output file for each type, named like the source except for the type."""
     stem = _SUFFIX.sub("", _PART.sub("", source.stem)) or source.stem
     return {name: folder / f"{stem}-{name}.gguf" for name in types}
 
 
-def results(document: QuantizeDocument) -> Table:
+def results(document: QuantizeDocument) -> ReportTable:
     rows = [
         (
             Path(one.file).name,
@@ -32,4 +32,4 @@ def results(document: QuantizeDocument) -> Table:
         for one in document.files
     ]
     columns = table.columns(table.words("File"), "Size", "Bits per weight", "Of the source", "Time")
-    return Table("Files", columns, rows)
+    return ReportTable("Files", columns, rows)

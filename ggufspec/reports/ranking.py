@@ -1,4 +1,4 @@
-"""Report of a repository's models: what fits and how fast, which drafts pay, and the next command."""
+"""Report on a repository's models: which fit, how fast they are, which drafts pay off, and the next command."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from ggufspec.reports.table import Column, Table
+from ggufspec.reports.table import ReportColumn, ReportTable
 from ggufspec.reports.words import shorter
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankingDocument
 from ggufspec.schema.text import counted, number, of_file
 
 MARK = "◆"
-_LEAST_NAME, _OTHERS = 16, 62  # terminal columns: for a name, and for all other cells
+_LEAST_NAME, _OTHERS = 16, 62  # minimum terminal columns for a name, and terminal columns for all other cells
 
 
-def tables(document: RankingDocument, width: int) -> list[Table]:
+def tables(document: RankingDocument, width: int) -> list[ReportTable]:
     found = [_models(document, width)] if len(document.rows) > 1 or not document.drafts else []
     return [*found, *([_drafts(document, width)] if document.drafts else [])]
 
 
 def _names(rows: Sequence[RankedModel | RankedDraft], width: int) -> list[str]:
-    """Return each row's file name without what names in its repository share; the repository's if it has no file."""
+    """Return each row's file name without the part that its repository's names share, or the repository's name."""
     names: list[str] = []
     for repo, some in groupby(rows, key=lambda row: row.repo):
         files = [row.file or repo for row in some]
@@ -30,7 +30,7 @@ def _names(rows: Sequence[RankedModel | RankedDraft], width: int) -> list[str]:
     return names
 
 
-def _models(document: RankingDocument, width: int) -> Table:
+def _models(document: RankingDocument, width: int) -> ReportTable:
     rows: list[tuple[Any, ...]] = []
     for row, name in zip(document.rows, _names(document.rows, width), strict=True):
         start = (row.number, MARK if row.pareto else "", name, of_file(row.bytes or None))
@@ -38,23 +38,23 @@ def _models(document: RankingDocument, width: int) -> Table:
         about = (row.bits_per_weight, row.divergence, _fits(row, has_card=bool(document.devices)), *speeds)
         rows.append(start if row.error else (*start, *about, row.largest_context))
     columns = (
-        Column("#"),
-        Column("", align="left"),
-        Column("Model", align="left"),
-        Column("Size"),
-        Column("Bits", "{:.2f}".format),
-        Column("KLD", "{:.3f}".format),
-        Column("On the card" if document.devices else "In memory", align="left"),
-        Column("Tokens/s", number),
-        Column("With draft", number),
-        Column("Context", "{:,}".format),
+        ReportColumn("#"),
+        ReportColumn("", align="left"),
+        ReportColumn("Model", align="left"),
+        ReportColumn("Size"),
+        ReportColumn("Bits", "{:.2f}".format),
+        ReportColumn("KLD", "{:.3f}".format),
+        ReportColumn("On the card" if document.devices else "In memory", align="left"),
+        ReportColumn("Tokens/s", number),
+        ReportColumn("With draft", number),
+        ReportColumn("Context", "{:,}".format),
     )
     leading = [index for index, row in enumerate(document.rows) if row.name == document.target]
     groups = [n for n, row in enumerate(document.rows) if n and row.repo != document.rows[n - 1].repo]
-    return Table("Models", columns, rows, _failed(document.rows), leading, groups).filled(4)
+    return ReportTable("Models", columns, rows, _failed(document.rows), leading, groups).filled(4)
 
 
-def _drafts(document: RankingDocument, width: int) -> Table:
+def _drafts(document: RankingDocument, width: int) -> ReportTable:
     rows: list[tuple[Any, ...]] = []
     for row, name in zip(document.drafts, _names(document.drafts, width), strict=True):
         start = (row.number, name, of_file(row.bytes))
@@ -62,18 +62,18 @@ def _drafts(document: RankingDocument, width: int) -> Table:
         about = (row.bits_per_weight, placed, row.costs_layers, row.tokens_per_s)
         rows.append(start if row.error else (*start, *about, row.break_even_accepted_share, row.draft_length))
     columns = (
-        Column("#"),
-        Column("Draft", align="left"),
-        Column("Size"),
-        Column("Bits", "{:.2f}".format),
-        Column("Layers"),
-        Column("Costs layers"),
-        Column("Tokens/s", number),
-        Column("Pays above", "{:.0%}".format),
-        Column("Length"),
+        ReportColumn("#"),
+        ReportColumn("Draft", align="left"),
+        ReportColumn("Size"),
+        ReportColumn("Bits", "{:.2f}".format),
+        ReportColumn("Layers"),
+        ReportColumn("Costs layers"),
+        ReportColumn("Tokens/s", number),
+        ReportColumn("Pays above", "{:.0%}".format),
+        ReportColumn("Length"),
     )
     leading = [index for index, row in enumerate(document.drafts) if row.name == document.draft]
-    return Table("Drafts", columns, rows, _failed(document.drafts), leading)
+    return ReportTable("Drafts", columns, rows, _failed(document.drafts), leading)
 
 
 def _failed(rows: Sequence[RankedModel | RankedDraft]) -> dict[int, str]:
@@ -91,7 +91,7 @@ def _fits(row: RankedModel, *, has_card: bool) -> str:
 
 
 def lines(document: RankingDocument) -> Iterator[tuple[str, str]]:
-    """Yield (sentence, style): why rows failed, how to read the tables, and the next command."""
+    """Yield (sentence, style) for failed rows, for how to read the tables, and for the next command."""
     listed: tuple[RankedModel | RankedDraft, ...] = (*document.rows, *document.drafts)
     for row in listed:
         if row.error:
@@ -106,22 +106,22 @@ def lines(document: RankingDocument) -> Iterator[tuple[str, str]]:
         if repository.left_out:
             count = counted(len(repository.left_out), "larger model")
             name = f"{repository.repo}:{repository.left_out[0]}{at}"
-            yield f"{repository.repo} has {count} more; a name plans one: -hf {name}", "yellow"
+            yield f"{repository.repo}: {count} not listed; to plan one, name it: -hf {name}", "yellow"
         for head in repository.heads:
-            yield f"{head} is a head for its models: -hfd {repository.repo}:{head}{at}", "dim"
+            yield f"{head} is a head for the repository's models: -hfd {repository.repo}:{head}{at}", "dim"
     if len(document.rows) > 1:
         of_it = " of its repository" if len(repos) > 1 else ""
-        yield f"{MARK} no other row{of_it} is as fast and as good: by KLD if both have one, else by bits.", "dim"
+        yield f"{MARK} no other row{of_it} is as fast and as good (by KLD if both have one, else by bits).", "dim"
     if len(document.rows) > 1 and any(row.divergence for row in document.rows):
         yield f"KLD is the {document.settings['divergence_from']}.", "dim"
     if any(row.fits != "whole" and (row.n_cpu_moe or row.n_cpu_ffn) for row in document.rows):
-        yield "all but N: N blocks keep their experts or feed-forward weights (FFN) in memory.", "dim"
+        yield "all but N: N blocks keep their experts or feed-forward weights (FFN) in RAM.", "dim"
     if len(document.rows) > 1 and any(row.largest_context for row in document.rows):
         context = document.settings["ctx_size"] or "max"
-        yield f"Context is the longest with all layers on the cards; the rest is at -c {context}.", "dim"
+        yield f"Context is the longest with all layers on the GPUs; the other columns are for -c {context}.", "dim"
     if any(row.break_even_accepted_share is not None for row in document.drafts):
-        yield "Pays above: accepted ÷ drafted tokens from which on a run with the draft is faster.", "dim"
-    yield f"Speeds are predictions, {document.speed}. Bytes are estimates; plan of one model confirms them.", "dim"
+        yield "Pays above: accepted ÷ drafted tokens above which a run with the draft is faster.", "dim"
+    yield f"Speeds are predictions, {document.speed}. Bytes are estimates; planning one model confirms them.", "dim"
     for note in document.notes:
         yield f"Note: {note}.", "yellow"
     yield f"next: {document.next}", "bold"

@@ -1,17 +1,17 @@
-"""Report of a rehearsal: expected speed by acceptance, and the measurements behind it."""
+"""Report of a rehearsal, with the expected speed by acceptance and the underlying measurements."""
 
 from __future__ import annotations
 
 from ggufspec.planning.speed import accepted_share
 from ggufspec.reports import table
-from ggufspec.reports.table import Table
+from ggufspec.reports.table import ReportTable
 from ggufspec.reports.words import with_spread
 from ggufspec.schema.rehearse import RehearseDocument
 from ggufspec.schema.text import number, of_memory
 
 
-def expected(document: RehearseDocument) -> Table:
-    """Return expected tokens/s by chance per token; rows that beat target-only are bold."""
+def expected_rows(document: RehearseDocument) -> ReportTable:
+    """Return a table of expected tokens/s by acceptance probability per token; rows that beat target-only are bold."""
     rows = [
         (
             f"{row.acceptance:.0%}",
@@ -24,11 +24,11 @@ def expected(document: RehearseDocument) -> Table:
     ]
     gains = [index for index, row in enumerate(document.expected) if row.gain > 1]
     columns = table.columns("Chance per token", "Accepted", "Draft length", "Tokens/s", "Against target-only")
-    return Table("Expected", columns, rows, leading=gains)
+    return ReportTable("Expected", columns, rows, leading=gains)
 
 
-def runs(document: RehearseDocument) -> Table:
-    """Return the measured runs, one row per model: its layers, speed, load time and the run's memory."""
+def runs(document: RehearseDocument) -> ReportTable:
+    """Return a table of measured runs with a row per model: its layers, speed and load time, and the run's memory."""
     rows = []
     for run in document.runs:
         memory = (of_memory(run.ram_bytes), of_memory(run.vram_bytes) if run.vram_bytes else "–")
@@ -40,14 +40,14 @@ def runs(document: RehearseDocument) -> Table:
                 name = run.name.replace("_", "-") if first else ""
                 rows.append((name, role, layers, *speeds, *(memory if first else ("", ""))))
     columns = table.columns("Run", "Model", "GPU layers", "Tokens/s", "Load", "RAM", "VRAM")
-    return Table("Runs", columns, rows)
+    return ReportTable("Runs", columns, rows)
 
 
-def batches(document: RehearseDocument) -> Table:
-    """Return the target's latency by batch size in milliseconds, and as a multiple of one token's."""
+def batches(document: RehearseDocument) -> ReportTable:
+    """Return a table of the target's latency by batch size, in milliseconds and as a multiple of one token's."""
     target = next(run.target for run in document.runs if run.target is not None)
     rows = [
         (str(width), with_spread(seconds, 1e3), f"{seconds.median / target.batch_s[1].median:.2f}")
         for width, seconds in target.batch_s.items()
     ]
-    return Table("Batch latency", table.columns("Batch of", "Milliseconds", "T(n) / T(1)"), rows)
+    return ReportTable("Batch latency", table.columns("Batch of", "Milliseconds", "T(n) / T(1)"), rows)

@@ -1,4 +1,4 @@
-"""Report on the terminal and as Markdown: the sections of saved results."""
+"""Reports of saved results for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ggufspec.reports import table
-from ggufspec.reports.html.sections import Machine, Section
+from ggufspec.reports.html.sections import MachineReport, ReportSection
 from ggufspec.reports.table import escaped
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def terminal(machines: Sequence[Machine], width: int) -> Iterable[RenderableType]:
-    """Yield the sections for the terminal, with tables but without plots, which only the page has."""
+def terminal(machines: Sequence[MachineReport], width: int) -> Iterable[RenderableType]:
+    """Yield the sections for the terminal, with tables but without plots, which only the HTML page has."""
     from rich.text import Text
 
     for machine in machines:
@@ -26,7 +26,7 @@ def terminal(machines: Sequence[Machine], width: int) -> Iterable[RenderableType
         yield Text()
 
 
-def _section(section: Section, width: int) -> Iterable[RenderableType]:
+def _section(section: ReportSection, width: int) -> Iterable[RenderableType]:
     from rich.text import Text
 
     yield Text(section.title, style="bold")
@@ -43,8 +43,8 @@ def _section(section: Section, width: int) -> Iterable[RenderableType]:
         yield Text(note, style="dim")
 
 
-def markdown(machines: Sequence[Machine]) -> str:
-    """Return the sections as Markdown, with plots as tables."""
+def markdown(machines: Sequence[MachineReport]) -> str:
+    """Return the sections as Markdown, in which plots are tables."""
     lines: list[str] = []
     for machine in machines:
         facts = (f"- {escaped(name)}: {escaped(value)}" for name, value in machine.facts)

@@ -1,4 +1,4 @@
-"""Report of a sweep: its table with a bar per value, and its summary."""
+"""Report of a sweep, with a table that has a bar per value, and a summary."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ggufspec.reports import table
-from ggufspec.reports.table import Column, Table
-from ggufspec.reports.words import accepted, layers, over, ratio, speed, tokens_per_round, with_spread
-from ggufspec.schema.base import Run
+from ggufspec.reports.table import ReportColumn, ReportTable
+from ggufspec.reports.words import accepted_text, layers, over, ratio, speed, tokens_per_round, with_spread
+from ggufspec.schema.base import MeasuredRun
 from ggufspec.schema.sweep import SweepDocument, SweepPoint
 from ggufspec.settings.table import OPTIONS
 
@@ -23,14 +23,14 @@ def label(document: SweepDocument) -> str:
     return option.label if option else document.option.replace("_", " ")
 
 
-def best(document: SweepDocument) -> SweepPoint | None:
-    """Return the value with the fastest speculative run, else target-only run; None if nothing was measured."""
+def best_point(document: SweepDocument) -> SweepPoint | None:
+    """Return the point with the fastest speculative run, or else target-only run; None if nothing was measured."""
     drafted = [point for point in document.points if point.speculative is not None]
     measured = [point for point in drafted or document.points if _leading(point)]
     return max(measured, key=_speed, default=None)
 
 
-def _leading(point: SweepPoint) -> Run | None:
+def _leading(point: SweepPoint) -> MeasuredRun | None:
     return point.speculative or point.target_only
 
 
@@ -40,7 +40,7 @@ def _speed(point: SweepPoint) -> float:
 
 
 def summary(document: SweepDocument) -> str:
-    leader = best(document)
+    leader = best_point(document)
     run = _leading(leader) if leader else None
     if leader is None or run is None:
         return "Nothing was measured."
@@ -58,21 +58,21 @@ def summary(document: SweepDocument) -> str:
         and other.tokens_per_s.ci95[1] >= run.tokens_per_s.ci95[0]
     ]
     if len(run.tokens_per_s.samples) < 2:
-        text += " One trial each has no interval; -r 5 gives one."
+        text += " A single trial has no interval; -r 5 gives one."
     elif near:
         others = near[0] if len(near) == 1 else f"{', '.join(near[:-1])} and {near[-1]}"
         text += f" Not shown to be faster than {others}: their intervals overlap."
-    rivals = [(point.target_only, point.value) for point in document.points if point.target_only is not None]
-    rival, where = max(rivals, key=lambda one: one[0].tokens_per_s.median, default=(run, ""))
-    if rival.tokens_per_s.median > run.tokens_per_s.median:
-        at = f" at {flag(document)} {where}" if len({one.tokens_per_s for one, _ in rivals}) > 1 else ""
-        text += f" Target-only is faster{at}: {with_spread(rival.tokens_per_s)} tokens/s."
+    baselines = [(point.target_only, point.value) for point in document.points if point.target_only is not None]
+    baseline, where = max(baselines, key=lambda one: one[0].tokens_per_s.median, default=(run, ""))
+    if baseline.tokens_per_s.median > run.tokens_per_s.median:
+        at = f" at {flag(document)} {where}" if len({one.tokens_per_s for one, _ in baselines}) > 1 else ""
+        text += f" Target-only is faster{at}: {with_spread(baseline.tokens_per_s)} tokens/s."
     return text
 
 
-def results(document: SweepDocument, width: int = 80) -> Table:
-    """Return one row per value; on a terminal of ``width`` columns with a bar."""
-    leader = best(document)
+def results(document: SweepDocument, width: int = 80) -> ReportTable:
+    """Return a table with a row per value, and on a terminal of ``width`` columns with a bar in each row."""
+    leader = best_point(document)
     column = min(40, max(8, width - 58)) / (_speed(leader) if leader else 1.0)
 
     def bar(point: SweepPoint) -> str:
@@ -80,14 +80,14 @@ def results(document: SweepDocument, width: int = 80) -> Table:
 
     columns = (
         table.word(flag(document)),
-        Column("Target-only", speed),
-        Column("Speculative", speed),
-        Column("tokens/s", bar, "left", style=lambda _: "cyan", only="terminal"),
-        Column("Speedup", ratio),
-        Column("Accepted", accepted),
-        Column("GPU layers", layers),
-        Column("Tokens/round", tokens_per_round),
-        Column("Failure", align="left", wraps=True, only="file"),
+        ReportColumn("Target-only", speed),
+        ReportColumn("Speculative", speed),
+        ReportColumn("tokens/s", bar, "left", style=lambda _: "cyan", only="terminal"),
+        ReportColumn("Speedup", ratio),
+        ReportColumn("Accepted", accepted_text),
+        ReportColumn("GPU layers", layers),
+        ReportColumn("Tokens/round", tokens_per_round),
+        ReportColumn("Failure", align="left", wraps=True, only="file"),
     )
     rows: list[tuple[Any, ...]] = []
     for point in document.points:
@@ -97,7 +97,7 @@ def results(document: SweepDocument, width: int = 80) -> Table:
         rows.append((point.value, *measured) if run else (point.value,))
     failed = {n: f"failed: {point.failure.error}" for n, point in enumerate(document.points) if point.failure}
     leading = [n for n, point in enumerate(document.points) if point is leader]
-    return Table("Results", columns, rows, failed, leading)
+    return ReportTable("Results", columns, rows, failed, leading)
 
 
 def failures(document: SweepDocument) -> list[str]:
@@ -114,7 +114,7 @@ def markdown(document: SweepDocument) -> str:
 
 
 def comma_separated(document: SweepDocument) -> str:
-    """Return one CSV line per trial and per failure."""
+    """Return CSV with a line per trial and per failure."""
     heads = (
         *(document.option, "run", "trial", "gpu_layers", "tokens_per_s", "tokens", "acceptance_rate"),
         *("tokens_per_round", "peak_rss_bytes", "failure"),
@@ -125,7 +125,7 @@ def comma_separated(document: SweepDocument) -> str:
 def _lines(document: SweepDocument) -> Iterator[dict[str, Any]]:
     for point in document.points:
         value = {document.option: point.value}
-        yield from table.trials(point.target_only, run="target_only", **value)
-        yield from table.trials(point.speculative, run="speculative", **value)
+        yield from table.trial_rows(point.target_only, run="target_only", **value)
+        yield from table.trial_rows(point.speculative, run="speculative", **value)
         if point.failure is not None:
             yield value | {"failure": point.failure.error}

@@ -1,4 +1,4 @@
-"""Table of a report, and its three forms: terminal, Markdown, CSV. Rows hold values, which columns format."""
+"""Tables of reports for the terminal, as Markdown and as CSV. Rows hold values, which columns format."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    from ggufspec.schema.base import Run
+    from ggufspec.schema.base import MeasuredRun
 
-_MARKUP = re.compile(r"[\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")  # not an underscore within a word
-_BEGINS = re.compile(r"^(\s*)(?=[#>+=-](?!\d))|^(\s*\d+)(?=[.)](?:\s|$))")  # a heading, quotation or list item
-_WRAPPED = 24  # most terminal columns reserved for a column that wraps
-_NARROW = 60  # columns; a narrower terminal shows a table that does not fit row by row
+_MARKUP = re.compile(r"[\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")  # Markdown characters, except underscores in words
+_BEGINS = re.compile(r"^(\s*)(?=[#>+=-](?!\d))|^(\s*\d+)(?=[.)](?:\s|$))")  # start of a heading, quotation or list
+_WRAPPED = 24  # maximum number of terminal columns reserved for a column that wraps
+_NARROW = 60  # terminal width below which a table that does not fit is shown row by row
 BEST = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """Column of a table; its label has the unit if its cells have none.
+class ReportColumn:
+    """Column of a table, whose label states the unit if the cells do not.
 
-    ``text`` formats a value (None is an empty cell), ``style`` is its style on the terminal, and the highest ``rank``
-    marks the column's best. ``only`` limits the column to the terminal or to files.
+    ``text`` formats a value (None: an empty cell), ``style`` returns its style on the terminal, and the value with the
+    highest ``rank`` is the column's best. ``only`` limits the column to the terminal or to files.
     """
 
     label: str
@@ -43,15 +43,15 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """Table of values.
 
-    A ``failed`` row has only the values that name it, and a reason: ``failed: …`` or ``not measured``. ``leading``
-    rows are bold; a group begins before each row of ``groups``.
+    A ``failed`` row holds only the values that name it, and a reason: ``failed: …`` or ``not measured``. Rows in
+    ``leading`` are bold; each row in ``groups`` begins a group.
     """
 
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     rows: Sequence[tuple[Any, ...]]
     failed: Mapping[int, str] = field(default_factory=dict)
     leading: Collection[int] = ()
@@ -66,7 +66,7 @@ class Table:
 
     @property
     def best(self) -> set[tuple[int, int]]:
-        """Return (row, column) of the best values in each column that has at least two different ones."""
+        """Return (row, column) of the best values in each column that has at least two different values."""
         found: set[tuple[int, int]] = set()
         for index, column in enumerate(self.columns):
             if column.rank is None:
@@ -78,16 +78,16 @@ class Table:
                 found |= {(number, index) for number, rank in known.items() if rank == max(known.values())}
         return found
 
-    def filled(self, least: int = 1) -> Table:
-        """Return the table without empty columns; the first ``least`` stay."""
+    def filled(self, least: int = 1) -> ReportTable:
+        """Return the table without empty columns, except that the first ``least`` columns always stay."""
         full = {n for row in self.cells for n, text in enumerate(row) if text not in ("", "–")}
         return self._of([n for n in range(len(self.columns)) if n in full or n < least])
 
-    def seen_in(self, where: str) -> Table:
-        """Return the table with the columns that a ``terminal`` or a ``file`` shows."""
+    def seen_in(self, where: str) -> ReportTable:
+        """Return the table with only those columns that a ``terminal`` or a ``file`` shows."""
         return self._of([n for n, column in enumerate(self.columns) if column.only in ("", where)])
 
-    def _of(self, kept: Sequence[int]) -> Table:
+    def _of(self, kept: Sequence[int]) -> ReportTable:
         rows = [tuple(row[n] for n in kept if n < len(row)) for row in self.rows]
         return replace(self, columns=[self.columns[n] for n in kept], rows=rows)
 
@@ -96,29 +96,29 @@ class Table:
         return [f"{' + '.join(filter(None, self.cells[number]))}: {why}" for number, why in found.items()]
 
 
-def columns(*labels: str | Column) -> list[Column]:
-    """Return text columns by their labels: the first aligned left, the others right."""
+def columns(*labels: str | ReportColumn) -> list[ReportColumn]:
+    """Return text columns with these labels, of which the first is left-aligned and the others right-aligned."""
     return [
-        label if isinstance(label, Column) else Column(label, align="right" if index else "left")
+        label if isinstance(label, ReportColumn) else ReportColumn(label, align="right" if index else "left")
         for index, label in enumerate(labels)
     ]
 
 
-def word(label: str) -> Column:
-    return Column(label, align="left")
+def word(label: str) -> ReportColumn:
+    return ReportColumn(label, align="left")
 
 
-def words(label: str) -> Column:
-    return Column(label, align="left", wraps=True)
+def words(label: str) -> ReportColumn:
+    return ReportColumn(label, align="left", wraps=True)
 
 
 # ---- the terminal ---------------------------------------------------------------------------------------------------
 
 
-def terminal(table: Table, width: int | None = None) -> RichTable:
-    """Return a rich table; a column's best has a star. Columns beyond ``width`` are dropped, the first two never.
+def terminal(table: ReportTable, width: int | None = None) -> RichTable:
+    """Return a rich table with each column's best starred; columns beyond ``width`` are dropped, except the first two.
 
-    A narrow terminal shows a table that does not fit as one block per row with a line per column.
+    On a narrow terminal, a table that does not fit becomes a block per row, with a line per column.
     """
     from rich import box
     from rich.padding import Padding
@@ -163,8 +163,16 @@ def terminal(table: Table, width: int | None = None) -> RichTable:
     return made
 
 
+def marks(*tables: ReportTable) -> list[str]:
+    """Explain the marks that these tables show on a terminal."""
+    shown = [one.seen_in("terminal") for one in tables]
+    has_spread = any("±" in text for one in shown for row in one.cells for text in row)
+    best = [f"{BEST} is the best of its column"] if any(one.best for one in shown) else []
+    return [*best, *["± is the 95% interval"] * has_spread]
+
+
 def pairs(rows: Iterable[tuple[str | Text, str | Text]]) -> RichTable:
-    """Return a grid of names and values; names given as str are bold, and values wrap at the terminal's width."""
+    """Return a grid of names and values; names of type str are bold, and values wrap at the terminal's width."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -176,13 +184,13 @@ def pairs(rows: Iterable[tuple[str | Text, str | Text]]) -> RichTable:
     return made
 
 
-def _style(table: Table, row: int, column: int, best: Collection[tuple[int, int]]) -> str:
+def _style(table: ReportTable, row: int, column: int, best: Collection[tuple[int, int]]) -> str:
     style = table.columns[column].style
     return "green" if (row, column) in best else style(table.rows[row][column]) if style else ""
 
 
-def _fitting(heads: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indices of the columns that fit, from the left, skipping empty ones."""
+def _fitting(heads: Sequence[ReportColumn], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the indices of the columns that fit, starting at the left and skipping empty columns."""
     shown: list[int] = []
     used = 0
     for index, column in enumerate(heads):
@@ -196,7 +204,7 @@ def _fitting(heads: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
     return shown
 
 
-def _width(column: Column, cells: Iterable[str]) -> int:
+def _width(column: ReportColumn, cells: Iterable[str]) -> int:
     widest = max(len(line) for cell in (column.label, *cells) for line in cell.split("\n"))
     return min(widest, _WRAPPED) if column.wraps else widest
 
@@ -205,13 +213,13 @@ def _width(column: Column, cells: Iterable[str]) -> int:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` as one line of literal Markdown, because names may come from a stranger."""
+    """Escape ``text`` as one line of Markdown without markup, because names may come from strangers."""
     line = visible(text.strip().replace("\n", " ")).replace("&", "&amp;").replace("<", "&lt;")
     return _BEGINS.sub(r"\g<0>\\", _MARKUP.sub(r"\\\g<0>", line))
 
 
-def markdown(table: Table) -> str:
-    """Return a Markdown table; a column's best is bold."""
+def markdown(table: ReportTable) -> str:
+    """Return the table as Markdown, with each column's best in bold."""
     table = table.seen_in("file")
     best = table.best
     lines = [
@@ -230,7 +238,7 @@ def markdown(table: Table) -> str:
 
 
 def comma_separated(heads: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
-    """Return CSV with unrounded numbers; missing values are empty, keys without a heading are dropped."""
+    """Return CSV with unrounded numbers; missing values are empty, and keys without a heading are dropped."""
     text = io.StringIO()
     writer = csv.DictWriter(text, heads, restval="", extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -238,8 +246,8 @@ def comma_separated(heads: Sequence[str], lines: Iterable[Mapping[str, Any]]) ->
     return text.getvalue()
 
 
-def trials(run: Run | None, /, **more: Any) -> Iterator[dict[str, Any]]:
-    """Yield a run's trials for :func:`comma_separated`, each with its number and speed; nothing without a run."""
+def trial_rows(run: MeasuredRun | None, /, **more: Any) -> Iterator[dict[str, Any]]:
+    """Yield a row for :func:`comma_separated` per trial, with its number and speed; nothing if there is no run."""
     if run is not None:
         facts = {"lossy": False} | {one.name: getattr(run, one.name) for one in fields(run)} | more
         for number, sample in enumerate(run.tokens_per_s.samples, 1):

@@ -1,4 +1,4 @@
-"""Report of a trace's rounds: rows that both the terminal and the page show."""
+"""Report of a trace's rounds, with rows for both the terminal and the page."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.words import milliseconds, shortened
-from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Own, TracedRound
+from ggufspec.schema.rounds import AddedToken, DraftedToken, JudgedToken, LikelyToken, OwnChoice, TracedRound
 from ggufspec.schema.text import counted, visible
-from ggufspec.schema.trace import Written
-from ggufspec.settings.registry import DRAFTERS
+from ggufspec.schema.trace import WrittenToken
+from ggufspec.settings.registry import LABELS
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 WRITERS = {
-    **{name: f"drafted by the {row.label} and accepted" for name, row in DRAFTERS.items()},
-    "bonus": "the target's own after a draft that was accepted whole",
-    "target": "the target's own",
+    **{name: f"drafted by the {label} and accepted" for name, label in LABELS.items()},
+    "bonus": "the target's own token after a fully accepted draft",
+    "target": "the target's own token",
 }
 _RESULTS = {"accepted": "accepted", "rejected": "rejected", "unread": "not checked"}
 _STYLES = {"accepted": "green", "rejected": "red", "unread": "dim", "added": "bold"}
-_NUMBERS = 6  # columns for each of q, p and their ratio
-_RULE = 20  # columns for the comparison
-_CHOICE = " the target's choice"  # left out on narrow terminals
-_WIDE = 112  # columns of a terminal that shows _CHOICE
+_NUMBERS = 6  # terminal columns for each of q, p and their ratio
+_RULE = 20  # terminal columns for the rule's comparison
+_CHOICE = " the target's choice"  # omitted on narrow terminals
+_WIDE = 112  # minimum terminal columns for showing _CHOICE
 _RESULT = 15
 _FEWEST_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Cells of one token of a round."""
+class TraceRow:
+    """Table cells for one token in a round."""
 
     number: str  # position in the draft; ``+`` for the target's own token
     who: str  # drafter, or ``target``
     token: str
-    q: str  # draft's probability; before sampling if greedy
-    p: str  # target's probability, likewise
+    q: str  # draft's probability; before sampling if sampling is greedy
+    p: str  # target's probability; before sampling if sampling is greedy
     ratio: str
-    rule: str  # comparison, never rounded so that it contradicts the result
+    rule: str  # comparison that the rule made, with enough digits not to contradict its result
     result: str
     kind: str
-    draft: tuple[Likely, ...] = ()  # draft's likeliest tokens
-    target: tuple[Likely, ...] = ()  # target's likeliest tokens, if it rejected the draft's or added its own
+    draft: tuple[LikelyToken, ...] = ()  # the draft's most likely tokens
+    target: tuple[LikelyToken, ...] = ()  # the target's most likely tokens, if it rejected the token or added its own
 
 
 def heading(round_: TracedRound) -> str:
@@ -65,9 +65,9 @@ def heading(round_: TracedRound) -> str:
 def readings(round_: TracedRound) -> list[str]:
     lines = []
     for one in round_.readings:
-        label, took = DRAFTERS[one.drafter].label, milliseconds(one.seconds)
+        label, took = LABELS[one.drafter], milliseconds(one.seconds)
         gain = f"it may save the time of {one.hoped:.1f} target-only tokens in this answer"
-        read = f"{label} reads the last {counted(one.tokens, 'token')} in {took}: {gain}"
+        read = f"{label} catches up on the last {counted(one.tokens, 'token')} in {took}: {gain}"
         lines.append(f"{label} is timed again in {took}, because {one.why}; {gain}" if one.why else read)
     return lines
 
@@ -90,13 +90,13 @@ def _unsampled(round_: TracedRound) -> bool:
     return not round_.temperature and round_.rule != "residual"
 
 
-def rows(round_: TracedRound) -> list[Row]:
-    """Return a round's drafted tokens in order, then the target's own."""
+def rows(round_: TracedRound) -> list[TraceRow]:
+    """Return a round's drafted tokens in order, then the target's own token."""
     drafted = [_drafted(round_, number, one) for number, one in enumerate(round_.drafted, 1)]
     return drafted if round_.added is None else [*drafted, _added(round_, round_.added)]
 
 
-def _drafted(round_: TracedRound, number: int, one: Drafted) -> Row:
+def _drafted(round_: TracedRound, number: int, one: DraftedToken) -> TraceRow:
     judged, greedy = one.judged, _unsampled(round_)
     q: float | None = one.q
     if one.draft is None:
@@ -106,7 +106,7 @@ def _drafted(round_: TracedRound, number: int, one: Drafted) -> Row:
     p = None if judged is None else judged.target.probability if greedy else judged.p
     ratio = None if p is None or not q else p / q
     is_own = judged is None or judged.own is None or judged.own.token == one.token
-    return Row(
+    return TraceRow(
         number=str(number),
         who=one.drafter,
         token=quoted(one.text),
@@ -121,15 +121,15 @@ def _drafted(round_: TracedRound, number: int, one: Drafted) -> Row:
     )
 
 
-def _added(round_: TracedRound, added: Added) -> Row:
+def _added(round_: TracedRound, added: AddedToken) -> TraceRow:
     greedy = _unsampled(round_)
     if added.drawn is not None:
         rule = "from max(p − q, 0)" if added.distribution == "residual" else "drawn from p"
     else:
         rule = _own_choice(added.sum.total if added.sum else 0.0, greedy=greedy, masked=added.masked)
     result = "" if not round_.drafted else "bonus" if added.source == "bonus" else "correction"
-    rejected = added.source == "target" and bool(round_.drafted)  # the rejected row has the target's likeliest already
-    return Row(
+    rejected = added.source == "target" and bool(round_.drafted)  # the rejected row already lists the likeliest tokens
+    return TraceRow(
         number="+",
         who="target",
         token=quoted(added.text),
@@ -143,8 +143,8 @@ def _added(round_: TracedRound, added: Added) -> Row:
     )
 
 
-def compared(token: int, judged: Judged, *, greedy: bool) -> str:
-    """Return the rule's comparison with enough digits to tell both sides apart."""
+def compared(token: int, judged: JudgedToken, *, greedy: bool) -> str:
+    """Format the rule's comparison with enough digits to distinguish its two sides."""
     if judged.uniform is not None:
         bound = min(1.0, judged.ratio)
         return _distinct(judged.uniform, "<" if judged.uniform < bound else "≥", bound)
@@ -169,7 +169,7 @@ def _own_choice(total: float, *, greedy: bool, masked: bool) -> str:
     return "own choice" if greedy else f"{total:.2f}, own choice"
 
 
-def _below(judged: Judged, own: Own, *, greedy: bool) -> str:
+def _below(judged: JudgedToken, own: OwnChoice, *, greedy: bool) -> str:
     if judged.sum is None:
         return "cut by sampling"
     less, more = judged.sum.total, own.sum.total
@@ -182,14 +182,14 @@ def _below(judged: Judged, own: Own, *, greedy: bool) -> str:
 
 
 def _distinct(a: float, sign: str, b: float, digits: int = _FEWEST_DIGITS) -> str:
-    """Return both numbers with enough digits to differ, unless they are equal."""
+    """Format a comparison of two numbers with enough digits for them to differ, unless they are equal."""
     while f"{a:.{digits}f}" == f"{b:.{digits}f}" and a != b:
         digits += 1
     return f"{a:.{digits}f} {sign} {b:.{digits}f}"
 
 
 def probability(value: float | None) -> str:
-    """Format a probability, or a ratio of two, in six columns."""
+    """Format a probability, or a ratio of two probabilities, in six characters."""
     if value is None:
         return "–"
     if value in (0, 1):
@@ -204,13 +204,13 @@ def percent(value: float) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a token's text in quotes, unprintable characters escaped as in Python."""
+    """Return a token's text in quotes, with unprintable characters escaped as in Python."""
     quote = "'" if '"' in text and "'" not in text else '"'
     return quote + "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text) + quote
 
 
 def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
-    """Yield a round's lines for a terminal of ``width`` columns, with up to ``likeliest`` candidate tokens per row."""
+    """Yield a round's lines for a terminal of ``width`` columns, with up to ``likeliest`` likely tokens per row."""
     from rich.text import Text
 
     ruled = _RULE if width < _WIDE else _RULE + len(_CHOICE)
@@ -242,7 +242,7 @@ def _line(cells: Sequence[str], wide: int, ruled: int) -> str:
     return f"{number:>2} {who:<6} {fitted} {' '.join(f'{one:>{_NUMBERS}}' for one in numbers)}  {rule:<{ruled}} "
 
 
-def _listed(name: str, found: Sequence[Likely], width: int) -> list[str]:
+def _listed(name: str, found: Sequence[LikelyToken], width: int) -> list[str]:
     hard = "\xa0"  # a no-break space
     items = [
         f"{'' if one.permitted else '✗'}{shortened(quoted(one.text), 20)} {percent(one.probability)}".replace(" ", hard)
@@ -254,8 +254,8 @@ def _listed(name: str, found: Sequence[Likely], width: int) -> list[str]:
     return [line.replace(hard, " ") for line in lines] if found else []
 
 
-def answer(tokens: Sequence[Written], tints: Mapping[str, str]) -> Iterator[Text]:
-    """Yield the text styled by who wrote each token, and a legend."""
+def answer(tokens: Sequence[WrittenToken], tints: Mapping[str, str]) -> Iterator[Text]:
+    """Yield the answer's text, with each token styled by its source, and a legend."""
     from rich.text import Text
 
     text = Text()
@@ -269,14 +269,14 @@ def answer(tokens: Sequence[Written], tints: Mapping[str, str]) -> Iterator[Text
     yield legend
 
 
-def written(tokens: Sequence[Written]) -> dict[str, int]:
-    """Return the number of tokens by writer, without writers of none."""
+def written(tokens: Sequence[WrittenToken]) -> dict[str, int]:
+    """Return the number of tokens by source, without sources that have none."""
     counts = {name: sum(token.source == name and token.token >= 0 for token in tokens) for name in WRITERS}
     return {name: count for name, count in counts.items() if count}
 
 
-def summary(tokens: Sequence[Written], rounds: int) -> str:
-    names = {name: f"the {row.label}" for name, row in DRAFTERS.items()}
+def trace_summary(tokens: Sequence[WrittenToken], rounds: int) -> str:
+    names = {name: f"the {label}" for name, label in LABELS.items()}
     names |= {"bonus": "the target as a bonus", "target": "the target"}
     shares = [f"{count} by {names[who]}" for who, count in written(tokens).items()]
     return f"{counted(sum(written(tokens).values()), 'token')} in {counted(rounds, 'round')}: {', '.join(shares)}"

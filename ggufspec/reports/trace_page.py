@@ -1,4 +1,4 @@
-"""Trace as a page: the text coloured by who wrote each token, and every round; see docs/decisions/016."""
+"""HTML page for a trace, with the text coloured by each token's source, and every round; see docs/decisions/016."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import PurePath
 
 from ggufspec.reports import trace
 from ggufspec.reports.html import page
-from ggufspec.reports.trace import Row
+from ggufspec.reports.trace import TraceRow
 from ggufspec.reports.words import penalties
 from ggufspec.schema.rounds import TracedRound
 from ggufspec.schema.text import counted, visible
 from ggufspec.schema.trace import TraceDocument
 
-_OPEN = 12  # most rounds that are shown unfolded
+_OPEN = 12  # maximum number of rounds shown unfolded
 
 
-def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
+def render_trace(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
     rows = {each.number: trace.rows(each) for each in rounds}
     name = str(document.pair.get("name") or "a pair")
     return page.filled(
         "trace.html",
         ("page.css", "trace.css"),
         title=f"Trace of {visible(name)}",
-        lead=trace.summary(document.tokens, document.rounds),
+        lead=trace.trace_summary(document.tokens, document.rounds),
         rule=trace.explained(rounds[0]) if rounds else "",
         facts=_facts(document),
         prompt=visible(document.prompt),
@@ -41,8 +41,8 @@ def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
     )
 
 
-def _tokens(document: TraceDocument, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str, int, str]]:
-    """Yield (text, writer, round number, its row in a sentence) of each token."""
+def _tokens(document: TraceDocument, rows: Mapping[int, Sequence[TraceRow]]) -> Iterator[tuple[str, str, int, str]]:
+    """Yield (text, source, round number, row as a sentence) for each token."""
     for number, written in groupby(document.tokens, lambda one: one.round):
         shown = [row for row in rows.get(number, ()) if row.kind in ("accepted", "added")]
         for one, row in zip(written, chain(shown, repeat(None)), strict=False):

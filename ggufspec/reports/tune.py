@@ -1,4 +1,4 @@
-"""Report of a tuning: its trials as a table, and settings in words."""
+"""Report of a tuning run, with a table of its trials and settings in words."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import asdict
 from typing import Any
 
 from ggufspec.reports import table
-from ggufspec.reports.table import Column, Table
+from ggufspec.reports.table import ReportColumn, ReportTable
 from ggufspec.reports.words import with_spread
 from ggufspec.schema.text import counted, number
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 from ggufspec.settings.registry import drafters_label, drafts_with_file
 
-# Settings named only if unusual: (llama.cpp flag, usual value).
+# Settings that are named only if they are unusual: (llama.cpp flag, usual value)
 _OTHER = {"n_cpu_moe": ("ncmoe", 0), "flash_attn": ("fa", "auto"), "ubatch_size": ("ub", 512)}
 
 
 def setting_name(document: TuneDocument, setting: TunedSetting) -> str:
-    """Return a setting in one line, without usual values."""
+    """Return one line that describes a setting, without usual values."""
     parts = [f"ngl {setting.gpu_layers}"]
     if not setting.drafted:
         parts.append("no draft")
@@ -39,7 +39,7 @@ def varied(document: TuneDocument) -> frozenset[str]:
 
 
 def _places_draft(document: TuneDocument, setting: TunedSetting) -> bool:
-    """Return whether the draft is placed separately: a head in the target's file is placed with the target."""
+    """Return whether the draft is placed separately; a head in the target's file is not, as the target places it."""
     return bool(document.pair.get("draft")) and drafts_with_file(setting.drafter)
 
 
@@ -62,25 +62,25 @@ def _other(setting: TunedSetting) -> str:
 
 
 COLUMNS = (
-    Column("#"),
-    Column("Layers"),
-    Column("Drafter", lambda setting: setting.drafter if setting.drafted else "–", "left"),
-    Column("Draft", _length),
-    Column("Threads", lambda setting: str(setting.threads)),
-    Column("Other", _other, "left", wraps=True),
-    Column("Predicted", number),
-    Column("Tokens/s", lambda spread: with_spread(spread) if spread else "failed"),
+    ReportColumn("#"),
+    ReportColumn("Layers"),
+    ReportColumn("Drafter", lambda setting: setting.drafter if setting.drafted else "–", "left"),
+    ReportColumn("Draft", _length),
+    ReportColumn("Threads", lambda setting: str(setting.threads)),
+    ReportColumn("Other", _other, "left", wraps=True),
+    ReportColumn("Predicted", number),
+    ReportColumn("Tokens/s", lambda spread: with_spread(spread) if spread else "failed"),
     table.word(""),
 )
 
 
-def trials(document: TuneDocument, *, best: int | None = None) -> Table:
-    """Return one row per trial in order, or only the ``best`` so many, the winner and the planned setting.
+def trials(document: TuneDocument, *, best: int | None = None) -> ReportTable:
+    """Return a table with a row per trial in order, or only ``best`` trials plus the winner and the planned setting.
 
-    The winner is first, then come finalists, then single trials, each fastest first.
+    With ``best``, the winner is first, followed by finalists and then by single trials, each group fastest first.
     """
     shown, named = list(document.trials), (document.winner, document.baseline)
-    if best is not None:  # finalists first: half the lead of a fast single trial is luck
+    if best is not None:  # finalists first, because half of a fast single trial's lead is luck
         shown = sorted(shown, key=lambda t: (t.index == document.winner, bool(t.searched), _median(t)), reverse=True)
         shown = [t for place, t in enumerate(shown) if place < best or t.index in named]
     rows = []
@@ -89,11 +89,13 @@ def trials(document: TuneDocument, *, best: int | None = None) -> Table:
         setting = (_layers(document, trial.setting), *(trial.setting,) * 4)
         rows.append((trial.index + 1, *setting, trial.predicted_tokens_per_s, trial.tokens_per_s or False, mark))
     failed = {n: "failed" for n, trial in enumerate(shown) if trial.tokens_per_s is None}
-    return Table("Trials", COLUMNS, rows, failed, [n for n, one in enumerate(shown) if one.index == document.winner])
+    return ReportTable(
+        "Trials", COLUMNS, rows, failed, [n for n, one in enumerate(shown) if one.index == document.winner]
+    )
 
 
 def _mark(document: TuneDocument, trial: TuneTrial, *, is_short: bool) -> str:
-    """Return the last column's text; documents of older versions have no verdict."""
+    """Return the text in a trial's last column; documents from older versions have no verdict."""
     if trial.index == document.winner and (document.decided or not document.verdict):
         return "best"
     if trial.index == document.baseline:
@@ -123,7 +125,7 @@ def markdown(document: TuneDocument) -> str:
 
 
 def comma_separated(document: TuneDocument) -> str:
-    """Return one CSV line per measurement, marked as search or final; only finals are comparable with each other."""
+    """Return CSV with a line per measurement, marked as search or final; only finals are comparable with each other."""
     names = [*asdict(document.trials[0].setting)] if document.trials else []
     heads = ("trial", *names, "predicted_tokens_per_s", "tokens_per_s", "part", "failure")
     return table.comma_separated(heads, _lines(document))

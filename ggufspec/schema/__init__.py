@@ -1,1 +1,1 @@
-"""The versioned JSON documents, one module for each command."""
+"""Versioned JSON documents, with one module for each command."""

@@ -1,6 +1,6 @@
-"""Parts that all JSON documents share. Keys are a contract: they are added to, never renamed.
+"""Parts shared by all JSON documents. Keys are a contract: new ones may be added, but none is renamed.
 
-Bytes are bytes, times are seconds, speeds are tokens per second.
+Sizes are in bytes, times in seconds, and speeds in tokens per second.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from annotated_types import Ge, Le
 from ggufspec.errors import GgufspecError
 from ggufspec.schema.text import HARMFUL
 
-# Bounds that are checked when a document is read, not when it is made.
+# Bounds are checked only when a document is read, not when it is made.
 Count: TypeAlias = Annotated[int, Ge(0)]
-Amount: TypeAlias = Annotated[float, Ge(0)]  # bytes, seconds, speeds, ratios
+Amount: TypeAlias = Annotated[float, Ge(0)]  # number of bytes or seconds, speed, or ratio
 Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A measured number: its median, the 95 % interval of the median, and the raw samples."""
+    """Measured quantity, with its median, the median's 95 % confidence interval, and the samples."""
 
     median: Amount
     ci95: tuple[Amount, Amount]
@@ -30,60 +30,65 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Measurements of one variant, over all its trials."""
+class MeasuredRun:
+    """Measurements of one variant over all its trials."""
 
-    gpu_layers: Count  # the target's
+    gpu_layers: Count  # target layers on GPUs
     layers: Count
-    tokens: Count  # answers to one trial's prompts together
-    tokens_per_s: Spread  # answers only, without prompts and the first tokens, which the prompts' batches give
-    prompt_tokens_per_s: Amount  # including the draft model's reading
-    peak_rss_bytes: Count  # the child's, with everything that it had loaded
-    vram_bytes: Count  # rise of the use of all GPUs
+    tokens: Count  # number of tokens in the answers to one trial's prompts
+    tokens_per_s: Spread  # decoding speed, without prompts and first tokens, which come from the prompts' batches
+    prompt_tokens_per_s: Amount  # prompt processing speed, including the time of the draft model
+    peak_rss_bytes: Count  # peak memory use of the child process, including everything it had loaded
+    vram_bytes: Count  # increase in memory use, total over all GPUs
     load_s: Amount
-    prompt_tokens: Count = field(default=0, kw_only=True)  # decoded before one trial's answers, without cached ones
-    time_to_first_token_s: Amount | None = field(default=None, kw_only=True)  # with loaded models; median of all
+    prompt_tokens: Count = field(default=0, kw_only=True)  # prompt tokens decoded in one trial, without cached ones
+    time_to_first_token_s: Amount | None = field(default=None, kw_only=True)  # median, with models already loaded
     prompts: Count = field(default=0, kw_only=True)
-    answers: Count = field(default=0, kw_only=True)  # to the prompts, over all trials
+    answers: Count = field(default=0, kw_only=True)  # number of answers in all trials
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculativeRun(Run):
-    """A run with drafts."""
+class SpeculativeRun(MeasuredRun):
+    """Measurements of a variant with drafts."""
 
     gpu_layers_draft: Count
     draft_layers: Count
     acceptance_rate: Share
     tokens_per_round: Amount
-    accepted_by_position: tuple[Share, ...]  # accepted ÷ drafted at each position of the draft
+    accepted_by_position: tuple[Share, ...]  # accepted ÷ drafted tokens at each position in the draft
     drafted: Count
     accepted: Count
     rounds: Count
-    draft_s: Amount  # seconds, the mean per round, which includes other work
+    draft_s: Amount  # mean seconds for drafting per round, including other work
     verify_s: Amount
-    lossy: bool = False  # the rule may change the text
-    plain_rounds: Count = 0  # without a draft, because it would not have paid
-    lookup_drafted: Count = 0  # from the n-gram lookup
+    lossy: bool = False  # True if the acceptance rule may change the text
+    plain_rounds: Count = 0  # number of rounds without a draft, because drafting would not have paid off
+    lookup_drafted: Count = 0  # number of tokens drafted by the n-gram lookup
     lookup_accepted: Count = 0
-    drafted_by_position: tuple[Count, ...] = ()  # tokens drafted at each position; empty in old results
+    drafted_by_position: tuple[Count, ...] = ()  # tokens drafted at each position in the draft; empty in old results
+
+    @property
+    def is_only_lookup(self) -> bool:
+        """True if the n-gram lookup drafted every token although a draft model was loaded."""
+        return self.draft_layers > 0 and 0 < self.drafted == self.lookup_drafted
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Effect of drafts on one kind of prompt, or on a model's thinking: a part of two paired runs."""
+    """Effect of drafts on a part of two paired runs, such as one kind of prompt or a model's thinking."""
 
     name: str
-    tokens: Count  # tokens of one speculative trial
+    tokens: Count  # number of tokens in one speculative trial
     target_only_tokens_per_s: Spread
     tokens_per_s: Spread
     speedup: Spread
-    drafted: Count  # drafted tokens of all speculative trials
+    drafted: Count  # number of drafted tokens in all speculative trials
     accepted: Count
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of a measurement: the reason, and what to do about it."""
+    """Reason why a measurement failed, and what to do about it."""
 
     error: str
     hint: str = ""
@@ -100,7 +105,7 @@ class Document(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ErrorDocument:
-    """``ggufspec/error@1``: a failure and what to do next."""
+    """Document ``ggufspec/error@1``: a failure and what to do next."""
 
     error: str
     hint: str
@@ -108,12 +113,12 @@ class ErrorDocument:
 
 
 def to_json(document: Document) -> str:
-    """Return the document as JSON text, its schema first; terminal control characters are escaped."""
+    """Return a document as JSON text whose first key is its schema, with terminal control characters escaped."""
     return _json(document, indent=2)
 
 
 def to_line(document: Document) -> str:
-    """Return the document as one line of JSON."""
+    """Return a document as one line of JSON."""
     return _json(document, indent=None)
 
 

@@ -1,20 +1,20 @@
-"""The JSON document of ``ggufspec bench``."""
+"""JSON document of ``ggufspec bench``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggufspec.schema.base import Amount, Count, Failure, Portion, Run, SpeculativeRun, Spread
+from ggufspec.schema.base import Amount, Count, Failure, MeasuredRun, Portion, SpeculativeRun, Spread
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """First difference between the text with drafts and the text without.
+    """First difference between the texts with and without drafts.
 
-    ``margin`` is how far logits must shift for the other token to be chosen (greedy: the difference between both);
-    ``noise`` the largest change that the batch size alone makes to the difference between two leading tokens, along
-    the texts that diverged.
+    ``margin`` is how far logits must shift for the other token to be chosen (greedy: the difference of their logits).
+    ``noise`` is the largest change in the logit difference between two leading tokens that the batch size alone causes
+    along the texts that diverged.
     """
 
     prompt: Count
@@ -23,84 +23,84 @@ class Divergence:
     speculative: Count
     margin: float
     noise: Amount
-    explained: bool  # the margin is below the noise
+    explained: bool  # True if the margin is below the noise
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTime:
-    """Mean time of an answer of n tokens: ``once_s`` + ``token_s`` × (n - 1)."""
+    """Mean time for an answer of n tokens, which is ``once_s`` + ``token_s`` × (n - 1)."""
 
-    once_s: float  # seconds for the prompt, and those lost in the first rounds relative to the later rate
+    once_s: float  # seconds for the prompt, plus seconds lost in the first rounds relative to the later rate
     token_s: Amount
 
 
 @dataclass(frozen=True, slots=True)
 class LengthSpeedup:
-    """Speedup of an answer of so many tokens, its prompt included."""
+    """Speedup for an answer of a given length, including prompt processing."""
 
     tokens: Count
-    target_only_s: Amount  # mean time of such an answer
+    target_only_s: Amount  # mean time for such an answer
     speculative_s: Amount
     speedup: Spread
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer to the question that the bench was run for."""
+class BenchVerdict:
+    """Verdict on whether the draft is worth using."""
 
     worth_it: bool
     text: str
-    why: str = ""  # what a round gives and costs, in a sentence
+    why: str = ""  # one sentence on what a round gains and costs
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
-    """Use of the CPUs by other programs while speculative and target-only answers were compared, and what counts."""
+class BenchDisturbance:
+    """Other programs' CPU use while speculative and target-only answers were compared, and which pairs count."""
 
-    busy_share: float  # of the time: other programs used half a CPU or more
-    others_cpus: float  # the most CPUs during a segment of an answer
-    pairs: int  # of segments, the same part of both answers each
-    counting: int
-    part: str  # that counts: quiet, similar load, all
+    busy_share: float  # share of the time during which other programs used half a CPU or more
+    others_cpus: float  # maximum number of CPUs that other programs used during a segment of an answer
+    pairs: int  # number of pairs of segments, each of which is the same part of both answers
+    counting: int  # number of pairs that count
+    part: str  # pairs that count: quiet, similar load, all
 
 
 @dataclass(frozen=True, slots=True)
 class HookComparison:
-    """llama-cpp-python's ``Llama`` with our draft model: the runs ``llama_target_only``, ``llama_hook``."""
+    """Runs of llama-cpp-python's ``Llama`` with our draft (``llama_hook``) and without it (``llama_target_only``)."""
 
-    speedup: Spread | None  # over ``Llama`` alone
-    over_own: Spread | None  # over the run ``speculative``
-    identical_output: bool | None  # of short greedy answers of ``Llama`` with and without the hook
+    speedup: Spread | None  # speedup over ``Llama`` without a draft
+    over_own: Spread | None  # speedup over our run ``speculative``
+    identical_output: bool | None  # True if short greedy answers from ``Llama`` are the same with and without the hook
     identity_check: dict[str, Any]
-    divergences: tuple[Divergence, ...]  # of the measured answers, if greedy
+    divergences: tuple[Divergence, ...]  # differences in the measured answers, if they are greedy
     text: str
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BenchDocument:
-    """``ggufspec/bench@1``."""
+    """Document ``ggufspec/bench@1``."""
 
     pair: dict[str, Any]
     machine: dict[str, Any]
     plan: dict[str, Any]
     settings: dict[str, Any]
-    runs: dict[str, Run | SpeculativeRun | None]
+    runs: dict[str, MeasuredRun | SpeculativeRun | None]
     speedup: Spread | None
     identical_output: bool | None
     identity_check: dict[str, Any]
     divergences: tuple[Divergence, ...]
-    verdict: Verdict
+    verdict: BenchVerdict
     notes: tuple[str, ...] = ()
-    interrupted: bool = False  # by Ctrl-C: what is there was measured in full
-    hook: HookComparison | None = None  # with ``--engine hook``
-    failures: dict[str, Failure] = field(default_factory=dict)  # of the runs that crashed
-    by_kind: tuple[Portion, ...] = ()  # of prompts, if there are several
-    disturbance: Disturbance | None = None
-    by_part: tuple[Portion, ...] = ()  # thinking and answer, if the model thinks
-    answer_tokens: Count = 0  # length of the answers that ``speedup`` and the verdict are for; 0 in old documents
-    measured_tokens: Count = 0  # mean length of the answers that were compared; longer ones are extrapolated
-    answer_times: dict[str, AnswerTime] = field(default_factory=dict)  # by run
+    interrupted: bool = False  # True after Ctrl-C; the results so far are complete
+    hook: HookComparison | None = None  # comparison with llama-cpp-python, only with ``--engine hook``
+    failures: dict[str, Failure] = field(default_factory=dict)  # failures by run, if any run crashed
+    by_kind: tuple[Portion, ...] = ()  # results by kind of prompt, if there are several
+    disturbance: BenchDisturbance | None = None
+    by_part: tuple[Portion, ...] = ()  # results for thinking and for the answer, if the model thinks
+    answer_tokens: Count = 0  # answer length that ``speedup`` and the verdict refer to; 0 in old documents
+    measured_tokens: Count = 0  # mean length of the compared answers; times of longer ones are extrapolated
+    answer_times: dict[str, AnswerTime] = field(default_factory=dict)  # answer times by run
     by_length: tuple[LengthSpeedup, ...] = ()
-    next: str = ""  # the command to type
+    next: str = ""  # command to try next
     schema: str = field(default="ggufspec/bench@1")

@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec chat``: a conversation."""
+"""JSON document of ``ggufspec chat``, which is a conversation."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ggufspec.schema.base import Amount, Count
 class ChatFigures:
     """Timings and token counts of one chat answer.
 
-    ``prompt_tokens`` are the conversation's, as the model got it; ``prompt_read`` of them were decoded for this answer,
-    in ``prompt_s``, at ``prompt_tokens_per_s``. The prompt's batch gives the first token: ``tokens_per_s`` and
-    ``rounds`` cover the others. Without tokens there is no ``time_to_first_token_s``.
+    ``prompt_tokens`` counts the conversation as the model received it; ``prompt_read`` of these tokens were decoded for
+    this answer, in ``prompt_s`` seconds. The first token comes from the prompt's batch, so ``tokens_per_s`` and
+    ``rounds`` cover only the others. ``time_to_first_token_s`` is None if the answer has no tokens.
     """
 
     prompt_tokens: Count
@@ -34,34 +34,34 @@ class ChatFigures:
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """One of several answers to the same question: ``target-only``, ``draft-only`` or ``speculative``."""
+    """Answer by one of the compared variants: ``target-only``, ``draft-only`` or ``speculative``."""
 
     name: str
     answer: str
     figures: ChatFigures
-    differs_at: Count | None = None  # position, from 1, of the first token that differs from target-only's
+    differs_at: Count | None = None  # 1-based position of the first token that differs from target-only's
     stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A question and its answer, if one came."""
+    """Question with its answer, if there is one."""
 
     user: str
     answer: str | None = None
-    stopped: bool = False  # cut short by the user
-    dropped: Count = 0  # oldest turns that did not fit into the context with this one
+    stopped: bool = False  # True if the user stopped the answer
+    dropped: Count = 0  # number of oldest turns that were omitted to fit this turn into the context
     stop_reason: str = ""
     figures: ChatFigures | None = None
-    compared: tuple[ChatRun, ...] = ()  # the answers of ``/compare``
-    seed: Count | None = None  # of the answer
+    compared: tuple[ChatRun, ...] = ()  # answers that ``/compare`` produced
+    seed: Count | None = None  # random seed of the answer
 
 
 @dataclass(frozen=True, slots=True)
 class ChatDocument:
-    """``ggufspec/chat@1``: a conversation, as it is saved and loaded, and as ``chat --json`` prints it.
+    """Document ``ggufspec/chat@1``: a conversation as it is saved, loaded and printed by ``chat --json``.
 
-    Loading ignores ``pair`` and ``settings``. ``error`` and ``hint`` belong to the message or command that ended it.
+    Loading ignores ``pair`` and ``settings``. ``error`` and ``hint`` explain a failure that ended the conversation.
     """
 
     pair: dict[str, Any]

@@ -1,6 +1,6 @@
-"""Converts values to plain JSON data and back, by pydantic.
+"""Conversion of values to plain JSON data and back with pydantic.
 
-Ctrl-C is held back meanwhile: pydantic-core drops an interrupt, or turns it into another error.
+Ctrl-C is held back during conversions, because pydantic-core drops interrupts or turns them into other errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ggufspec.schema import interrupts
 
 Value = TypeVar("Value")
 
-_adapters: dict[Any, TypeAdapter[Any]] = {}  # making one takes longer than using it
+_adapters: dict[Any, TypeAdapter[Any]] = {}  # cache, because creating an adapter takes longer than using it
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
@@ -23,20 +23,20 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def dump(value: object, kind: Any = None) -> Any:
-    """Convert a value to plain data; ``kind`` is its type if its class is not enough, such as ``list[int]``."""
+    """Convert a value to plain data; ``kind`` is its type if its class does not suffice, such as ``list[int]``."""
     with interrupts.held():
         return _adapter(kind or type(value)).dump_python(value, mode="json")
 
 
 def load(kind: type[Value], data: object) -> Value:
-    """Make a value from plain data; pydantic.ValidationError if it does not fit the type."""
+    """Convert plain data to a value of type ``kind``; raise pydantic.ValidationError if it does not fit."""
     with interrupts.held():
         value: Value = _adapter(kind).validate_python(data)
     return value
 
 
 def load_json(kind: type[Value], text: bytes) -> Value:
-    """Make a value from JSON, which may have NaN and Infinity."""
+    """Convert JSON text, in which NaN and Infinity are allowed, to a value of type ``kind``."""
     with interrupts.held():
         value: Value = _adapter(kind).validate_json(text)
     return value

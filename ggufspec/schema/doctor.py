@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec doctor``."""
+"""JSON document of ``ggufspec doctor``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check; ``fix`` is the command that fixes it, if necessary."""
+    """Result of one check; ``fix`` is the command that solves a problem, if any."""
 
     level: Literal["ok", "warning", "error"]
     text: str
@@ -17,34 +17,34 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LlamaDevice:
-    """A device of llama.cpp."""
+    """Device that llama.cpp finds."""
 
     name: str
     description: str
-    kind: str  # cpu, gpu, igpu, accelerator or meta
+    kind: str  # kind of device: cpu, gpu, igpu, accelerator or meta
     free_bytes: int
     total_bytes: int
-    device_id: str = ""  # identifies the GPU in every backend: its PCI bus id, as in 0000:c1:00.0
+    device_id: str = ""  # PCI bus id, such as 0000:c1:00.0, which is the same in every backend
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """The installed llama-cpp-python."""
+    """Installed llama-cpp-python, or why it is missing."""
 
     version: str | None
     backends: tuple[str, ...] = ()
     devices: tuple[LlamaDevice, ...] = ()
-    error: str | None = None  # why it does not load
+    error: str | None = None  # reason why the library cannot be loaded
     fix: str = ""
-    system: str = ""  # llama.cpp's own line about its build
-    lacks: dict[str, str] = field(default_factory=dict)  # by drafter, the function that is missing for its kind of head
+    system: str = ""  # llama.cpp's own description of its build
+    lacks: dict[str, str] = field(default_factory=dict)  # missing function that a drafter's head needs, by drafter
     without_device: tuple[str, ...] = ()  # compiled-in backends that find no device
-    without_chat: str = ""  # why its chat library cannot be used
+    without_chat: str = ""  # reason why llama.cpp's chat library cannot be used
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
-    """Build of llama.cpp by ``scripts/bootstrap``: its ``--cpu`` and why; ``cmake_args`` are all options."""
+class LlamaBuild:
+    """Build of llama.cpp by ``scripts/bootstrap``: its ``--cpu`` value, why, and all CMake options."""
 
     cpu: str
     why: str
@@ -53,31 +53,31 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """A step of the self-check."""
+    """Step of the self-check."""
 
     type: str
-    place: str = ""  # host or device; empty before anything is decoded
+    place: str = ""  # where the model runs, host or device; empty before anything is decoded
     flash: str = ""
     batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """Result of a step."""
+    """Result of a step in the self-check."""
 
     step: CheckStep
     error: float | None
-    outcome: str  # ok, wrong (above the limit), the name of the signal that ended the child, silence (it hung), failed
+    outcome: str  # ok, wrong (error above the limit), failed, silence (child hung), or the signal that ended the child
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """Results of llama.cpp on known models."""
+    """Results of checking llama.cpp with models whose outputs are known."""
 
     rows: tuple[CheckRow, ...]
     seconds: float
-    limit: float  # allowed error (verify/selfcheck.py)
+    limit: float  # maximum permitted error (verify/selfcheck.py)
 
     @property
     def failures(self) -> tuple[CheckRow, ...]:
@@ -85,23 +85,23 @@ class SelfCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """The host."""
+class HostMachine:
+    """Host machine and the resources that are available on it."""
 
     cpu: str
-    cores: int  # cores that this process may use
+    cores: int  # number of cores that this process may use
     total_memory_bytes: int
     free_memory_bytes: int  # RAM that this process may use
-    model_folder: str  # the cache
+    model_folder: str  # folder of the model cache
     free_disk_bytes: int
     hub_is_offline: bool = False
-    others_cpus: float = 0.0  # CPUs that other programs keep busy
+    others_cpus: float = 0.0  # number of CPUs that other programs keep busy
     cpu_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Prebuilt:
-    """The llama-cpp-python that installs without a compiler on this machine, and what it lacks."""
+    """Build of llama-cpp-python that can be installed on this machine without a compiler, and what it lacks."""
 
     backend: str
     index: str
@@ -111,18 +111,18 @@ class Prebuilt:
 
 @dataclass(frozen=True, slots=True)
 class DoctorDocument:
-    """``ggufspec/doctor@1``."""
+    """Document ``ggufspec/doctor@1``."""
 
     ggufspec: str
     python: str
     llama_cpp: LlamaCpp
-    machine: Machine
-    driver: str | None  # NVIDIA's version; None without a driver
+    machine: HostMachine
+    driver: str | None  # NVIDIA driver version; None without a driver
     cards: tuple[Gpu, ...]
     findings: tuple[Finding, ...]
-    build: Build | None = None  # None outside a checkout
-    self_check: SelfCheck | None = None  # None if it was skipped
-    prebuilt: Prebuilt | None = None  # None if there are no wheels for such a machine
+    build: LlamaBuild | None = None  # build by scripts/bootstrap; None outside a checkout
+    self_check: SelfCheck | None = None  # None if the self-check was skipped
+    prebuilt: Prebuilt | None = None  # None if no wheels are published for this kind of machine
     schema: str = field(default="ggufspec/doctor@1")
 
     @property
@@ -132,10 +132,10 @@ class DoctorDocument:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML sees it; None is what the GPU or its driver does not report.
+    """GPU as NVML sees it; values that the GPU or its driver does not report are None.
 
-    ``pcie_generation`` and ``pcie_width`` are the link's best in its slot: the highest generation that both ends
-    support (a link at rest runs at a lower one) and the connected lanes. ``pcie_max_…`` is the GPU's own best.
+    ``pcie_generation`` and ``pcie_width`` describe the link at its best in its slot: the highest generation that both
+    ends support (an idle link uses a lower one) and the connected lanes. ``pcie_max_…`` is the GPU's own maximum.
     """
 
     index: int
@@ -150,16 +150,16 @@ class Gpu:
     pcie_width: int | None = None
     pcie_max_generation: int | None = None
     pcie_max_width: int | None = None
-    utilisation: float | None = None  # share of the last moment in which a kernel ran, 0 to 1
+    utilisation: float | None = None  # share of the last sampling period in which a kernel ran, 0 to 1
     processes: tuple[GpuProcess, ...] = ()
-    throttled: tuple[str, ...] = ()  # why clocks are reduced now, e.g. heat
+    throttled: tuple[str, ...] = ()  # reasons why clocks are reduced now, e.g. heat
     pci_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that has memory on a GPU."""
+    """Process that uses GPU memory."""
 
     pid: int
-    name: str  # empty if NVML does not know it, e.g. in a container
+    name: str  # empty if NVML cannot tell, e.g. in a container
     used_bytes: int | None

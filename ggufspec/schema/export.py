@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec export``."""
+"""JSON document of ``ggufspec export``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ExportDocument:
-    """``ggufspec/export@1``: settings for the program ``to``. ``arguments`` is empty if ``text`` is a file."""
+    """Document ``ggufspec/export@1``: settings for the program ``to``. Without ``arguments``, ``text`` is a file."""
 
     to: str
     text: str

@@ -1,4 +1,4 @@
-"""Ctrl-C and termination signals: held back while a block must complete, and acknowledged where stopping takes long."""
+"""Handling of Ctrl-C and termination signals, which can be held back and are acknowledged if stopping takes long."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 
 
 def acknowledge_with(call: Callable[[], None]) -> None:
-    """Call this, from any thread, where what Ctrl-C interrupted takes longer to stop than a moment."""
+    """Set the function that is called, from any thread, if stopping after Ctrl-C takes longer than a moment."""
     global _acknowledge
     _acknowledge = call
 
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """Stop something in the block, after Ctrl-C."""
+    """Acknowledge Ctrl-C if the block, which stops something, takes longer than a moment."""
     timer = threading.Timer(_MOMENT_S, _acknowledge or (lambda: None))
     timer.start()
     try:
@@ -34,11 +34,11 @@ def stopping() -> Iterator[None]:
 
 @contextmanager
 def held(wake: Callable[[], None] = lambda: None) -> Iterator[Callable[[], None]]:
-    """Hold signals back until the end of the block, in the main thread; a second signal is not held.
+    """Hold signals back until the end of the block if it runs in the main thread; a second signal is not held back.
 
-    Held are SIGINT if it raises KeyboardInterrupt, and SIGTERM and SIGHUP if Python handles them. The handler calls
-    ``wake``. The yielded function calls the original handler of a signal that has arrived: KeyboardInterrupt for
-    SIGINT.
+    SIGINT is held back if it would raise KeyboardInterrupt, SIGTERM and SIGHUP if Python handles them. When a signal
+    arrives, ``wake`` is called. The yielded function calls the original handler of a signal that has arrived, which
+    raises KeyboardInterrupt for SIGINT.
     """
     came: list[int] = []
     before: dict[int, Any] = {}

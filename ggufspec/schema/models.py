@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 class ModelRow:
     """Model on this disk.
 
-    ``options`` name it as a target, ``draft_options`` as a draft. ``drafts`` are the paths of the models of the list
-    that can draft for it, the best first; ``suggestion`` is a draft that a profile has for it, if none is here.
+    ``options`` select the model as a target, ``draft_options`` as a draft. ``drafts`` lists the paths of listed models
+    that can draft for it, best first; ``suggestion`` is a draft from a profile, if this disk has none.
     """
 
     name: str
-    path: str  # of a split model its first part's
-    program: str  # whose folder it is in
-    size_bytes: int  # of all parts
+    path: str  # path of the first part if the model is split
+    program: str  # program in whose folder the model is
+    size_bytes: int  # total size of all parts
     architecture: str
     parameters: int
-    size_label: str  # as the model is named by it: 1.5B; the file may have more, of an output of its own
+    size_label: str  # size as stated in model names, such as 1.5B; the exact number of parameters may differ
     quantization: str
-    context_length: int  # that it was trained for
-    chats: bool  # whether it has a chat template
-    is_head: bool  # whether it only drafts
+    context_length: int  # training context in tokens
+    chats: bool  # True if the model has a chat template
+    is_head: bool  # True if the model can only draft
     drafts: tuple[str, ...]
     suggestion: str
     options: tuple[str, str]
@@ -32,7 +32,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class LeftOutFile:
-    """File or folder that is not listed, and why."""
+    """File or folder that is not listed, with the reason."""
 
     path: str
     why: str
@@ -40,9 +40,9 @@ class LeftOutFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelsDocument:
-    """``ggufspec/models@1``. ``next`` is the command that talks with the best pair; empty without a model.
+    """Document ``ggufspec/models@1``. ``next`` is the command to chat with the best pair; empty without a model.
 
-    ``folders`` were searched; ``complete`` says that no file was left unread for lack of time.
+    ``folders`` are the searched folders; ``complete`` is False if a limit left some files unread.
     """
 
     models: tuple[ModelRow, ...]

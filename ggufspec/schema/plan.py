@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec plan``."""
+"""JSON document of ``ggufspec plan``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ggufspec.schema.base import Amount, Count
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """Placement of one model's layers. ``layers`` are its blocks; the output is one more, as ``gpu_layers`` counts.
+    """Placement of one model's layers. ``layers`` counts its blocks; ``gpu_layers`` may also count the output.
 
-    ``bytes`` has, by device, ``weights``, ``kv``, ``compute`` and ``overhead``; the host is ``CPU``. Without
-    ``op_offload`` a card computes with the weights that it has alone; with it, with the host's in batches of
-    ``op_offload_min_batch`` tokens and more. ``load_mode`` and ``no_host`` are how weights come into memory.
+    ``bytes`` has ``weights``, ``kv``, ``compute`` and ``overhead`` by device; the host is ``CPU``. With ``op_offload``,
+    a GPU also computes with the host's weights, in batches of at least ``op_offload_min_batch`` tokens; otherwise, it
+    computes only with its own. ``load_mode`` and ``no_host`` say how weights are loaded.
     """
 
     file: str
@@ -35,7 +35,7 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """One device and what the plan uses of it."""
+    """Device with its memory, and how much of that memory the plan uses."""
 
     name: str
     description: str
@@ -44,14 +44,12 @@ class PlannedDevice:
     budget_bytes: Count
     used_bytes: Count
     overhead_bytes: Count
-    mmproj_bytes: Count = 0  # an image projector's, for which the plan leaves room
+    mmproj_bytes: Count = 0  # memory that the plan reserves for an image projector
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedOption:
-    """One way of running and what it is predicted to reach: ``target_only``, ``speculative`` with a fixed draft length,
-    or ``default``, which is what a run does.
-    """
+    """Option with its predicted speed: ``target_only``, ``speculative`` (fixed length) or ``default`` (as ``run``)."""
 
     target: PlannedModel
     draft: PlannedModel | None
@@ -61,7 +59,7 @@ class PlannedOption:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """Predicted tokens/s with so many target layers offloaded; None if it does not fit the budget."""
+    """Predicted tokens/s with ``gpu_layers`` offloaded target layers; None if they do not fit the budget."""
 
     gpu_layers: Count
     target_only_tokens_per_s: Amount | None
@@ -70,11 +68,11 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True)
 class DraftLengthRow:
-    """One draft length at the pair's placement: the speed that is expected, and the acceptance that it takes.
+    """Expected speed at a draft length and the pair's placement, and the acceptance needed to break even.
 
-    ``accepted_share`` is accepted ÷ drafted tokens at that length, as programs log it: what is expected.
-    ``break_even_accepted_share`` is the same if the pair is as fast as target-only, ``break_even_acceptance`` the
-    chance of one token then. Both are None if not even a draft that is always right is worth it.
+    ``accepted_share`` is the expected ratio of accepted to drafted tokens at that length, which other programs log. The
+    pair is as fast as target-only at the ratio ``break_even_accepted_share`` or the acceptance probability per token
+    ``break_even_acceptance``. Both are None if even a draft that is always accepted would not pay off.
     """
 
     draft_length: Count
@@ -86,10 +84,10 @@ class DraftLengthRow:
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """The faster option with so many tokens of context, and its predicted tokens/s with none and all of them filled."""
+    """Faster option at a context size, with its predicted tokens/s at an empty and a full context."""
 
     ctx_size: Count
-    fits: bool  # on the cards; if not, or if the host cannot hold it, the rest is None
+    fits: bool  # False if GPUs or RAM are too small; if the GPUs are, the other values keep their defaults
     target_layers: Count | None = None
     n_cpu_moe: Count = 0
     n_cpu_ffn: Count = 0
@@ -103,14 +101,14 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanDocument:
-    """``ggufspec/plan@1``."""
+    """Document ``ggufspec/plan@1``."""
 
     pair: dict[str, Any]
     devices: tuple[PlannedDevice, ...]
-    target: PlannedModel  # of the chosen option, and so is the draft
+    target: PlannedModel  # target in the chosen option, as is ``draft``
     draft: PlannedModel | None
     options: dict[str, PlannedOption | None]
-    predicted: dict[str, Amount | None]  # with ``depth`` tokens in the cache; ``acceptance`` is a chance per token
+    predicted: dict[str, Amount | None]  # predictions at ``depth`` cached tokens; ``acceptance`` is per token
     choice: str
     why: str
     settings: dict[str, Any]
@@ -118,11 +116,12 @@ class PlanDocument:
     confirmed: bool
     speed: str
     notes: tuple[str, ...]
-    guessed: bool = False  # the host's speed was not measured
+    guessed: bool = False  # True if the host's speed was not measured
     sweep: tuple[SweepRow, ...] = ()
-    contexts: tuple[ContextRow, ...] = ()  # if no context was asked for
+    contexts: tuple[ContextRow, ...] = ()  # rows for other context sizes, unless one was given
     draft_lengths: tuple[DraftLengthRow, ...] = ()
-    assumptions: tuple[str, ...] = ()  # what was neither measured nor named
-    tuned: dict[str, Any] | None = None  # what ``tune`` measured here
-    next: str = ""  # the command to type
+    assumptions: tuple[str, ...] = ()  # assumed values, which were neither measured nor given
+    tuned: dict[str, Any] | None = None  # measurement by ``tune`` on this machine
+    next: str = ""  # command to try next
+    also: tuple[str, ...] = ()  # further useful commands
     schema: str = field(default="ggufspec/plan@1")

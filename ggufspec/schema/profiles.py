@@ -1,4 +1,4 @@
-"""The JSON documents of ``ggufspec profiles``."""
+"""JSON documents of ``ggufspec profiles``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProfileModel:
-    """One model of a profile; None means unknown."""
+    """Model in a profile; None means that a value is unknown."""
 
     repo: str | None
     file: str
@@ -16,13 +16,13 @@ class ProfileModel:
     gpu_layers: int | None
     size_bytes: int | None
     layers: int | None
-    read: bool = False  # bytes and layers come from its header; otherwise from the profile
-    approximate: bool = False  # the profile's bytes are computed or rounded
+    read: bool = False  # True if bytes and layers come from the model's header, False if from the profile
+    approximate: bool = False  # True if the size in the profile is computed or rounded
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One profile."""
+    """Profile, with an estimate of whether it fits this machine."""
 
     name: str
     path: str
@@ -32,15 +32,15 @@ class ProfileRow:
     target: ProfileModel | None
     draft: ProfileModel | None
     settings: dict[str, Any]
-    fits: str  # ``whole``, ``partly``, ``no`` (not even with the host's memory) or ``unknown``
-    fits_layers: int | None = None  # ``-ngl`` of the target next to the whole draft; None without a GPU
-    error: str = ""  # why a file is not a profile
-    group: str = ""  # ``reference``: exists for its published figures and not for use
+    fits: str  # ``whole``, ``partly``, ``no`` (GPUs and RAM together are too small) or ``unknown``
+    fits_layers: int | None = None  # target layers that fit on the GPUs next to the whole draft; None without a GPU
+    error: str = ""  # reason why the file is not a valid profile
+    group: str = ""  # ``reference`` if the profile exists for its published figures and not for use
 
 
 @dataclass(frozen=True, slots=True)
 class ProfilesDocument:
-    """``ggufspec/profiles@1``. ``budgets`` has the bytes that models may take on each device of this machine."""
+    """Document ``ggufspec/profiles@1``. ``budgets`` holds the bytes that models may use on each device."""
 
     profiles: tuple[ProfileRow, ...]
     folder: str
@@ -50,7 +50,7 @@ class ProfilesDocument:
 
 @dataclass(frozen=True, slots=True)
 class ProfileDocument:
-    """``ggufspec/profile@1``. ``compatible`` is the verdict on the pair, None until both headers are read."""
+    """Document ``ggufspec/profile@1``. ``compatible`` is the verdict on the pair; None until both headers are read."""
 
     profile: ProfileRow
     comment: str
@@ -61,7 +61,7 @@ class ProfileDocument:
 
 @dataclass(frozen=True, slots=True)
 class RemovedDocument:
-    """``ggufspec/profile-removed@1``. ``bundled`` says that the name now means a bundled profile."""
+    """Document ``ggufspec/profile-removed@1``. ``bundled``: True if the name now refers to a bundled profile."""
 
     name: str
     path: str
@@ -71,7 +71,7 @@ class RemovedDocument:
 
 @dataclass(frozen=True, slots=True)
 class ProfileCheck:
-    """Result of checking one profile; it is good without ``problems``."""
+    """Result of checking a profile, which is valid if there are no ``problems``."""
 
     name: str
     ok: bool
@@ -84,7 +84,7 @@ class ProfileCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckDocument:
-    """``ggufspec/profile-check@1``."""
+    """Document ``ggufspec/profile-check@1``."""
 
     checks: tuple[ProfileCheck, ...]
     ok: bool

@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec quantize``."""
+"""JSON document of ``ggufspec quantize``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
-    """One file that was written."""
+class QuantisedFile:
+    """Quantised file that was written."""
 
     type: str
     file: str
@@ -20,11 +20,11 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class QuantizeDocument:
-    """``ggufspec/quantize@1``. ``weights`` is how many numbers the model has."""
+    """Document ``ggufspec/quantize@1``. ``weights`` is the number of weights in the model."""
 
     source: str
     source_bytes: int
     weights: int
     machine: dict[str, Any]
-    files: tuple[Quantised, ...]
+    files: tuple[QuantisedFile, ...]
     schema: str = field(default="ggufspec/quantize@1")

@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec rehearse``."""
+"""JSON document of ``ggufspec rehearse``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ggufspec.schema.base import Spread
 
 @dataclass(frozen=True, slots=True)
 class RehearsedModel:
-    """One model as it ran. ``batch_s`` has T(n) by batch size; ``layers`` are blocks, the output is one more.
+    """Measurements of a model. ``batch_s`` is T(n) by batch size; ``layers`` counts the blocks, without the output.
 
-    ``bytes`` has, by device, ``weights``, ``kv`` and ``compute`` as llama.cpp counts them; the host is ``CPU``.
+    ``bytes`` holds llama.cpp's figures for ``weights``, ``kv`` and ``compute`` by device; the host is ``CPU``.
     """
 
     file: str
@@ -28,7 +28,7 @@ class RehearsedModel:
 
 @dataclass(frozen=True, slots=True)
 class RehearsedRun:
-    """Models loaded together: ``pair``, ``target_only``, ``half`` of its layers or ``none``; or why it was skipped."""
+    """Models loaded together (``pair``, ``target_only``, ``half`` of its layers or ``none``), or why they were not."""
 
     name: str
     target: RehearsedModel | None
@@ -36,13 +36,13 @@ class RehearsedRun:
     ram_bytes: int
     vram_bytes: int
     left_out: str = ""
-    disturbed: int = 0  # samples that do not count, because other programs used the CPUs
-    others_cpus: float = 0.0  # maximum CPUs that other programs used
+    disturbed: int = 0  # number of samples that do not count because other programs used the CPUs
+    others_cpus: float = 0.0  # maximum number of CPUs that other programs used
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """Expected speed of the pair at an ``acceptance`` probability; ``gain`` is over the best target-only."""
+class ExpectedSpeed:
+    """Expected speed of the pair at an ``acceptance`` probability; ``gain`` is relative to the best target-only."""
 
     acceptance: float
     draft_length: int
@@ -52,7 +52,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class RehearseDocument:
-    """``ggufspec/rehearse@1``. ``rival_tokens_per_s`` is the best target-only."""
+    """Document ``ggufspec/rehearse@1``. ``rival_tokens_per_s`` is the best target-only run's speed."""
 
     pair: dict[str, Any]
     machine: dict[str, Any]
@@ -60,7 +60,7 @@ class RehearseDocument:
     dummy_weights: dict[str, Any]
     runs: tuple[RehearsedRun, ...]
     rival_tokens_per_s: Spread
-    expected: tuple[Expected, ...]
+    expected: tuple[ExpectedSpeed, ...]
     break_even_acceptance: float | None
     why: str
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec report``."""
+"""JSON document of ``ggufspec report``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ggufspec.schema.base import Failure
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A file of the results folder that cannot be reported, and why."""
+class UnreportedFile:
+    """File in the results folder that cannot be reported, with the reason."""
 
     file: str
     failure: Failure
@@ -18,8 +18,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ReportDocument:
-    """``ggufspec/report@1``: documents by file, and the files that were left out."""
+    """Document ``ggufspec/report@1``: result documents by file, and the files that were skipped."""
 
     results: dict[str, dict[str, Any]]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[UnreportedFile, ...] = ()
     schema: str = field(default="ggufspec/report@1")

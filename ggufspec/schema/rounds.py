@@ -1,22 +1,22 @@
-"""The rounds of a trace: how each drafted token came about and why it was accepted or not.
+"""Rounds of a trace, which say where each drafted token came from and why it was accepted or not.
 
-One round is one JSON line of ``ggufspec trace --json``. All numbers are written so that they read back the same, and
-the rule's decision can be repeated from the line alone:
+Each round is one JSON line printed by ``ggufspec trace --json``. Numbers are written with full precision, so the
+acceptance rule's decision can be reproduced from the line alone:
 
 ``exact``
-    The target's own choice has the highest ``score + noise``, of equal ones the lowest id; a drafted token is accepted
-    if it is that choice. At temperature 0 the score is the logit less the choice's, and there is no noise. Above it the
-    score is the logarithm of the probability up to a constant, and the noise is a function of seed, position and token
-    (``ggufspec.decoding.noise``).
+    The target's own choice is the token with the highest ``score + noise`` (the lowest id if several are equal); a
+    drafted token is accepted if it is that choice. At temperature 0, the score is the logit minus the choice's logit,
+    and there is no noise. Otherwise, the score is the log-probability up to a constant, and the noise is a function of
+    seed, position and token (``ggufspec.decoding.noise``).
 ``residual``
     A token is accepted if ``uniform < min(1, p / q)``.
 ``top-k:N``
-    As ``exact``, or if ``rank <= most``.
+    A token is accepted as under ``exact``, or if ``rank <= most``.
 ``typical:EPS``
-    As ``exact``, or if ``probability > bar``, where the bar is ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
+    A token is accepted as under ``exact``, or if ``probability > bar = min(epsilon, sqrt(epsilon) * exp(-entropy))``.
 
-A token drawn with a uniform variable satisfies ``before < (1 - uniform) * total <= reached``, the sums of the
-probabilities of tokens with lower ids, without and with its own.
+A token sampled with a uniform variate satisfies ``before < (1 - uniform) * total <= reached``, where ``before`` and
+``reached`` are cumulative probabilities in the order of token ids, excluding and including the token itself.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ ROUND = "ggufspec/trace-round@2"
 
 
 @dataclass(frozen=True, slots=True)
-class Likely:
-    """One of the likeliest tokens of a row."""
+class LikelyToken:
+    """Candidate among the most likely tokens at a position."""
 
     token: int
-    text: str  # incomplete characters are written as ``\\xNN``
-    probability: float  # softmax of the row after penalties, before temperature, truncation and grammar
-    permitted: bool = True  # by the grammar
+    text: str  # text of the token, with incomplete characters written as ``\\xNN``
+    probability: float  # softmax of the logits after penalties, before temperature, truncation and grammar
+    permitted: bool = True  # True if the grammar permits it
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A token in a model's row: after penalties, before temperature, truncation and grammar."""
+class SeenToken:
+    """Token with a model's logit for it, after penalties but before temperature, truncation and grammar."""
 
-    logit: float | None  # absent if it is not finite: the token is impossible
+    logit: float | None  # absent if the logit is not finite, which makes the token impossible
     probability: float
-    likeliest: tuple[Likely, ...]  # the row's ten
+    likeliest: tuple[LikelyToken, ...]  # the ten most likely tokens at this position
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """The value that the exact rule compares: ``score + noise``."""
+class NoisyScore:
+    """Value that the exact rule compares, which is ``score + noise``."""
 
     score: float
     noise: float
@@ -59,65 +59,65 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """The target's own choice at a position."""
+class OwnChoice:
+    """Token that the target itself chooses at a position."""
 
     token: int
     text: str
-    p: float  # under the sampling settings
-    sum: Sum
+    p: float  # target's probability of the token under the sampling settings
+    sum: NoisyScore
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
-    """Rank that ``top-k:N`` compares."""
+class TokenRank:
+    """Rank that the rule ``top-k:N`` compares."""
 
-    rank: int  # number of likelier tokens, plus 1
-    most: int  # N
+    rank: int  # number of more likely tokens, plus 1
+    most: int  # the rule's N
 
 
 @dataclass(frozen=True, slots=True)
-class Typical:
-    """Values that ``typical:EPS`` compares, over the vocabulary at the sampling temperature, or 1 if that is 0."""
+class TypicalValues:
+    """Values that the rule ``typical:EPS`` compares, at the sampling temperature (at temperature 1 if that is 0)."""
 
     probability: float
-    entropy: float  # nats
+    entropy: float  # entropy in nats
     epsilon: float
-    bar: float  # set by the entropy
+    bar: float  # threshold, which depends on the entropy
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Verdict on a drafted token, with reasons. ``own`` and ``uniform`` are absent if the grammar permits nothing."""
+class JudgedToken:
+    """Verdict on a drafted token, with reasons. ``own`` and ``uniform`` are absent if the grammar permits no token."""
 
-    target: Seen  # target's row, and the drafted token in it
-    p: float  # target's probability of the token under the sampling settings, and the grammar if it ``masked``
-    ratio: float  # p / q
-    masked: bool  # the grammar changed what the target chose from
-    sum: Sum | None = None  # drafted token's, except under ``residual``; absent if sampling or grammar excludes it
-    own: Own | None = None  # the target's own choice, except under ``residual``
-    uniform: float | None = None  # under ``residual``
-    rank: Rank | None = None
-    typical: Typical | None = None
+    target: SeenToken  # the target's logit for the drafted token
+    p: float  # target's probability of the token under the sampling settings, and under the grammar if ``masked``
+    ratio: float  # target's probability ÷ drafter's probability, p / q
+    masked: bool  # True if the grammar restricted the target's choice
+    sum: NoisyScore | None = None  # the token's score, except under ``residual`` or if sampling or grammar forbids it
+    own: OwnChoice | None = None  # the target's own choice, except under ``residual``
+    uniform: float | None = None  # uniform random number, only under ``residual``
+    rank: TokenRank | None = None
+    typical: TypicalValues | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
-    """A token proposed by a drafter for a position of the sequence."""
+class DraftedToken:
+    """Token that a drafter proposed for a position in the sequence."""
 
     position: int
     drafter: str
     token: int
     text: str
-    q: float  # probability of its draw under the sampling settings; 1 for a lookup, which has no row
-    draft: Seen | None
-    result: Literal["accepted", "rejected", "unread"] = "unread"  # tokens after the first rejection are not judged
-    judged: Judged | None = None
+    q: float  # drafter's probability of the token under the sampling settings; 1 for a lookup, which has no logits
+    draft: SeenToken | None
+    result: Literal["accepted", "rejected", "unread"] = "unread"  # ``unread``: after the first rejected token
+    judged: JudgedToken | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A token drawn with a uniform variable: see the module's docstring."""
+class DrawnToken:
+    """Token sampled with a uniform variate; the module's docstring explains the values."""
 
     uniform: float
     before: float
@@ -126,53 +126,53 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
-    """The target's own token at the end of a round; ``p``, ``masked``, ``target``, ``sum`` as in :class:`Judged`."""
+class AddedToken:
+    """Target's token that ends a round; for ``p``, ``masked``, ``target`` and ``sum``, see :class:`JudgedToken`."""
 
     position: int
     token: int
     text: str
-    source: Literal["bonus", "target"]  # bonus: after a fully accepted draft
-    distribution: Literal["p", "residual"]  # the target's, or ``max(p - q, 0)`` normalised
-    probability: float  # in that distribution
+    source: Literal["bonus", "target"]  # ``bonus``: the token follows a fully accepted draft
+    distribution: Literal["p", "residual"]  # ``p``: the target's; ``residual``: normalised ``max(p - q, 0)``
+    probability: float  # the token's probability in that distribution
     p: float
     masked: bool
-    target: Seen
-    sum: Sum | None = None
-    drawn: Drawn | None = None  # under the residual rule
-    emitted: bool = True  # False if the text ended before it
+    target: SeenToken
+    sum: NoisyScore | None = None
+    drawn: DrawnToken | None = None  # sampling of the token, only under the residual rule
+    emitted: bool = True  # False if the text ended before this token
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Catch-up of a drafter with a model before it was asked; or its timing, which reads nothing."""
+class DrafterReading:
+    """Work of a drafter's model between drafts: reading unread tokens of the text, or only a timing of the model."""
 
     drafter: str
-    tokens: int  # last tokens of the text; 0 if it was timed
+    tokens: int  # number of tokens that the drafter read at the end of the text; 0 if the drafter was only timed
     seconds: float
-    hoped: float  # expected gain in target-only tokens for the answer, averaged over how good the drafter may be
-    why: str = ""  # reason for timing it
+    hoped: float  # expected gain in this answer, in target-only token times, averaged over possible drafter qualities
+    why: str = ""  # reason for timing the drafter; empty if it read tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """``ggufspec/trace-round@2``: one draft and its verification, or the first token, from the prompt's batch."""
+    """Document ``ggufspec/trace-round@2``: a draft and its verification, or the first token (of the prompt's batch)."""
 
-    number: int  # from 1; 0 for the first token
+    number: int  # number of the round, starting at 1; 0 for the first token
     rule: str
-    description: str  # when the rule accepts a drafted token
-    lossless: bool  # the text has the target's distribution under the rule
+    description: str  # condition under which the rule accepts a drafted token
+    lossless: bool  # True if the rule preserves the target's distribution
     temperature: float
     seed: int
     grammar: bool
-    drafted: tuple[Drafted, ...]
-    added: Added | None  # token after the accepted ones; absent if the grammar permits none
+    drafted: tuple[DraftedToken, ...]
+    added: AddedToken | None  # the target's token after the accepted ones; absent if the grammar permits no token
     accepted: int
     emitted: tuple[int, ...]  # ids of the tokens that the round added to the text
-    width: int  # target batch size, padding included; 0 for the first token
-    draft_s: float  # including drafters' catch-up
+    width: int  # target's batch size, including padding; 0 for the first token
+    draft_s: float  # seconds for drafting, including ``readings``
     verify_s: float
     total_s: float
-    penalised: bool = False  # there are penalties; all rows are recorded after them
-    readings: tuple[Reading, ...] = ()  # catch-up of drafters
+    penalised: bool = False  # True if there are penalties, which all recorded logits include
+    readings: tuple[DrafterReading, ...] = ()  # unread tokens that drafters read, and timings of drafters
     schema: str = field(default=ROUND)

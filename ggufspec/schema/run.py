@@ -1,23 +1,23 @@
-"""The JSON document of ``ggufspec run``."""
+"""JSON document of ``ggufspec run``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggufspec.schema.base import Count, Run, SpeculativeRun
+from ggufspec.schema.base import Count, MeasuredRun, SpeculativeRun
 
 
 @dataclass(frozen=True, slots=True)
 class RunDocument:
-    """``ggufspec/run@1``: one answer."""
+    """Document ``ggufspec/run@1``: one answer."""
 
     pair: dict[str, Any]
     settings: dict[str, Any]
     text: str
     tokens: tuple[Count, ...]
     stop_reason: str
-    statistics: Run | SpeculativeRun
+    statistics: MeasuredRun | SpeculativeRun
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     schema: str = field(default="ggufspec/run@1")

@@ -1,27 +1,27 @@
-"""The JSON document of ``ggufspec bench --sweep``."""
+"""JSON document of ``ggufspec bench --sweep``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
+from ggufspec.schema.base import Failure, MeasuredRun, SpeculativeRun, Spread
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One value of the swept option. A run is absent if it failed; ``failure`` says why."""
+    """Results for one value of the swept option. A failed run is absent, and ``failure`` gives the reason."""
 
     value: str
-    target_only: Run | None
-    speculative: Run | SpeculativeRun | None
+    target_only: MeasuredRun | None
+    speculative: MeasuredRun | SpeculativeRun | None
     speedup: Spread | None
     failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SweepDocument:
-    """``ggufspec/sweep@1``: a bench with one option at several values. ``option`` is its name, e.g. ``draft_max``."""
+    """Document ``ggufspec/sweep@1``: a bench at several values of ``option``, such as ``draft_max``."""
 
     pair: dict[str, Any]
     machine: dict[str, Any]

@@ -1,22 +1,22 @@
-"""The last line of ``ggufspec trace --json``; the rounds before it are in :mod:`ggufspec.schema.rounds`."""
+"""JSON document on the last line of ``ggufspec trace --json``, after the rounds (:mod:`ggufspec.schema.rounds`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggufspec.schema.base import Count, Run, SpeculativeRun
+from ggufspec.schema.base import Count, MeasuredRun, SpeculativeRun
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A token of a traced answer and the text that became certain with it.
+class WrittenToken:
+    """Token in a traced answer, with the text that became final when it was added.
 
-    ``source`` is its writer: the drafter whose token was accepted, or for the target ``bonus`` after a fully accepted
-    draft and ``target`` otherwise.
+    ``source`` is the drafter whose token was accepted. For the target's own tokens, it is ``bonus`` after a fully
+    accepted draft and ``target`` otherwise.
     """
 
-    token: int  # -1 if a grammar ended the answer and text was held back
+    token: int  # token id; -1 for held-back text that was output when a grammar ended the answer
     text: str
     source: str
     round: Count
@@ -24,16 +24,16 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class TraceDocument:
-    """``ggufspec/trace@1``; ``rounds`` is their number, whether they were printed or not."""
+    """Document ``ggufspec/trace@1``; ``rounds`` is the number of rounds, whether or not they were printed."""
 
     pair: dict[str, Any]
     settings: dict[str, Any]
     prompt: str
     text: str
-    tokens: tuple[Written, ...]
+    tokens: tuple[WrittenToken, ...]
     rounds: Count
     stop_reason: str
-    statistics: Run | SpeculativeRun
+    statistics: MeasuredRun | SpeculativeRun
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     schema: str = field(default="ggufspec/trace@1")

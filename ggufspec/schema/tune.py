@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec tune``."""
+"""JSON document of ``ggufspec tune``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ggufspec.schema.base import Amount, Count, Failure, Spread
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """One point of the space that tuning searches."""
+    """Point in the space of settings that ``tune`` searches."""
 
     gpu_layers: Count
     gpu_layers_draft: Count
     n_cpu_moe: Count
-    drafted: bool  # False: target-only
+    drafted: bool  # True with a draft, False for target-only
     drafter: str
     draft_policy: str
     draft_max: Count
@@ -33,38 +33,38 @@ class TunedSetting:
 
 @dataclass(frozen=True, slots=True)
 class TuneTrial:
-    """One measurement of a tuning, in the order of measurement."""
+    """Measurement that ``tune`` made; trials are in the order of measurement."""
 
     index: Count
     setting: TunedSetting
-    predicted_tokens_per_s: Amount  # prediction before the measurement
-    tokens_per_s: Spread | None  # if the setting was measured again side by side at the end, the samples from then
+    predicted_tokens_per_s: Amount  # speed predicted before the measurement
+    tokens_per_s: Spread | None  # measured speed; in the final round, if the setting took part in it
     prompt_tokens_per_s: Amount | None
-    seconds: Amount  # including loading
+    seconds: Amount  # duration of the trial, including loading
     why: str  # reason for the measurement
-    failure: Failure | None = None  # with a speed, the failure of one of several trials
-    searched: tuple[Amount, ...] = ()  # samples from before the end, if it was measured again
+    failure: Failure | None = None  # failure; if there is a speed too, only one of several trials failed
+    searched: tuple[Amount, ...] = ()  # earlier samples in tokens/s, if the setting was measured again at the end
 
 
 @dataclass(frozen=True, slots=True)
 class TuneDocument:
-    """``ggufspec/tune@1``: the search for the fastest setting."""
+    """Document ``ggufspec/tune@1``: the search for the fastest setting."""
 
     pair: dict[str, Any]
     machine: dict[str, Any]
     settings: dict[str, Any]
-    trials: tuple[TuneTrial, ...]  # every measurement, including those of an earlier, interrupted search
+    trials: tuple[TuneTrial, ...]  # all measurements, including those from an earlier, interrupted search
     winner: Count | None  # index of the trial whose setting won; None if none succeeded
     baseline: Count | None  # index of the planner's first choice
     target_only: Count | None  # index of the fastest trial without a draft
-    gain: Spread | None  # winner ÷ baseline, measured interleaved at the end
-    stopped: str  # why the search ended
-    saved: str | None  # profile that the winner was written to
-    speedup: Spread | None = None  # winner ÷ target_only, measured interleaved at the end
-    decided: bool = False  # intervals say that the winner is faster than the baseline and target_only, or it is planned
-    close: tuple[Count, ...] = ()  # indices of trials that are not told from the winner
-    verdict: str = ""  # in sentences
-    advice: str = ""  # what may settle it, if it is not decided
+    gain: Spread | None  # speed of winner ÷ baseline, measured interleaved at the end
+    stopped: str  # reason why the search ended
+    saved: str | None  # profile to which the winner was saved
+    speedup: Spread | None = None  # speed of winner ÷ target_only, measured interleaved at the end
+    decided: bool = False  # True if the winner was planned, or its intervals show it beats baseline and target_only
+    close: tuple[Count, ...] = ()  # indices of trials whose speed cannot be distinguished from the winner's
+    verdict: str = ""  # verdict in sentences
+    advice: str = ""  # next step that may settle the verdict; empty if decided
     explanation: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     interrupted: bool = False

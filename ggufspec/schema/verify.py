@@ -1,4 +1,4 @@
-"""The JSON document of ``ggufspec verify``: the certificate."""
+"""JSON document of ``ggufspec verify``, which is the certificate."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ggufspec.schema.base import Amount, Count, Share
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """An answer that differs from target-only's: the first different token, absent if one answer had ended.
+class AnswerDifference:
+    """First difference between an answer and target-only's answer; a token is absent if its answer had already ended.
 
-    ``margin`` and ``noise`` are :class:`Divergence`'s, and absent in strict mode: nothing excuses a difference there.
+    ``margin`` and ``noise`` are as in :class:`Divergence`, but absent in strict mode, which excuses no difference.
     """
 
     prompt: Count
@@ -27,8 +27,8 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Observed and expected counts of tokens at some rank in the target's own distribution."""
+class RankCounts:
+    """Observed and expected counts of tokens with a certain rank in the target's own distribution."""
 
     name: str
     tokens: Count
@@ -38,36 +38,36 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One line of a certificate."""
+class CertificateCheck:
+    """Result of one check in a certificate."""
 
-    section: str  # ``strict``, ``default`` or ``distribution``
-    drafter: str  # drafter, or ``target-only`` for the control of a distribution
-    rule: str  # ``greedy``, ``coupled`` or ``residual``
-    status: str  # ``passed``, ``failed`` or ``not possible``, which claims nothing
-    policies: tuple[str, ...] = ()  # draft policies and lengths: ``adaptive 15``
+    section: str  # section of the certificate: ``strict``, ``default`` or ``distribution``
+    drafter: str  # drafter's name, or ``target-only`` for the control in a distribution check
+    rule: str  # acceptance rule: ``greedy``, ``coupled`` or ``residual``
+    status: str  # ``passed``, ``failed``, or ``not possible``, in which case nothing is claimed
+    policies: tuple[str, ...] = ()  # draft policies with their lengths, such as ``adaptive 15``
     seeds: tuple[Count, ...] = ()
-    answers: Count = 0  # compared answers
-    tokens: Count = 0  # in these answers
-    drafted: Count = 0  # drafted tokens that the target judged
+    answers: Count = 0  # number of compared answers
+    tokens: Count = 0  # number of tokens in these answers
+    drafted: Count = 0  # number of drafted tokens that the target judged
     accepted: Count = 0
-    differences: tuple[Difference, ...] = ()  # a passed check of the default mode may have some, all explained
-    places: tuple[Place, ...] = ()  # observed and expected counts of a distribution
-    p_value: Share | None = None  # p-value of the least likely count, times the number of counts
-    threshold: Share | None = None  # p-value from which on the check passes
-    reason: str = ""  # why it was not possible
+    differences: tuple[AnswerDifference, ...] = ()  # a passed check in default mode may have some, all explained
+    places: tuple[RankCounts, ...] = ()  # observed and expected counts in a distribution check
+    p_value: Share | None = None  # p-value of the least likely count × number of counts
+    threshold: Share | None = None  # minimum p-value for the check to pass
+    reason: str = ""  # reason why the check was not possible
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyDocument:
-    """``ggufspec/verify@1``: the certificate that speculation changed nothing."""
+    """Document ``ggufspec/verify@1``: the certificate that speculation changed nothing."""
 
     pair: dict[str, Any]
-    models: dict[str, Any]  # target and draft by their files' SHA-256
+    models: dict[str, Any]  # target and draft, identified by the SHA-256 of their files
     machine: dict[str, Any]
     settings: dict[str, Any]
-    checks: tuple[Check, ...]
-    passed: bool  # all possible checks passed, and none is missing
+    checks: tuple[CertificateCheck, ...]
+    passed: bool  # True if all possible checks passed and none is missing
     verdict: str
     notes: tuple[str, ...] = ()
     interrupted: bool = False

@@ -1,6 +1,6 @@
-"""OpenAI's answers: complete ones, and the chunks of streamed ones. Pure.
+"""Responses in OpenAI's format: complete answers, and the chunks of streamed ones. Pure.
 
-In addition to OpenAI's keys they have llama-server's ``timings`` and, in ``usage``, ``speculation`` with draft counts.
+In addition to OpenAI's keys they contain llama-server's ``timings``, and draft counts in ``usage.speculation``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.serve import session
 
-Delta = Mapping[str, Any]  # nonempty fields of :class:`ggufspec.llamacpp.chat_library.Delta`
+Delta = Mapping[str, Any]  # nonempty fields of :class:`ggufspec.llamacpp.chat_library.MessageDelta`
 _FINISH = {"end": "stop", "stop": "stop", "grammar": "stop", "length": "length", "context": "length"}
 
 
 @dataclass(slots=True)
-class Writer:
-    """Writes one answer."""
+class AnswerWriter:
+    """Writer of one answer's JSON."""
 
-    model: str  # its name in the answer
+    model: str  # model name in the answer
     chat: bool  # True for a chat, False for a completion
     id: str = ""
     created: int = 0
@@ -40,7 +40,7 @@ class Writer:
     # ---- streamed --------------------------------------------------------------------------------------------------
 
     def first(self) -> dict[str, Any]:
-        """Return the chunk that begins a chat's answer, as llama-server does."""
+        """Return the first chunk of a chat answer, as llama-server sends it."""
         return self._chunk({"role": "assistant", "content": None})
 
     def chunks(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -74,18 +74,18 @@ class Writer:
             found.append({"content": ""})
         return found
 
-    def last(self, reply: session.Reply) -> dict[str, Any]:
+    def last(self, reply: session.ServeReply) -> dict[str, Any]:
         """Return the chunk that ends the answer."""
         return self._chunk({} if self.chat else "", finish=self._finish(reply)) | {"timings": timings_of(reply)}
 
-    def usage_chunk(self, reply: session.Reply) -> dict[str, Any]:
-        """Return the chunk after the last one, with usage, if requested."""
+    def usage_chunk(self, reply: session.ServeReply) -> dict[str, Any]:
+        """Return the extra final chunk for clients that request usage."""
         return self._envelope(chunk=True, choices=[]) | {"usage": usage(reply), "timings": timings_of(reply)}
 
-    # ---- whole -----------------------------------------------------------------------------------------------------
+    # ---- complete --------------------------------------------------------------------------------------------------
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add the content of an event, if it is a round's."""
+        """Add the content of a ``round`` event; ignore other events."""
         if event["event"] != "round":
             return
         self._logprobs += event["logprobs"]
@@ -99,7 +99,7 @@ class Writer:
                 for name in ("name", "arguments"):
                     call["function"][name] += delta.get(name, "")
 
-    def whole(self, reply: session.Reply) -> dict[str, Any]:
+    def whole(self, reply: session.ServeReply) -> dict[str, Any]:
         text = "".join(self._text)
         choice: dict[str, Any] = {"index": 0, "finish_reason": self._finish(reply)}
         if self.chat:
@@ -114,7 +114,7 @@ class Writer:
         choice["logprobs"] = self._spelled(self._logprobs)
         return self._envelope(chunk=False, choices=[choice]) | {"usage": usage(reply), "timings": timings_of(reply)}
 
-    def _finish(self, reply: session.Reply) -> str:
+    def _finish(self, reply: session.ServeReply) -> str:
         reason = _FINISH.get(reply.statistics.stop_reason, "stop")
         return "tool_calls" if self._calls and reason == "stop" else reason
 
@@ -155,7 +155,7 @@ class Writer:
 
 
 def together(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge complete answers to one request: its prompt counts once."""
+    """Merge several complete answers to one request, counting its prompt once."""
     found, *more = answers
     for index, one in enumerate(more, 1):
         found["choices"] += [choice | {"index": index} for choice in one["choices"]]
@@ -173,7 +173,7 @@ def _spelled(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(one: Mapping[str, Any]) -> str:
-    """Return a token's text, or its bytes if several have the same text."""
+    """Return a token's text, or its bytes if the text is ambiguous (an incomplete character)."""
     text: str = one["text"]
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in one["bytes"]) if "\ufffd" in text else text
 
@@ -184,8 +184,8 @@ def _call(delta: Delta) -> dict[str, Any]:
     return {"index": delta["call"], **begin, "function": function}
 
 
-def usage(reply: session.Reply) -> dict[str, Any]:
-    """Return token counts, including drafted and accepted ones."""
+def usage(reply: session.ServeReply) -> dict[str, Any]:
+    """Return token counts; the prediction's counts do not depend on what was drafted."""
     took = reply.statistics
     return {
         "prompt_tokens": took.prompt_tokens,
@@ -193,8 +193,8 @@ def usage(reply: session.Reply) -> dict[str, Any]:
         "total_tokens": took.prompt_tokens + took.tokens,
         "prompt_tokens_details": {"cached_tokens": reply.cached},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": took.accepted,
-            "rejected_prediction_tokens": took.drafted - took.accepted,
+            "accepted_prediction_tokens": took.predicted_appeared,
+            "rejected_prediction_tokens": took.predicted - took.predicted_appeared,
         },
         "speculation": {
             "drafted": took.drafted,
@@ -206,7 +206,7 @@ def usage(reply: session.Reply) -> dict[str, Any]:
     }
 
 
-def timings_of(reply: session.Reply) -> dict[str, Any]:
+def timings_of(reply: session.ServeReply) -> dict[str, Any]:
     took = reply.statistics
     return timings(
         reply.cached, took.prompt_read, took.prompt_s, took.tokens, took.decode_s, took.drafted, took.accepted
@@ -216,7 +216,7 @@ def timings_of(reply: session.Reply) -> dict[str, Any]:
 def timings(
     cached: int, read: int, prompt_s: float, tokens: int, decode_s: float, drafted: int, accepted: int
 ) -> dict[str, Any]:
-    """Return llama-server's timings: tools/server/server-task.cpp, ``result_timings``. The prompt gives one token."""
+    """Return timings as in llama-server's server-task.cpp (``result_timings``); the prompt's batch yields one token."""
     return {
         "cache_n": cached,
         "prompt_n": read,

@@ -1,6 +1,6 @@
-"""The endpoint's routes: OpenAI's API in front of an :class:`~ggufspec.serve.engine.Engine`.
+"""Routes of the endpoint: OpenAI's API in front of a :class:`~ggufspec.serve.engine.ServerProcess`.
 
-Errors have OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``.
+Errors use OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggufspec import __version__
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.llamacpp.chat_template import Wishes
+from ggufspec.llamacpp.chat_template import TemplateOptions
 from ggufspec.llamacpp.grammar import check_grammar, check_schema
 from ggufspec.serve import metrics, page, session, vocabulary
-from ggufspec.serve.answers import Writer, together
-from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
-from ggufspec.serve.requests import Chat, Completion, Detokenize, Tokenize, with_whole_characters
+from ggufspec.serve.answers import AnswerWriter, together
+from ggufspec.serve.engine import GoneError, PendingAnswer, QueueFullError, RefusedError, ServerProcess
+from ggufspec.serve.requests import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, with_whole_characters
 
-BODY_BYTES, BODY_S = 16 << 20, 60.0  # maximum size of a request, and time in which it must arrive
-SEND_S = 60.0  # time to send a chunk to a client that reads slowly or not at all
-_OPEN = ("/", "/health", "/v1/health")  # paths without a key
+BODY_BYTES, BODY_S = 16 << 20, 60.0  # maximum size of a request body, and time limit for receiving it
+SEND_S = 60.0  # time limit for sending a chunk to a client that reads slowly or not at all
+_OPEN = ("/", "/health", "/v1/health")  # paths that need no key
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _RETRY_S = "5"
-_MOST_GRAMMARS = 64  # cached grammars
-_WAITING = b": waiting\n\n"  # a comment, so that no proxy takes the connection for dead
+_MOST_GRAMMARS = 64  # maximum number of cached grammars
+_WAITING = b": waiting\n\n"  # an SSE comment, so that proxies do not consider the connection dead
 
-_FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # excludes pydantic's names of kinds
+_FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # a field, not a type name in pydantic's error locations
 
-Finished = Callable[[session.Reply, float], None]
-_Event = dict[str, Any]  # child's event, as in :mod:`ggufspec.serve.session`
+Finished = Callable[[session.ServeReply, float], None]
+_Event = dict[str, Any]  # event from the child process, see :mod:`ggufspec.serve.session`
 
 
 class ApiError(Exception):
-    """An error to answer a request with, in OpenAI's form; ``more`` are further keys."""
+    """Error response to a request, in OpenAI's format; ``more`` are additional keys."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, **more: Any
@@ -72,45 +72,46 @@ class ApiError(Exception):
 def api_error(error: GgufspecError) -> ApiError:
     """Convert a GgufspecError to an ApiError."""
     message = f"{error.message}: {error.hint}" if error.hint else error.message
-    if isinstance(error, BusyError | GoneError):
-        return ApiError(503, message, code="overloaded" if isinstance(error, BusyError) else "model_unavailable")
+    if isinstance(error, QueueFullError | GoneError):
+        return ApiError(503, message, code="overloaded" if isinstance(error, QueueFullError) else "model_unavailable")
     return ApiError(400, message, **(error.details if isinstance(error, RefusedError) else {}))
 
 
 def _cut() -> ApiError:
-    return ApiError(503, "the answer was cut: the server ends", code="model_unavailable")
+    return ApiError(503, "the answer was cut off: the server is shutting down", code="model_unavailable")
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AccessRules:
     """Access rules for requests."""
 
-    keys: tuple[str, ...] = ()  # API keys, one of which is required; empty: none
-    origins: tuple[str, ...] = ()  # origins of other pages that may send requests (CORS)
-    hosts: tuple[str, ...] = ()  # names that requests may use for this server; empty: any
+    keys: tuple[str, ...] = ()  # API keys, one of which is required; empty: no key is needed
+    origins: tuple[str, ...] = ()  # origins of other sites' pages that may send requests (CORS)
+    hosts: tuple[str, ...] = ()  # host names under which clients may address this server; empty: any
 
     def refusal(self, scope: Scope) -> ApiError | None:
-        """Return the error for a request to refuse; None if it is allowed."""
+        """Return the error if the request must be refused; None if it is allowed."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self.hosts and not self.keys:  # another site's name may resolve to this machine (DNS rebinding)
             name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
             if name not in self.hosts:
-                said = f"this server is not {host[:200]!r}: with --api-key KEY it may be asked by any name"
+                said = f"this server is not {host[:200]!r}: start it with --api-key KEY to allow any host name"
                 return ApiError(403, said, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         allowed = self.keys or {origin, "*"}.intersection(self.origins)
-        if origin and not allowed and origin.partition("://")[2] != host:  # it could act without reading answers
-            said = f"pages of {origin[:200]!r} may not ask: start the server with --cors ORIGIN"
+        # A cross-site request can do harm even if the page cannot read the answer
+        if origin and not allowed and origin.partition("://")[2] != host:
+            said = f"pages of {origin[:200]!r} may not send requests: start the server with --cors ORIGIN"
             return ApiError(403, said, code="unknown_origin")
         if not self.keys or scope["path"] in _OPEN:
             return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         given = given.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        # Compare all keys, so that the time does not reveal which is nearest
+        # Compare with all keys, so that the time taken does not reveal a near match
         if sum(hmac.compare_digest(given, key.encode()) for key in self.keys):
             return None
-        said = "the API key is not known" if given else "an API key is needed: Authorization: Bearer KEY"
+        said = "the API key is wrong" if given else "an API key is required: Authorization: Bearer KEY"
         return ApiError(401, said, code="invalid_api_key")
 
 
@@ -118,27 +119,27 @@ class Endpoint:
     """The ASGI application.
 
     Args:
-        engine: started.
+        engine: the engine, already started.
         desk: tokenizer process, for requests that need no weights.
         names: the model's names; the first is shown.
         tags: further labels in the model list.
-        thinks: enable thinking if a request does not say; None: as the template does.
-        verbose: add the prompt to answers of chats.
-        rules: who may send requests.
-        on_answer: called with every reply and the seconds of its request.
+        thinks: default for thinking if a request does not set it; None: the template's default.
+        verbose: add the prompt to chat answers.
+        rules: rules for who may send requests.
+        on_answer: called with every reply and the duration of its request in seconds.
         on_request: called with the JSON of every valid request, on one line.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        desk: vocabulary.Desk,
+        engine: ServerProcess,
+        desk: vocabulary.TokenizerProcess,
         names: Sequence[str],
         *,
         tags: Sequence[str] = (),
         thinks: bool | None = None,
         verbose: bool = False,
-        rules: Rules = Rules(),
+        rules: AccessRules = AccessRules(),
         on_answer: Finished = lambda *_: None,
         on_request: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -159,7 +160,7 @@ class Endpoint:
             allow_origins=self._rules.origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            allow_private_network=True,  # Chrome asks for it if a page of the internet sends a request to this machine
+            allow_private_network=True,  # required by Chrome if a page on the internet sends requests to this machine
         )
         guard = Middleware(_Guard, rules=self._rules, refused=self.metrics.refused)
         both = {"/health": self._health, "/models": self._models, "/models/{name:path}": self._model}
@@ -187,7 +188,7 @@ class Endpoint:
 
     async def _http_error(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        said = {404: "there is no such path", 405: "the method is not allowed here"}
+        said = {404: "there is no such path", 405: "this path does not allow the method"}
         answer = ApiError(error.status_code, said.get(error.status_code, error.detail)).response()
         answer.headers.update(error.headers or {})
         self.metrics.refused(error.status_code)
@@ -195,13 +196,13 @@ class Endpoint:
 
     async def _fault(self, _: Request, __: Exception) -> Response:
         self.metrics.refused(500)
-        return ApiError(500, "the server failed at this request").response()
+        return ApiError(500, "the server failed to handle this request").response()
 
-    # ---- what is shown ---------------------------------------------------------------------------------------------
+    # ---- pages and metrics -----------------------------------------------------------------------------------------
 
     @property
-    def _ready(self) -> session.Ready:
-        """The last loaded pair's description."""
+    def _ready(self) -> session.ChatReady:
+        """Description of the pair that was loaded last."""
         assert self.engine.ready is not None
         return self.engine.ready
 
@@ -218,7 +219,7 @@ class Endpoint:
 
     async def _metrics(self, _: Request) -> Response:
         engine, kept = self.engine, self._ready.parallel
-        text = self.metrics.text(waiting=engine.waiting, running=int(engine.is_running), kept=kept)
+        text = self.metrics.text(waiting=engine.waiting, running=engine.running, kept=kept)
         return PlainTextResponse(text, media_type=metrics.MEDIA_TYPE)
 
     async def _health(self, _: Request) -> Response:
@@ -245,11 +246,11 @@ class Endpoint:
             return ApiError(404, f"the model served here is {self._name!r}", code="model_not_found").response()
         return JSONResponse(self._described())
 
-    # ---- llama-server's small ones, which front ends ask -----------------------------------------------------------
+    # ---- small endpoints of llama-server that front ends use -------------------------------------------------------
 
     async def _props(self, _: Request) -> Response:
         ready, desk = self._ready, await self._desk.ready()
-        settings = asdict(Completion.model_validate({"prompt": ""}).sampling())
+        settings = asdict(CompletionBody.model_validate({"prompt": ""}).sampling())
         return JSONResponse(
             {
                 "default_generation_settings": {"n_ctx": ready.ctx_size, "params": settings},
@@ -265,8 +266,8 @@ class Endpoint:
         )
 
     async def _tokenize(self, request: Request) -> Response:
-        asked: Tokenize = await self._read(request, Tokenize)
-        wanted = vocabulary.Request(text=asked.content, start=asked.add_special, special=asked.parse_special)
+        asked: TokenizeBody = await self._read(request, TokenizeBody)
+        wanted = vocabulary.TokenizerRequest(text=asked.content, start=asked.add_special, special=asked.parse_special)
         found = await self._desk.ask(wanted)
         if not asked.with_pieces:
             return JSONResponse({"tokens": found.tokens})
@@ -274,29 +275,32 @@ class Endpoint:
         return JSONResponse({"tokens": [{"id": id_, "piece": _piece(bytes(one))} for id_, one in spelled]})
 
     async def _detokenize(self, request: Request) -> Response:
-        asked: Detokenize = await self._read(request, Detokenize)
-        return JSONResponse({"content": (await self._desk.ask(vocabulary.Request(tokens=tuple(asked.tokens)))).text})
+        asked: DetokenizeBody = await self._read(request, DetokenizeBody)
+        return JSONResponse(
+            {"content": (await self._desk.ask(vocabulary.TokenizerRequest(tokens=tuple(asked.tokens)))).text}
+        )
 
     async def _apply_template(self, request: Request) -> Response:
-        return JSONResponse({"prompt": (await self._prompt(await self._read(request, Chat))).text})
+        return JSONResponse({"prompt": (await self._prompt(await self._read(request, ChatBody))).text})
 
     async def _input_tokens(self, request: Request) -> Response:
-        found = await self._prompt(await self._read(request, Chat))
+        found = await self._prompt(await self._read(request, ChatBody))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(found.tokens)})
 
-    async def _prompt(self, asked: Chat) -> vocabulary.Reply:
-        wanted = vocabulary.Request(messages=asked.plain_messages(), wishes=self._wishes(asked))
+    async def _prompt(self, asked: ChatBody) -> vocabulary.TokenizerReply:
+        wanted = vocabulary.TokenizerRequest(messages=asked.plain_messages(), wishes=self._wishes(asked))
         return await self._desk.ask(wanted)
 
-    def _wishes(self, asked: Chat) -> Wishes:
+    def _wishes(self, asked: ChatBody) -> TemplateOptions:
         """Return the template options of a request, with the server's defaults."""
         wishes = asked.wishes
-        return replace(wishes, options=self._of_template | wishes.options)
+        own = {} if "reasoning_effort" in wishes.options else self._of_template
+        return replace(wishes, options=own | wishes.options)
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Wrap a route so that its errors are answered in OpenAI's form."""
+        """Wrap a route so that its errors become responses in OpenAI's format."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -306,7 +310,7 @@ class Endpoint:
             except GgufspecError as error:
                 failed = api_error(error)
             except ClientDisconnect:
-                failed = ApiError(400, "the client has gone")
+                failed = ApiError(400, "the client has disconnected")
             self.metrics.refused(failed.status)
             return failed.response()
 
@@ -316,9 +320,9 @@ class Endpoint:
         """Read and validate a request's body.
 
         Raises:
-            ApiError: it is not valid; ``param`` names the field.
+            ApiError: the body is not valid; ``param`` names the field.
         """
-        body = with_whole_characters(await _body(request))
+        body = with_whole_characters((await _body(request)).removeprefix(b"\xef\xbb\xbf"))
         try:
             asked = kind.model_validate_json(body)
             self._on_request(asked.model_dump_json(by_alias=True, exclude_unset=True))
@@ -328,17 +332,17 @@ class Endpoint:
             where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
             said = first["msg"].removeprefix("Value error, ")
             param = where or said.partition(":")[0]
-            is_field = bool(where) or bool(_FIELD.fullmatch(param.partition(".")[0]))
+            is_field = bool(where) or bool(_FIELD.fullmatch(re.split(r"[.\[]", param)[0]))
             raise ApiError(400, f"{where}: {said}" if where else said, param=param if is_field else None) from None
         except RecursionError:
             raise ApiError(400, "the body is nested too deeply") from None
 
     async def _chat(self, request: Request) -> Response:
-        asked: Chat = await self._read(request, Chat)
+        asked: ChatBody = await self._read(request, ChatBody)
         if not self._ready.chat_template:
             raise UsageError("the model has no chat template", session.ANOTHER_TEMPLATE)
         await self._grammar(asked)
-        wanted = session.Request(
+        wanted = session.ServeRequest(
             messages=asked.plain_messages(),
             wishes=self._wishes(asked),
             grammar=asked.grammar,
@@ -350,21 +354,21 @@ class Endpoint:
         return await self._answered(request, asked, wanted, more)
 
     async def _completion(self, request: Request) -> Response:
-        asked: Completion = await self._read(request, Completion)
+        asked: CompletionBody = await self._read(request, CompletionBody)
         grammar = await self._grammar(asked)
-        wanted = session.Request(
+        wanted = session.ServeRequest(
             prompt=asked.text(), echo=asked.echo, grammar=grammar, logprobs=asked.logprobs, **asked.common
         )
         return await self._answered(request, asked, wanted, {})
 
     async def _answered(
-        self, request: Request, asked: Chat | Completion, wanted: session.Request, more: dict[str, Any]
+        self, request: Request, asked: ChatBody | CompletionBody, wanted: session.ServeRequest, more: dict[str, Any]
     ) -> Response:
-        """Answer with a stream, or with ``n`` answers one after another, plus the keys ``more``."""
+        """Respond with a stream, or with ``n`` answers generated one after another, plus the keys in ``more``."""
 
-        def answering(wanted: session.Request) -> _Answering:
+        def answering(wanted: session.ServeRequest) -> _Answering:
             answer = self.engine.submit(wanted, _client(request, asked.user))
-            return _Answering(self, answer, Writer(asked.model or self._name, chat=isinstance(asked, Chat)))
+            return _Answering(self, answer, AnswerWriter(asked.model or self._name, chat=isinstance(asked, ChatBody)))
 
         if asked.stream:
             return await answering(wanted).stream(request, usage=asked.stream_options.include_usage)
@@ -376,8 +380,8 @@ class Endpoint:
             found.append(await answering(replace(wanted, sampling=sampling)).whole(request))
         return JSONResponse(together(found) | more)
 
-    async def _grammar(self, asked: Chat | Completion) -> str:
-        """Return the grammar of a request, or of its schema, checked in a child process, off the loop."""
+    async def _grammar(self, asked: ChatBody | CompletionBody) -> str:
+        """Return a request's grammar, or its schema's, checked in a child process without blocking the event loop."""
         key = bool(asked.schema_text), asked.schema_text or asked.grammar
         if key[1] and key not in self._grammars:
             async with self._converting:
@@ -389,11 +393,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Answering:
-    """An answer in progress: it goes to its client, and is counted."""
+    """An answer in progress, which is sent to its client and counted in the metrics."""
 
     endpoint: Endpoint
-    answer: Answer
-    writer: Writer
+    answer: PendingAnswer
+    writer: AnswerWriter
     began_s: float = field(default_factory=time.monotonic)
 
     async def whole(self, request: Request) -> dict[str, Any]:
@@ -407,10 +411,10 @@ class _Answering:
         return self.writer.whole(reply)
 
     async def stream(self, request: Request, *, usage: bool) -> Response:
-        """Stream its events as they come, and its usage if requested."""
+        """Stream the answer as it is generated, with usage if requested."""
         events = self.answer.events()
         async with _watched(request.receive, self.answer):
-            first = await anext(events, None)  # now, so that an error still sets the status
+            first = await anext(events, None)  # before the response starts, so that an error can set the status
         return _Stream(self.answer, self._pieces(_all(first, events), usage=usage))
 
     async def _pieces(self, events: AsyncIterator[_Event], *, usage: bool) -> AsyncIterator[bytes]:
@@ -437,7 +441,7 @@ class _Answering:
             yield _event(writer.usage_chunk(reply))
         yield b"data: [DONE]\n\n"
 
-    def _finished(self) -> session.Reply:
+    def _finished(self) -> session.ServeReply:
         reply, seconds = self.answer.reply, time.monotonic() - self.began_s
         assert reply is not None
         self.endpoint.metrics.answered(reply, seconds=seconds)
@@ -446,21 +450,21 @@ class _Answering:
 
 
 async def _body(request: Request) -> bytes:
-    """Read a request's body, within the limits."""
+    """Read a request's body within the size and time limits."""
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
                 found += part
                 if len(found) > BODY_BYTES:
-                    raise ApiError(413, f"the body has more than {BODY_BYTES >> 20} MiB")
+                    raise ApiError(413, f"the body is larger than {BODY_BYTES >> 20} MiB")
     except TimeoutError:
-        raise ApiError(408, f"the body took more than {BODY_S:g} s") from None
+        raise ApiError(408, f"the body did not arrive within {BODY_S:g} s") from None
     return bytes(found)
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """Return a token's text, or its bytes if these are not complete characters."""
+    """Return a token's text, or its bytes if they are not valid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -468,7 +472,7 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 async def _all(first: _Event | None, events: AsyncIterator[_Event]) -> AsyncIterator[_Event]:
-    """Yield the events, starting with the one that was taken already."""
+    """Yield all events, starting with the one already taken."""
     if first:
         yield first
     async for event in events:
@@ -476,8 +480,8 @@ async def _all(first: _Event | None, events: AsyncIterator[_Event]) -> AsyncIter
 
 
 @contextlib.asynccontextmanager
-async def _watched(receive: Receive, answer: Answer) -> AsyncIterator[None]:
-    """Cancel the answer if its client disconnects meanwhile, or the waiting task is cancelled."""
+async def _watched(receive: Receive, answer: PendingAnswer) -> AsyncIterator[None]:
+    """Cancel the answer if its client disconnects in the meantime or the waiting task is cancelled."""
     watching = asyncio.ensure_future(_gone(receive, answer))
     try:
         yield
@@ -490,16 +494,16 @@ async def _watched(receive: Receive, answer: Answer) -> AsyncIterator[None]:
             await watching
 
 
-async def _gone(receive: Receive, answer: Answer) -> None:
+async def _gone(receive: Receive, answer: PendingAnswer) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     answer.cancel()
 
 
 class _Stream(Response):
-    """An answer as server-sent events."""
+    """Response that streams an answer as server-sent events."""
 
-    def __init__(self, answer: Answer, pieces: AsyncIterator[bytes]) -> None:
+    def __init__(self, answer: PendingAnswer, pieces: AsyncIterator[bytes]) -> None:
         super().__init__(
             media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
@@ -507,7 +511,7 @@ class _Stream(Response):
         self._answer, self._pieces = answer, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the events as they come, until the end or until nobody reads them."""
+        """Send the events as they arrive, until the end or until the client stops reading."""
         async with _watched(receive, self._answer):
             try:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -515,7 +519,7 @@ class _Stream(Response):
                     async with asyncio.timeout(SEND_S):
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-            except (TimeoutError, OSError):  # nobody reads
+            except (TimeoutError, OSError):  # the client stopped reading
                 self._answer.cancel()
 
 
@@ -524,16 +528,16 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _client(request: Request, user: str | None) -> str:
-    """Identify the client for fair queueing: address, program, key, and the ``user`` of a request."""
+    """Return an identifier of the client for fair queueing: address, program, key, and the request's ``user``."""
     headers = request.headers
     address = request.client.host if request.client else ""
     return "\n".join((address, headers.get("user-agent", ""), headers.get("authorization", ""), user or ""))
 
 
 class _Guard:
-    """Middleware that refuses requests before anything is read."""
+    """Middleware that refuses requests before reading their body."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, refused: Callable[[int], None]) -> None:
+    def __init__(self, app: ASGIApp, rules: AccessRules, refused: Callable[[int], None]) -> None:
         self._app, self._rules, self._refused = app, rules, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,8 @@
-"""The model behind the endpoint: one child process, one answer at a time, and a fair queue in front of it.
+"""The model behind the endpoint: one child process, and a fair queue in front of it.
 
-A thread owns the child. Requests come from the event loop and wait in a queue that serves clients in turn; events and
-replies go back to the loop. If a child dies, only its current answer is lost: it is restarted at once. A child that
-does not stop when asked is killed.
+A thread owns the child, which generates as many answers at once as it has conversation slots. Further requests wait in
+a queue that serves clients in turn; events and replies go back to the event loop. If the child dies, it is restarted at
+once, so that only its running answers are lost. A child that does not stop when asked is killed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ggufspec.child import Session
 from ggufspec.errors import BlamedError, ChildError, GgufspecError
 from ggufspec.serve import session
 
-_STUCK_S = 300.0  # time in which even a batch of a prompt on a slow machine ends, when an answer is to stop
-_WAITING_S = 10.0  # between two ``waiting`` events
+_STUCK_S = 300.0  # time that an answer gets to stop, enough for a prompt batch on a slow machine
+_WAITING_S = 10.0  # interval between ``waiting`` events
 
 _Item = TypeVar("_Item")
 
 
-class BusyError(GgufspecError):
+class QueueFullError(GgufspecError):
     """The queue is full."""
 
 
 class GoneError(GgufspecError):
-    """The child died, cannot be started, or the server ends; a retry may work."""
+    """The child died or cannot be started, or the server is shutting down; a retry may work."""
 
 
 class RefusedError(GgufspecError):
@@ -42,7 +42,7 @@ class RefusedError(GgufspecError):
 
 
 class FairQueue(Generic[_Item]):
-    """First come, first served, but clients in turn: one with many requests holds up only its own."""
+    """Queue that serves clients in turn, so that a client with many requests delays only its own."""
 
     def __init__(self) -> None:
         self._clients: dict[str, deque[_Item]] = {}  # the next client in turn is first
@@ -67,7 +67,7 @@ class FairQueue(Generic[_Item]):
         return item
 
     def remove(self, item: _Item) -> bool:
-        """Remove this item; return True if it was there."""
+        """Remove this item; return True if it was in the queue."""
         for client, items in self._clients.items():
             if item in items:
                 items.remove(item)
@@ -82,23 +82,25 @@ class FairQueue(Generic[_Item]):
         return found
 
 
-class Answer:
+class PendingAnswer:
     """A request and its results, for one task of the event loop; ``reply`` is set at the end."""
 
-    def __init__(self, engine: Engine, request: session.Request, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: ServerProcess, request: session.ServeRequest, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
-        self.reply: session.Reply | None = None
+        self.reply: session.ServeReply | None = None
         self.cancelled = False
+        self.is_begun = False  # the child has begun to answer
         self.details: dict[str, Any] = {}  # details of a refusal
         self._engine, self._loop = engine, loop
-        self._items: asyncio.Queue[dict[str, Any] | session.Reply | GgufspecError] = asyncio.Queue()
+        self._killing: asyncio.TimerHandle | None = None  # timer that kills the child if it does not stop
+        self._items: asyncio.Queue[dict[str, Any] | session.ServeReply | GgufspecError] = asyncio.Queue()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the child's events as they come, and ``waiting`` in between; ``reply`` is set after the last.
+        """Yield the child's events as they arrive, and ``waiting`` in long gaps; ``reply`` is set after the last event.
 
         Raises:
             RefusedError: the request cannot be answered.
-            GoneError: the child died, or the server ends.
+            GoneError: the child died, or the server is shutting down.
         """
         while True:
             try:
@@ -107,7 +109,7 @@ class Answer:
             except TimeoutError:
                 yield {"event": "waiting"}
                 continue
-            if isinstance(item, session.Reply):
+            if isinstance(item, session.ServeReply):
                 self.reply = item
                 return
             if isinstance(item, GgufspecError):
@@ -115,57 +117,67 @@ class Answer:
             yield item
 
     def cancel(self) -> None:
-        """Cancel: leave the queue, or end with the round that is being decoded."""
+        """Cancel the answer: remove it from the queue, or end it after the round that is being decoded."""
         self.cancelled = True
         self._engine.cancel(self)
 
-    def put(self, item: dict[str, Any] | session.Reply | GgufspecError) -> None:
-        """Hand an item to the loop, from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+    def put(self, item: dict[str, Any] | session.ServeReply | GgufspecError) -> None:
+        """Pass an item to the event loop; any thread may call this."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody is waiting
+            self._loop.call_soon_threadsafe(self._take, item)
+
+    def _take(self, item: dict[str, Any] | session.ServeReply | GgufspecError) -> None:
+        self._items.put_nowait(item)
+        if self._killing is not None and not isinstance(item, dict):
+            self._killing.cancel()
+
+    def kill_later(self, kill: Callable[[], None]) -> None:
+        """Schedule a call of ``kill`` in case no reply arrives in a long time; must be called in the event loop."""
+        self._killing = self._loop.call_later(_STUCK_S, kill)
 
 
-class Engine:
+class ServerProcess:
     """The child process and the queue in front of it.
 
     Args:
         module: dotted name of the child's job.
-        most_waiting: requests that may wait.
-        verbose: let llama.cpp's log through to stderr.
+        most_waiting: maximum number of waiting requests.
+        verbose: show llama.cpp's log on stderr.
 
     Attributes:
-        spec: what to load.
+        spec: models to load.
         on_restart: called from the engine's thread with the reason when the child is restarted.
         ready: description of the last loaded pair.
-        failure: why no child runs; None while one does, or during the first start.
+        failure: why no child is running; None while one is running, or during the first start.
     """
 
     def __init__(
         self,
-        spec: session.Spec,
+        spec: session.ChatJob,
         *,
         module: str = session.__name__,
         most_waiting: int = 64,
         verbose: bool = False,
     ) -> None:
         self.spec = spec
-        self.ready: session.Ready | None = None
+        self.ready: session.ChatReady | None = None
         self.failure: GgufspecError | None = None
         self._module, self._most = module, most_waiting
         self.on_restart: list[Callable[[str], None]] = []
         self._session = Session(verbose=verbose)
-        self._waiting: FairQueue[Answer] = FairQueue()
-        self._running: Answer | None = None
+        self._waiting: FairQueue[PendingAnswer] = FairQueue()
+        self._running: dict[int, PendingAnswer] = {}  # running answers by the child's request number
+        self._starting: PendingAnswer | None = None  # answer on its way from the queue to the child
         self._ending = self._closed = self._is_down = False
         self._changed = threading.Condition()
-        self._first: Future[session.Ready] = Future()
+        self._first: Future[session.ChatReady] = Future()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
-    def start(self) -> session.Ready:
+    def start(self) -> session.ChatReady:
         """Start the child and wait until it is ready.
 
         Raises:
-            GgufspecError: it cannot load the pair.
+            GgufspecError: the pair cannot be loaded.
         """
         self._thread.start()
         return self._first.result()
@@ -175,73 +187,83 @@ class Engine:
         return len(self._waiting)
 
     @property
-    def is_running(self) -> bool:
-        return self._running is not None
+    def running(self) -> int:
+        """Number of requests that are being answered."""
+        return len(self._running) + (self._starting is not None)
 
     @property
     def is_ending(self) -> bool:
         """True if no more requests are accepted."""
         return self._ending
 
-    def submit(self, request: session.Request, client: str) -> Answer:
-        """Put a request into the queue; call in the event loop.
+    def submit(self, request: session.ServeRequest, client: str) -> PendingAnswer:
+        """Put a request into the queue; must be called in the event loop.
 
         Raises:
-            BusyError: the queue is full.
-            GoneError: the server ends.
+            QueueFullError: the queue is full.
+            GoneError: the server is shutting down.
         """
-        answer = Answer(self, request, asyncio.get_running_loop())
+        answer = PendingAnswer(self, request, asyncio.get_running_loop())
         with self._changed:
             if self._ending:
                 raise _ends()
             if len(self._waiting) >= self._most:
-                raise BusyError(f"{self._most} requests wait already", "try again in some seconds")
+                raise QueueFullError(f"{self._most} requests wait already", "try again in some seconds")
             self._waiting.put(client, answer)
             self._changed.notify()
+        self._session.wake()
         return answer
 
-    def cancel(self, answer: Answer) -> None:
+    def cancel(self, answer: PendingAnswer) -> None:
         """Remove an answer from the queue, or stop it."""
         with self._changed:
             if self._waiting.remove(answer):
                 answer.put(_ends())
                 return
-            if self._running is not answer:
+            number = self._number_of(answer)
+            if number is not None:
+                self._session.stop(number)
+            elif answer is not self._starting:  # it has ended; a starting one is stopped once it is sent
                 return
-            self._session.stop()  # under the lock; otherwise the next answer might be stopped
-        with contextlib.suppress(RuntimeError):  # the loop has ended: ``close`` kills
-            asyncio.get_running_loop().call_later(_STUCK_S, self._kill_if_at, answer)
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and ``close`` kills the child
+            answer.kill_later(lambda: self._kill_if_at(answer))
 
-    def _kill_if_at(self, answer: Answer) -> None:
-        if self._running is answer:
+    def _number_of(self, answer: PendingAnswer) -> int | None:
+        return next((number for number, one in [*self._running.items()] if one is answer), None)
+
+    def _kill_if_at(self, answer: PendingAnswer) -> None:
+        if self._number_of(answer) is not None:
             self._session.kill()
 
     def drain(self) -> None:
-        """Accept no more requests, and refuse the waiting ones; the running answer goes on."""
+        """Accept no more requests, and refuse the waiting ones; running answers continue."""
         with self._changed:
             self._ending = True
             for answer in self._waiting.clear():
                 answer.put(_ends())
 
     def cut(self) -> None:
-        """End the running answer with the round that is being decoded."""
+        """End the running answers after the round that is being decoded."""
         self.drain()
         with self._changed:
-            if self._running is not None:
-                self._running.cancelled = True
-                self._session.stop()
+            if self._starting is not None:
+                self._starting.cancelled = True
+            for number, answer in self._running.items():
+                answer.cancelled = True
+                self._session.stop(number)
 
     def close(self, patience_s: float = 2.0) -> None:
-        """End the child in any state; a running answer has ``patience_s`` to stop."""
+        """End the child in any state; running answers have ``patience_s`` to stop."""
         self.cut()
         with self._changed:
             self._closed = True
             self._changed.notify()
+        self._session.wake()
         if self._thread.ident is None:
             return
         if self._first.done():
             self._thread.join(patience_s)
-        while self._thread.is_alive():  # it is loading or stuck
+        while self._thread.is_alive():  # the child is loading or stuck
             self._session.kill()
             self._thread.join(0.1)
 
@@ -256,68 +278,101 @@ class Engine:
         assert self.ready is not None
         self._first.set_result(self.ready)
         try:
-            while (answer := self._next()) is not None:
-                self._answer(answer)
-                with self._changed:
-                    self._running = None
+            while self._work_on():
+                pass
         finally:
             self._session.close()
 
     def _open(self) -> None:
         try:
-            self.ready = self._session.open(self._module, self.spec, session.Ready)
+            self.ready = self._session.open(self._module, self.spec, session.ChatReady)
         except GgufspecError as error:
             self.failure = error
             raise
-        except OSError as error:  # no process, memory or file
+        except OSError as error:  # the child could not be started, e.g. for lack of memory
             self.failure = GgufspecError(str(error))
             raise self.failure from None
         self.failure, self._is_down = None, False
 
-    def _next(self) -> Answer | None:
+    def _work_on(self) -> bool:
+        """Send a waiting request if the child has a free slot, else wait for its output; return False once closed."""
+        assert self.ready is not None
         with self._changed:
-            while not self._closed:
-                if len(self._waiting):
-                    self._running = self._waiting.get()
-                    return self._running
+            while not (self._closed or self._running or len(self._waiting)):
                 self._changed.wait()
-        return None
+            if self._closed and not self._running:
+                return False
+            if len(self._waiting) and len(self._running) < self.ready.parallel:
+                self._starting = self._waiting.get()
+        try:
+            self._send() if self._starting else self._receive()
+        except ChildError as error:
+            self._lose(error)
+        except Exception as error:  # a bug of ours costs the running requests, not all later ones
+            self._lose(ChildError(f"{type(error).__name__}: {error}", ""))
+        return True
 
-    def _answer(self, answer: Answer) -> None:
-        def on_event(event: dict[str, Any]) -> None:
-            if answer.cancelled:  # cancelled before the child had the request
-                self._session.stop()
+    def _send(self) -> None:
+        """Send the starting request to the child, and restart the child first if it has ended."""
+        answer = self._starting
+        assert answer is not None
+        try:
+            if not self._session.is_open:
+                self._lose(ChildError(self.failure.message if self.failure else "it ended while it was idle", ""))
+            if self._closed or answer.cancelled:
+                raise _ends()
+            if self.failure is not None:
+                raise GoneError(f"the model cannot be loaded: {self.failure.message}", self.failure.hint)
+            number = self._session.begin(answer.request)
+        except GoneError as error:
+            answer.put(error)
+        except Exception as error:  # a bug of ours must fail only this request
+            answer.put(GoneError(f"the request failed: {type(error).__name__}: {error}"))
+        else:
+            with self._changed:
+                self._running[number], self._starting = answer, None
+                if answer.cancelled:
+                    self._session.stop(number)
+        finally:
+            self._starting = None
+
+    def _receive(self) -> None:
+        """Wait for a message from the child, and pass it to the request that it belongs to."""
+
+        def on_event(number: int, event: dict[str, Any]) -> None:
+            answer = self._running[number]
+            answer.is_begun = True
             if event["event"] == "refused":
                 answer.details = {key: value for key, value in event.items() if key != "event"}
             else:
                 answer.put(event)
 
-        try:
-            if not self._session.is_open:
-                self._reopen(self.failure.message if self.failure else "it ended while it was idle")
-            if answer.cancelled:  # cancelled during the restart
-                raise _ends()
-            answer.put(self._session.ask(answer.request, session.Reply, on_event=on_event))
-        except ChildError as error:
-            self.failure = error  # until it is loaded again
-            if isinstance(error, BlamedError):  # clients should not retry
-                answer.put(RefusedError(error, {}))
-            else:
-                answer.put(GoneError(f"the model's process ended: {error.message}", "it is started again: try again"))
-            with contextlib.suppress(GoneError):  # the next request retries, and reports it
-                self._reopen(error.message)
-        except GoneError as error:
-            answer.put(error)
-        except GgufspecError as error:
-            answer.put(RefusedError(error, answer.details))
-        except Exception as error:  # a bug of ours costs only its own request
-            answer.put(GoneError(f"the request failed: {type(error).__name__}: {error}"))
+        received = self._session.receive(session.ServeReply, on_event)
+        if received is None:
+            return
+        number, reply = received
+        with self._changed:
+            answer = self._running.pop(number)
+        answer.put(RefusedError(reply, answer.details) if isinstance(reply, GgufspecError) else reply)
+
+    def _lose(self, error: ChildError) -> None:
+        """Tell the running requests that the child has died, and restart it."""
+        self.failure = error  # cleared when the pair is loaded again
+        with self._changed:
+            lost, self._running = self._running, {}
+        gone = GoneError(f"the model's process ended: {error.message}", "it is started again: try again")
+        blamed = min((number for number, answer in lost.items() if not answer.is_begun), default=None)
+        for number, answer in lost.items():
+            is_blamed = isinstance(error, BlamedError) and number == blamed  # its client should not try again
+            answer.put(RefusedError(error, {}) if is_blamed else gone)
+        with contextlib.suppress(GoneError):  # the next request retries, and reports a failure
+            self._reopen(error.message)
 
     def _reopen(self, why: str) -> None:
         """Load the pair again; raise GoneError on failure."""
         if self._closed:
             raise _ends()
-        if not self._is_down:  # report an unloadable pair once
+        if not self._is_down:  # report only once that the pair cannot be loaded
             self._is_down = True
             for callback in self.on_restart:
                 callback(why)

@@ -1,4 +1,4 @@
-"""The listening socket, and uvicorn on it: how a server starts and stops."""
+"""Start and shutdown of the HTTP server: the listening socket, and uvicorn on it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.serve.engine import Engine
+from ggufspec.serve.engine import ServerProcess
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 128
-_CUT_S = 5.0  # time for clients to learn that their answer was cut
+_CUT_S = 5.0  # time to tell clients that their answer was cut off
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket on a name or address of this machine; port 0 picks a free one.
 
     Raises:
-        UsageError: the host is not one of this machine.
-        GgufspecError: the port is in use, or may not be used.
+        UsageError: the host is not an address or name of this machine.
+        GgufspecError: the port is in use, or not permitted.
     """
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host  # IPv6 address as in a URL
     hint = "--host 127.0.0.1, or --host 0.0.0.0 for all of this machine's addresses"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         raise UsageError(f"{host!r} is not an address or name of this machine", hint) from None
-    found = socket.socket(family, kind, protocol)  # protocol given, or asyncio omits TCP_NODELAY: 40 ms delays
+    found = socket.socket(family, kind, protocol)  # without the protocol, asyncio omits TCP_NODELAY (40 ms delays)
     try:
         if hasattr(socket, "SO_REUSEADDR"):
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,63 +51,70 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(bound: socket.socket) -> bool:
-    """Return True if only this machine can reach a socket."""
+    """Return True if a socket can be reached only from this machine."""
     return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def url(bound: socket.socket) -> str:
-    """Return the URL of a socket from this machine."""
-    address, port = bound.getsockname()[:2]
+def name(bound: socket.socket) -> str:
+    """Return the address under which this machine reaches a socket, as in a URL."""
+    address = bound.getsockname()[0]
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    return f"[{address}]" if ":" in address else address
+
+
+def endpoint_url(bound: socket.socket) -> str:
+    """Return the URL under which this machine reaches a socket."""
+    return f"http://{name(bound)}:{bound.getsockname()[1]}"
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends the engine's answers first."""
+    """uvicorn server that ends the engine's answers before it shuts down."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: ServerProcess, grace_s: float, on_started: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._engine, self._grace_s, self._on_started = engine, grace_s, on_started
-        self.ended_by = 0  # signal number
+        self.ended_by = 0  # number of the signal that requested shutdown
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Note the signal that asks for the end; its own handler runs afterwards, unless it is ignored."""
+        """Store the signal that requests shutdown; unless it is ignored, its previous handler runs afterwards."""
         self.ended_by = self.ended_by or sig
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse waiting requests; running ones have the grace period."""
+        """Refuse waiting requests and give running answers the grace period."""
         self._engine.drain()
         cutting = asyncio.get_running_loop().call_later(self._grace_s, self._engine.cut)
         await super().shutdown(sockets)
         cutting.cancel()
 
 
-def serve(
+def serve_http(
     app: ASGIApp,
-    engine: Engine,
+    engine: ServerProcess,
     bound: socket.socket,
     *,
     grace_s: float,
     on_started: Callable[[], None],
     verbose: bool = False,
 ) -> int:
-    """Answer until Ctrl-C or SIGTERM, whose own handlers run then.
+    """Serve until Ctrl-C or SIGTERM; the signal's previous handler runs afterwards.
 
     Args:
-        app: the endpoint's.
+        app: the endpoint's ASGI application.
         engine: the engine behind it.
         bound: socket from :func:`listen`.
-        grace_s: seconds that the running answer may take then.
-        on_started: called when the server answers requests.
+        grace_s: seconds that running answers may still take after the signal.
+        on_started: called when the server is ready for requests.
         verbose: send uvicorn's log to standard error.
 
     Returns:
-        the signal, if its own handler ignores it.
+        the signal number, if its previous handler ignores it.
     """
     if not verbose:
         for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):

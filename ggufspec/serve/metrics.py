@@ -1,7 +1,7 @@
-"""Counters of an endpoint, for Prometheus and for the page that shows the last answers. Pure.
+"""Counters of a server's answers, for Prometheus and for the web page of recent answers. Pure: no clock or I/O.
 
-Names that begin with ``llamacpp:`` are llama-server's if ours mean the same (llama.cpp's tools/server), so that its
-dashboards work. ``n_decode_total`` is not among them: rounds are counted, and batches of prompts are not known here.
+Metrics with the same meaning as in llama-server (llama.cpp's tools/server) use its names, ``llamacpp:…``, so that its
+dashboards work. ``n_decode_total`` is missing, because only rounds are counted here, not the prompts' batches.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.serve import session
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LAST = 20  # answers whose figures are stored individually
-_SHOWN = (  # totals on the page
+_LAST = 20  # number of answers whose statistics are stored individually
+_SHOWN = (  # totals on the web page
     *("answers", "tokens", "prompt_tokens", "prompt_tokens_cached", "rounds", "plain_rounds"),
     *("drafted", "accepted", "refused", "restarts"),
 )
-_CUT = "cancelled"  # stop reason of an answer that nobody waited for
+_CUT = "cancelled"  # stop reason of an answer whose client left
 
 Labels = tuple[tuple[str, str], ...]
-_TOTALS = (  # name, help text, and the count
-    ("llamacpp:prompt_tokens_total", "Prompt tokens read, those from the cache apart.", "prompt_tokens"),
+_TOTALS = (  # name, help text, name of the count
+    ("llamacpp:prompt_tokens_total", "Prompt tokens decoded, not counting cached ones.", "prompt_tokens"),
     ("llamacpp:prompt_tokens_cached_total", "Prompt tokens found in the cache.", "prompt_tokens_cached"),
-    ("llamacpp:tokens_predicted_total", "Tokens of answers.", "tokens"),
-    ("ggufspec:restarts_total", "Child processes that ended by themselves.", "restarts"),
+    ("llamacpp:tokens_predicted_total", "Generated tokens.", "tokens"),
+    ("ggufspec:restarts_total", "Restarts after the child process ended unexpectedly.", "restarts"),
     ("ggufspec:rounds_total", "Rounds: a draft, if any, and the target's batch.", "rounds"),
     ("ggufspec:plain_rounds_total", "Rounds without a draft.", "plain_rounds"),
 )
 _BY_LABEL = (
-    ("ggufspec:answers_total", "Answers by what ended them.", "answers"),
+    ("ggufspec:answers_total", "Answers by stop reason.", "answers"),
     ("ggufspec:refused_total", "Requests answered with an error, by HTTP status.", "refused"),
     ("ggufspec:drafted_tokens_total", "Drafted tokens by drafter.", "drafted"),
     ("ggufspec:accepted_tokens_total", "Accepted tokens by drafter.", "accepted"),
@@ -44,17 +44,17 @@ _BY_LABEL = (
 
 
 class Metrics:
-    """Counters since the start of the endpoint. Any thread may call any method."""
+    """Counters since the endpoint started. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, Labels]] = Counter()
-        self._sums: defaultdict[str, float] = defaultdict(float)  # seconds
-        self._last: deque[tuple[Statistics, dict[str, Any]]] = deque(maxlen=_LAST)  # with its figures
-        self._target: TargetSpeed | None = None  # from the last answer that showed it
+        self._sums: defaultdict[str, float] = defaultdict(float)  # sums of seconds
+        self._last: deque[tuple[Statistics, dict[str, Any]]] = deque(maxlen=_LAST)  # (statistics, page figures)
+        self._target: TargetSpeed | None = None  # the target's speed in the last answer that allowed measuring it
 
-    def answered(self, reply: session.Reply, *, seconds: float) -> None:
-        """Count an answer, complete or cancelled, with its seconds from the request to its last token."""
+    def answered(self, reply: session.ServeReply, *, seconds: float) -> None:
+        """Count an answer, complete or cancelled; ``seconds`` are from the request to the last token."""
         took = reply.statistics
         reason = took.stop_reason or _CUT
         with self._lock:
@@ -79,18 +79,18 @@ class Metrics:
             self._last.append((took, _figures(number, reply, seconds, reason)))
 
     def refused(self, status: int) -> None:
-        """Count a request that was answered with an error of that HTTP status."""
+        """Count a request that was refused with this HTTP status."""
         with self._lock:
             self._counts["refused", _label(status=str(status))] += 1
 
     def restarted(self) -> None:
-        """Count a child that ended by itself and was restarted."""
+        """Count a restart after the child process ended unexpectedly."""
         with self._lock:
             self._counts["restarts", ()] += 1
 
     def text(self, *, waiting: int, running: int, kept: int) -> str:
-        """Return all metrics in Prometheus's text format 0.0.4 (:data:`MEDIA_TYPE`), with the numbers of waiting and
-        running requests and of cached conversations.
+        """Return all metrics in Prometheus's text format 0.0.4 (:data:`MEDIA_TYPE`), including the given numbers of
+        waiting and running requests and of cached conversations.
         """
         with self._lock:
             counts, sums, last, target = self._counts.copy(), self._sums.copy(), [*self._last], self._target
@@ -101,36 +101,36 @@ class Metrics:
         prompt = _ratio(sum(took.prompt_read for took, _ in last), sum(took.prompt_s for took, _ in last))
         speed = _ratio(sum(took.decoded for took, _ in last), sum(took.decode_s for took, _ in last))
         gauges = {
-            "llamacpp:prompt_seconds_total": ("Time spent reading prompts.", sums["prompt_s"]),
-            "llamacpp:tokens_predicted_seconds_total": ("Time spent on tokens of answers.", sums["decode_s"]),
-            "llamacpp:prompt_tokens_seconds": (f"Prompt tokens/s of the last {_LAST} answers.", prompt or 0.0),
-            "llamacpp:predicted_tokens_seconds": (f"Tokens/s of the last {_LAST} answers.", speed or 0.0),
-            "llamacpp:requests_processing": ("Requests that are being answered.", running),
-            "llamacpp:requests_deferred": ("Requests that wait.", waiting),
-            "ggufspec:conversations_kept": ("Conversations whose cache is kept.", kept),
+            "llamacpp:prompt_seconds_total": ("Time spent on prompt processing.", sums["prompt_s"]),
+            "llamacpp:tokens_predicted_seconds_total": ("Time spent on generation.", sums["decode_s"]),
+            "llamacpp:prompt_tokens_seconds": (f"Prompt tokens/s over the last {_LAST} answers.", prompt or 0.0),
+            "llamacpp:predicted_tokens_seconds": (f"Generated tokens/s over the last {_LAST} answers.", speed or 0.0),
+            "llamacpp:requests_processing": ("Requests being answered.", running),
+            "llamacpp:requests_deferred": ("Requests waiting in the queue.", waiting),
+            "ggufspec:conversations_kept": ("Maximum number of cached conversations.", kept),
         }
         if last:
             said = "Whether drafting was on at the end of the last answer: 1 or 0."
             gauges["ggufspec:speculation"] = said, int(last[-1][1]["speculation"])
         if target:
-            said = "Tokens/s of the target without drafts in the last answer that showed them."
+            said = "Target-only tokens/s, from the last answer that allowed measuring them."
             gauges["ggufspec:target_tokens_seconds"] = said, target.tokens_per_s
         if target and target.expected is not None:
-            said = "The same as the plan or the first undisturbed answers let expect it."
+            said = "Target-only tokens/s expected from the plan or the first undisturbed answers."
             gauges["ggufspec:target_tokens_seconds_expected"] = said, target.expected
         answers, first = sum(of("answers").values()), counts["first_tokens", ()]
-        said_first = "From a request's start in the model to its first token."
+        said_first = "Seconds from the start of processing a request to its first token."
         families = [
             *(_metric(name, about, {(): counts[key, ()]}) for name, about, key in _TOTALS),
             *(_metric(name, about, {(): value}) for name, (about, value) in gauges.items()),
             *(_metric(name, about, of(key)) for name, about, key in _BY_LABEL),
-            _summary("ggufspec:answer_seconds", "From a request to its last token.", sums["answer_s"], answers),
+            _summary("ggufspec:answer_seconds", "Seconds from a request to its last token.", sums["answer_s"], answers),
             _summary("ggufspec:first_token_seconds", said_first, sums["first_token_s"], first),
         ]
         return "".join(families)
 
     def figures(self) -> dict[str, Any]:
-        """Return the last answers, newest first, totals, and the target's speed (None: unknown), as plain JSON."""
+        """Return the last answers (newest first), totals and the target's speed (None if unknown) as plain JSON."""
         with self._lock:
             totals = dict.fromkeys(_SHOWN, 0)
             for (name, _), value in self._counts.items():
@@ -140,26 +140,26 @@ class Metrics:
             return {"answers": [figures for _, figures in reversed(self._last)], "totals": totals, "target": target}
 
 
-def _figures(number: int, reply: session.Reply, seconds: float, reason: str) -> dict[str, Any]:
-    """Return the figures of one answer as the page shows them; None for what is not known."""
+def _figures(number: int, reply: session.ServeReply, seconds: float, reason: str) -> dict[str, Any]:
+    """Return one answer's statistics as shown on the web page; unknown values are None."""
     took = reply.statistics
-    alone_s = reply.target_only_s if took.drafted else None  # an answer without a draft gains nothing
+    target_only_s = reply.target_only_s if took.drafted else None  # an answer without a draft gains nothing
     return {
-        "number": number,  # from 1 since the start
+        "number": number,  # counted from 1 since the endpoint started
         "tokens": took.tokens,
         "tokens_per_s": _ratio(took.decoded, took.decode_s),
         "prompt_tokens": took.prompt_tokens,
         "cached": reply.cached,  # prompt tokens from the cache
         "time_to_first_token_s": took.time_to_first_token_s,
-        "seconds": seconds,  # since the request
+        "seconds": seconds,  # from the request to the last token
         "drafted": took.drafted,
         "accepted": took.accepted,
         "acceptance_rate": _ratio(took.accepted, took.drafted),
         "rounds": took.rounds,
         "tokens_per_round": _ratio(took.decoded, took.rounds),
-        "gain": None if alone_s is None else _ratio(alone_s, took.decode_s),
+        "gain": None if target_only_s is None else _ratio(target_only_s, took.decode_s),
         "stop_reason": reason,
-        "speculation": reply.speculation,  # still on at its end
+        "speculation": reply.speculation,  # drafting was still on at the end of the answer
     }
 
 
@@ -182,7 +182,7 @@ def _summary(name: str, about: str, total: float, count: float) -> str:
 
 
 def _order(labels: Labels) -> list[tuple[str, int, str]]:
-    """Sort positions by number, everything else by name."""
+    """Return a sort key: positions sort by number, everything else by name."""
     return [(key, int(value) if value.isdigit() else 0, value) for key, value in labels]
 
 

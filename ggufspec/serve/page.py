@@ -1,10 +1,10 @@
-"""The page of an endpoint: the pair, figures of the last answers, and a box to try a prompt in.
+"""The endpoint's web page: the pair, statistics of the last answers, and a box for trying a prompt.
 
 :func:`html` is served at ``/`` without a key, with :data:`CSP` as the header ``Content-Security-Policy``: style and
-script are in the page, named in the policy by their hashes, and nothing is loaded from elsewhere. The script requests
+script are inline, allowed by their hashes in the policy, and nothing is loaded from elsewhere. The script requests
 ``figures`` (:meth:`ggufspec.serve.metrics.Metrics.figures`), ``v1/chat/completions`` and ``v1/completions``, all
-relative to the page, so that it also works behind a proxy's path. If an answer is 401, it asks for the key, and keeps
-it in memory only. Text from a model is set as text, never as HTML.
+relative to the page, so that it also works under a proxy's path. After a 401 response it asks for the key, which it
+keeps in memory only. A model's text is inserted as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ggufspec.schema.text import visible
 
 if TYPE_CHECKING:
     from ggufspec.bench.trial import LoadedModel
-    from ggufspec.serve.session import Ready
+    from ggufspec.serve.session import ChatReady
 
 _TEMPLATES = Environment(
     loader=PackageLoader("ggufspec.serve"),
@@ -32,7 +32,7 @@ _TEMPLATES = Environment(
 
 
 def _source(digested: str) -> str:
-    """Return a policy's name for a style or a script: Content Security Policy Level 3, hash-source."""
+    """Return the hash-source (Content Security Policy Level 3) of an inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(digested.encode()).digest()).decode()}'"
 
 
@@ -52,8 +52,8 @@ CSP = "; ".join(
 )
 
 
-def html(name: str, ready: Ready) -> str:
-    """Return the page of a pair, with this name."""
+def html(name: str, ready: ChatReady) -> str:
+    """Return the web page for a pair with this name."""
     roles = (("Target", ready.target), ("Draft", ready.draft))
     facts = [(role, _model(model)) for role, model in roles if model is not None]
     facts.append(("Drafters", ", ".join(ready.drafters) or "none: speculation is off"))
@@ -71,5 +71,5 @@ def html(name: str, ready: Ready) -> str:
 
 
 def _model(model: LoadedModel) -> str:
-    on_gpu = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU"  # including the output layer
+    on_gpu = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU"  # counts the output layer, too
     return f"{model.description}, {on_gpu if model.gpu_layers else 'on the CPU'}"

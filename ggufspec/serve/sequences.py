@@ -1,4 +1,4 @@
-"""Chooses the cached conversation that a prompt continues. Pure."""
+"""Choice of the cached conversation that a prompt continues. Pure."""
 
 from __future__ import annotations
 
@@ -7,36 +7,47 @@ from dataclasses import dataclass
 
 from ggufspec.decoding.text import common
 
-_EDITED = 0.25  # share of a conversation's prompt that may be lost when it is continued with an edit
-_WORTH_COPYING = 64  # tokens; fewer are decoded as fast
+_EDITED = 0.25  # maximum share of a conversation's prompt to discard when continuing it after an edit
+_WORTH_COPYING = 64  # minimum number of tokens to copy; decoding fewer is as fast
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Conversation that answers a prompt."""
+class SequenceChoice:
+    """Choice of the conversation in which to answer a prompt."""
 
     sequence: int
-    copy: int | None = None  # conversation whose beginning is copied there first
+    copy: int | None = None  # conversation whose common prefix is copied there first
 
 
-def choose(held: Sequence[Sequence[int]], prompts: Sequence[int], used: Sequence[int], prompt: Sequence[int]) -> Choice:
-    """Choose the conversation that a prompt continues, or one to replace.
+def choose_sequence(
+    held: Sequence[Sequence[int]],
+    prompts: Sequence[int],
+    used: Sequence[int],
+    prompt: Sequence[int],
+    free: Sequence[int] | None = None,
+) -> SequenceChoice:
+    """Choose the cached conversation that a prompt continues, or one to replace.
 
-    It is the one with the longest common prefix, if nothing of its last prompt is lost: a turn is added, or the last
-    one retried. Otherwise it is an empty one; or, without any, the one with the longest prefix if little is lost (an
-    edit near its end), else the least recently used one. A common prefix (e.g. a system prompt) is copied.
+    The first choice is the conversation with the longest common prefix, if none of its last prompt would be lost (a
+    turn is added, or the last one retried); then an empty one; then the one with the longest prefix, if little is lost
+    (an edit near its end); then the least recently used one. An empty or replaced one gets a copy of a common prefix.
 
     Args:
         held: cached tokens of each conversation.
-        prompts: how many of them were its last prompt; an answer follows.
-        used: when each was last used, in any unit that grows; 0: never.
+        prompts: number of these tokens that belong to its last prompt; the rest is the answer.
+        used: time of last use, in any increasing unit; 0: never used.
         prompt: token ids.
+        free: conversations to choose from, at least one; None: all. From any other, only a prefix may be copied.
     """
+    free = range(len(held)) if free is None else free
     shared = [common(text, prompt) for text in held]
-    best = max(range(len(held)), key=shared.__getitem__)
+    best = max(free, key=shared.__getitem__)
+    source = max(range(len(held)), key=shared.__getitem__)
     lost = max(0, min(prompts[best], len(held[best])) - shared[best])
-    empty = next((one for one, text in enumerate(held) if not text), None)
+    empty = next((one for one in free if not held[one]), None)
     if shared[best] and (not lost or (empty is None and lost <= _EDITED * prompts[best])):
-        return Choice(best)
-    found = min(range(len(held)), key=used.__getitem__) if empty is None else empty
-    return Choice(found) if found == best or shared[best] < _WORTH_COPYING else Choice(found, best)
+        found = best
+    else:
+        found = min(free, key=used.__getitem__) if empty is None else empty
+    is_worth = shared[source] - shared[found] * (found == best) >= _WORTH_COPYING
+    return SequenceChoice(found, source) if found != source and is_worth else SequenceChoice(found)

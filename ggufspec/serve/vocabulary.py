@@ -1,6 +1,6 @@
-"""The target's vocabulary and chat template without its weights, in a small second child process.
+"""Second, small child process with the target's vocabulary and chat template, but without its weights.
 
-Tokenize and template requests need not wait for a running answer.
+It answers tokenize and template requests, so that they need not wait for a running answer.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from pathlib import Path
 from typing import Any
 
 from ggufspec import child
-from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
+from ggufspec.llamacpp.chat_template import ChatTemplate, TemplateOptions
 from ggufspec.llamacpp.model import Model
-from ggufspec.prompting.mends import Message
 from ggufspec.prompting.prompt import Prompter
+from ggufspec.prompting.workarounds import TokenizedMessage
 from ggufspec.serve.session import ANOTHER_TEMPLATE
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """The files to load."""
+class TokenizerJob:
+    """Files for the tokenizer process to load."""
 
     target: Path
-    chat_template: str = ""  # Jinja to replace the target's own; empty: none
+    chat_template: str = ""  # Jinja template; empty: the target's own
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The texts of the tokens that begin and end a text."""
+class TokenizerReady:
+    """Texts of the BOS and EOS tokens."""
 
     bos: str
     eos: str
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A text to tokenize, tokens to spell, or messages to make a prompt of; the first that is set counts."""
+class TokenizerRequest:
+    """Text to tokenize, tokens to detokenize, or messages to turn into a prompt; the first that is set counts."""
 
     text: str | None = None
-    start: bool = False  # add the token that begins a text
-    special: bool = True  # texts of control tokens are tokens
+    start: bool = False  # add the BOS token
+    special: bool = True  # parse texts of control tokens as tokens
     tokens: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] = ()
-    wishes: Wishes = field(default_factory=Wishes)
+    wishes: TemplateOptions = field(default_factory=TemplateOptions)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class TokenizerReply:
     """Tokens and their bytes, or a text."""
 
     tokens: tuple[int, ...] = ()
@@ -58,66 +58,66 @@ class Reply:
     text: str = ""
 
 
-class Desk:
-    """The tokenizer process, from the parent's side; started with the first request."""
+class TokenizerProcess:
+    """Parent-side handle of the tokenizer process, which starts with the first request."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: TokenizerJob) -> None:
         self._spec, self._session, self._one = spec, child.Session(), threading.Lock()
-        self._ready: Ready | None = None
+        self._ready: TokenizerReady | None = None
 
-    async def ready(self) -> Ready:
+    async def ready(self) -> TokenizerReady:
         return await asyncio.to_thread(self._opened)
 
-    async def ask(self, request: Request) -> Reply:
-        """Answer a request; see :meth:`answer`."""
+    async def ask(self, request: TokenizerRequest) -> TokenizerReply:
+        """Answer a request without blocking the event loop; see :meth:`answer`."""
         return await asyncio.to_thread(self.answer, request)
 
     def close(self) -> None:
         self._session.close()
 
-    def _opened(self) -> Ready:
+    def _opened(self) -> TokenizerReady:
         with self._one:
             if self._ready is None or not self._session.is_open:
-                self._ready = self._session.open(__name__, self._spec, Ready)
+                self._ready = self._session.open(__name__, self._spec, TokenizerReady)
             return self._ready
 
-    def answer(self, request: Request) -> Reply:
-        """Answer a request, in the calling thread.
+    def answer(self, request: TokenizerRequest) -> TokenizerReply:
+        """Answer a request in the calling thread.
 
         Raises:
             GgufspecError: the request cannot be answered, or the child ended.
         """
         self._opened()
         with self._one:
-            return self._session.ask(request, Reply)
+            return self._session.ask(request, TokenizerReply)
 
 
 @contextmanager
-def opened(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Iterator[Loaded]:  # noqa: ARG001
-    """Load the vocabulary in this process; a damaged file is a ModelError."""
+def opened(spec: TokenizerJob, emit: child.Emit, stopping: threading.Event) -> Iterator[LoadedTokenizer]:  # noqa: ARG001
+    """Load the vocabulary in this process; raise ModelError if the file is damaged."""
     with Model(spec.target, vocab_only=True) as model:
-        yield Loaded(model, spec.chat_template)
+        yield LoadedTokenizer(model, spec.chat_template)
 
 
-class Loaded:
-    """A loaded vocabulary that answers requests."""
+class LoadedTokenizer:
+    """Loaded vocabulary that answers requests."""
 
     def __init__(self, model: Model, chat_template: str) -> None:
         self._model = model
-        self.ready = Ready(*model.token_texts)
+        self.ready = TokenizerReady(*model.token_texts)
         has_template = (chat_template or model.chat_template).strip()
         template = ChatTemplate.of(model, chat_template, hint=ANOTHER_TEMPLATE) if has_template else None
         self._prompter = Prompter(model, template)
 
-    def answer(self, request: Request, emit: child.Emit, stopping: threading.Event) -> Reply:  # noqa: ARG002
+    def answer(self, request: TokenizerRequest, emit: child.Emit, stopping: threading.Event) -> TokenizerReply:  # noqa: ARG002
         model = self._model
         if request.text is not None:
             found = model.tokenize(request.text, special=request.special, start=request.start)
-            return Reply(tuple(found), tuple(tuple(model.piece(one, special=True)) for one in found))
+            return TokenizerReply(tuple(found), tuple(tuple(model.piece(one, special=True)) for one in found))
         if request.tokens is not None:
             model.check_tokens(request.tokens)
             data = b"".join(model.piece(one, special=True) for one in request.tokens)
-            return Reply(text=data.decode("utf-8", "replace"))
-        messages = [Message.of(one) for one in request.messages]
+            return TokenizerReply(text=data.decode("utf-8", "replace"))
+        messages = [TokenizedMessage.of(one) for one in request.messages]
         ids, applied = self._prompter.of_messages(messages, request.wishes)
-        return Reply(tuple(ids), text=applied.prompt)
+        return TokenizerReply(tuple(ids), text=applied.prompt)

@@ -1,8 +1,8 @@
-"""llama.cpp's other names for our options, and advice for options that only llama.cpp has. Source: common/arg.cpp."""
+"""llama.cpp's alternative names for options, and advice on options that ggufspec lacks. Source: common/arg.cpp."""
 
 from __future__ import annotations
 
-ALIASES = {  # llama.cpp's name: our flag with the same meaning
+ALIASES = {  # llama.cpp's name: ggufspec's flag with the same meaning
     "-hfr": "-hf",
     "-hfrd": "-hfd",
     "--spec-draft-hf": "-hfd",
@@ -34,15 +34,15 @@ _ADVICE = {  # advice: llama.cpp's names
     "use -lm mlock": "--mlock",
     "use -lm dio": "-dio --direct-io",
     "use -ub N": "-b --batch-size",
-    "use -t N, for prompts and answers": "-tb --threads-batch -td --threads-draft -tbd --threads-batch-draft",
-    "use -c N: the draft's context is the target's": "-cd --ctx-size-draft",
+    "use -t N for prompts and answers alike": "-tb --threads-batch -td --threads-draft -tbd --threads-batch-draft",
+    "use -c N; the draft's context is as large as the target's": "-cd --ctx-size-draft",
     "use --n-cpu-moe 999": "-cmoe --cpu-moe",
     "use -ts N,N for each GPU's share, or CUDA_VISIBLE_DEVICES=0 for one GPU": "-sm --split-mode -mg --main-gpu -dev "
     "--device -devd --device-draft",
     "use --headroom SIZE": "-fitt --fit-target",
     "leave it out: layers are fitted to the GPU unless -ngl is given": "-fit --fit -fitc --fit-ctx",
     "use -ctk q8_0 -ctv q8_0 for a smaller KV cache, or -ngl N for fewer layers": "-nkvo --no-kv-offload",
-    "use --draft-policy: drafting is adaptive, and stops where it does not pay": "--draft-min --draft-n-min "
+    "use --draft-policy; drafting is adaptive by default and stops where it does not pay": "--draft-min --draft-n-min "
     "--spec-draft-n-min --draft-p-min --spec-draft-p-min --draft-p-split --spec-draft-p-split",
     "use --drafter draft, lookup, mtp or eagle3": "--spec-type --spec-default --mtp --eagle3",
     "use --lookup-corpus FILE": "-lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
@@ -51,8 +51,7 @@ _ADVICE = {  # advice: llama.cpp's names
     "use -hf USER/REPO:QUANT": "-mu --model-url -dr --docker-repo",
     "set HF_TOKEN": "-hft --hf-token",
     "set HF_HUB_OFFLINE=1": "--offline",
-    "use ggufspec chat, which is a conversation": "-cnv --conversation -i --interactive -if --interactive-first "
-    "-mli --multiline-input",
+    "use ggufspec chat": "-cnv --conversation -i --interactive -if --interactive-first -mli --multiline-input",
     "use ggufspec run": "-st --single-turn",
     "use ggufspec run --raw": "-no-cnv --no-conversation",
     "leave it out: the model's chat template is used; --raw continues plain text": "--jinja",
@@ -67,5 +66,6 @@ _ADVICE = {  # advice: llama.cpp's names
     "--typical --typical-p --top-nsigma --top-n-sigma --xtc-probability --dry-multiplier --dynatemp-range",
     "use ggufspec doctor": "--list-devices",
     "use ggufspec models": "-cl --cache-list",
+    "use any OpenAI API client, or the web page of ggufspec serve": "--url --served-model",
 }
 ADVICE = {name: advice for advice, names in _ADVICE.items() for name in names.split()}

@@ -1,4 +1,4 @@
-"""Row of the table of options: names, help, and how a value is parsed and checked."""
+"""Row of the option table: names, help, and how a value is parsed and checked."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ggufspec.errors import UsageError, nearest
+from ggufspec.errors import UsageError, did_you_mean
 
-MAX_LIST = 64  # maximum values of a sweep
+MAX_LIST = 64  # maximum number of values in a sweep
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Row of the table of options."""
+    """Row of the option table."""
 
-    flags: tuple[str, ...]  # flags as typed, the short one first; none for the positional argument
+    flags: tuple[str, ...]  # flags as typed, short ones first; empty for the positional argument
     help: str  # help text, a sentence or two
     group: str  # group of options that commands take together
-    metavar: str = ""  # placeholder in the help; by type if empty
+    metavar: str = ""  # placeholder in the help; derived from the type if empty
     variable: str = ""  # environment variable ``GGUFSPEC_<variable>``, if any
-    default: Any = None  # default value; None if it is decided elsewhere
-    shown: str = ""  # text that the help shows in brackets instead of the default
+    default: Any = None  # default value; None if decided elsewhere
+    shown: str = ""  # text shown in brackets by the help, instead of the default
     least: float | None = None  # inclusive lower bound
     most: float | None = None
-    also: float | None = None  # valid value outside of the bounds, with a special meaning
+    also: float | None = None  # valid value outside the bounds, with a special meaning
     above: float | None = None  # exclusive lower bound
     below: float | None = None
-    choices: tuple[str, ...] = ()  # the only valid values
-    words: tuple[str, ...] = ()  # valid words in addition to numbers, for completion
+    choices: tuple[str, ...] = ()  # all valid values; empty: any within the bounds
+    words: tuple[str, ...] = ()  # words that are valid in addition to numbers; shells complete them
     reader: Callable[[str], Any] | None = None  # parses a value; raises ValueError with the reason
     usual: str = ""  # hint for an invalid value
     label: str = ""  # name in reports and messages; by default the field's name with spaces
-    profile: bool = False  # allowed in a profile's ``[settings]``
-    sweep: bool = False  # ``bench --sweep`` takes a list of values
-    tune: bool = False  # searched by ``tune``
-    chat: bool = False  # can be changed in a chat by a /switch of the flag's name
+    profile: bool = False  # True if allowed in a profile's ``[settings]``
+    sweep: bool = False  # True if ``bench --sweep`` takes a list of its values
+    tune: bool = False  # True if ``tune`` searches for the best value
+    chat: bool = False  # can be changed in chat by a /switch of the same name
     python: bool = False  # keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``
-    repeated: bool = False  # flag may be given several times; always true for a tuple without a reader
+    repeated: bool = False  # True if the flag may be given several times; always so for a tuple without a reader
     rare: bool = False  # shown only by ``--help-all``
     # filled in by :func:`table`:
     name: str = ""  # field name
@@ -80,10 +80,11 @@ class Option:
         elif self.kind in (int, float) and value not in self.words:
             value = self._number(value)
         if self.choices and value not in self.choices:
-            hint = f"{nearest(str(value), self.choices)} {self.flag} is one of {', '.join(self.choices)}".strip()
+            hint = f"{did_you_mean(str(value), self.choices)} {self.flag} is one of {', '.join(self.choices)}".strip()
             raise UsageError(f"there is no {self.label} {str(value)!r}", hint)
         if isinstance(value, int | float) and not self._is_within(value):
-            raise UsageError(f"{self.flags[-1]} {_shown(value)} is out of range: {self._range()}", self.usual)
+            limits = bounds(self.least, self.most, self.above, self.below)
+            raise UsageError(f"{self.flags[-1]} {_shown(value)} is out of range: {limits}", self.usual)
         return value
 
     def _read(self, text: str) -> Any:
@@ -109,12 +110,6 @@ class Option:
             and (self.below is None or value < self.below)
         )
 
-    def _range(self) -> str:
-        if self.least is not None and self.most is not None:
-            return f"{_shown(self.least)} to {_shown(self.most)}"
-        words = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
-        return ", ".join(f"{word} {_shown(bound)}" for word, bound in words if bound is not None) or "a finite number"
-
     def parse_list(self, text: str) -> list[tuple[str, Any]]:
         """Parse a comma-separated list to (text, value) without duplicates; numbers may be ranges: 0-80+8, 1-16*2.
 
@@ -129,8 +124,18 @@ class Option:
             for shown in _numbers(part) if self.kind is int else [part]:
                 values[shown] = self.check(shown)
                 if len(values) > MAX_LIST:
-                    raise UsageError(f"{self.flag} {text!r} has more than {MAX_LIST} values", "fewer of them")
+                    raise UsageError(f"{self.flag} {text!r} has more than {MAX_LIST} values", "give fewer")
         return list(values.items())
+
+
+def bounds(
+    least: float | None = None, most: float | None = None, above: float | None = None, below: float | None = None
+) -> str:
+    """Return limits in words: "0 to 1", "at least 1", "above 0, at most 1"."""
+    if least is not None and most is not None:
+        return f"{_shown(least)} to {_shown(most)}"
+    words = (("at least", least), ("above", above), ("at most", most), ("below", below))
+    return ", ".join(f"{word} {_shown(bound)}" for word, bound in words if bound is not None) or "a finite number"
 
 
 def _shown(number: float) -> str:
@@ -138,7 +143,7 @@ def _shown(number: float) -> str:
 
 
 def _numbers(part: str) -> Iterator[str]:
-    """Yield the numbers of a range; the text itself if it is not a range."""
+    """Yield the numbers in a range, or the text itself if it is not a range."""
     found = _RANGE.fullmatch(part)
     if not found:
         yield part
@@ -146,15 +151,15 @@ def _numbers(part: str) -> Iterator[str]:
     number, last, by = int(found[1]), int(found[2]), int(found[4] or 1)
     times = found[3] == "*"
     if number > last or by < 1 or (times and (by < 2 or number < 1)):
-        raise UsageError(f"{part!r} is not a range", "0-80+8 goes from 0 to 80 by 8, 1-16*2 doubles")
+        raise UsageError(f"{part!r} is not a range", "0-80+8 counts from 0 to 80 in steps of 8; 1-16*2 doubles")
     while number <= last:
         yield str(number)
         number = number * by if times else number + by
 
 
 def option(flags: str, help: str, group: str, *, where: str = "", **more: Any) -> Any:  # noqa: A002
-    """Return a field of :class:`Settings`. ``flags`` are separated by spaces, and so are the names in ``where``, of
-    :class:`Option`'s switches that are on; the other arguments are :class:`Option`'s.
+    """Return a field of :class:`Settings`. ``flags`` and ``where`` are separated by spaces; ``where`` names the boolean
+    fields of :class:`Option` that are true, and ``more`` holds its other fields.
     """
     switches: dict[str, Any] = dict.fromkeys(where.split(), True)
     return field(default=None, metadata={"option": Option(tuple(flags.split()), help, group, **switches, **more)})

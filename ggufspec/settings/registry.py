@@ -1,25 +1,25 @@
-"""Registries of the drafters and acceptance rules by name; each row names the module with the code."""
+"""Registries of drafters and acceptance rules by name; each row names the module that implements it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ggufspec.errors import UsageError, nearest
+from ggufspec.errors import UsageError, did_you_mean
 
 MAX_TOP_K = 1000  # maximum N of the acceptance rule top-k:N
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
+class DrafterRow:
     """Row of :data:`DRAFTERS`."""
 
-    module: str  # module with ``make``, see :func:`ggufspec.decoding.drafters.make`
+    module: str  # module with ``make``, see :func:`ggufspec.decoding.drafters.make_drafter`
     label: str  # name in reports and messages
-    needs_model: bool = False  # drafts with the draft file
-    needs_corpus: bool = False  # reads ``--lookup-corpus``
-    is_head: bool = False  # its file is a head, which reads the target's hidden rows
-    may_be_in_target: bool = False  # the target's file may contain it, so that no draft file is needed
+    needs_model: bool = False  # True if it drafts with the draft file
+    needs_corpus: bool = False  # True if it reads ``--lookup-corpus``
+    is_head: bool = False  # True if its file is a head, which reads the target's hidden states
+    may_be_in_target: bool = False  # True if the target's file may contain it, so that no draft file is needed
 
     @property
     def needs_file(self) -> bool:
@@ -29,13 +29,15 @@ class Drafter:
 
 # A new drafter needs a module, a row here, and a style in chat/stream.py.
 DRAFTERS = {
-    "draft": Drafter("ggufspec.decoding.drafters.model", "draft model", needs_model=True),
-    "mtp": Drafter(
+    "draft": DrafterRow("ggufspec.decoding.drafters.model", "draft model", needs_model=True),
+    "mtp": DrafterRow(
         "ggufspec.decoding.drafters.head", "MTP head", needs_model=True, is_head=True, may_be_in_target=True
     ),
-    "eagle3": Drafter("ggufspec.decoding.drafters.head", "EAGLE-3 head", needs_model=True, is_head=True),
-    "lookup": Drafter("ggufspec.decoding.drafters.lookup", "n-gram lookup", needs_corpus=True),
+    "eagle3": DrafterRow("ggufspec.decoding.drafters.head", "EAGLE-3 head", needs_model=True, is_head=True),
+    "lookup": DrafterRow("ggufspec.decoding.drafters.lookup", "n-gram lookup", needs_corpus=True),
 }
+# Labels for the source of a drafted token: a registered drafter, or the prediction sent with a request.
+LABELS = {**{name: row.label for name, row in DRAFTERS.items()}, "prediction": "prediction"}
 _ALIASES = {"both": ("draft", "lookup"), "none": ()}
 
 
@@ -57,32 +59,32 @@ def _epsilon(text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RuleRow:
     """Row of :data:`RULES`."""
 
-    form: str  # form of ``--accept``: its name and, if it takes a number, the number's name
+    form: str  # form in ``--accept``: the rule's name and, if it takes a number, a placeholder
     made_by: str  # module and class, see :func:`ggufspec.decoding.rules.make_rule`
     description: str  # condition for accepting a drafted token
-    lossless: bool = True  # the text has the target's distribution
+    lossless: bool = True  # True if the text follows the target's distribution
     number: Callable[[str], float] | None = None  # parses the number; raises ValueError with the reason
     usual: str = ""  # hint for an invalid number
 
 
 RULES = {
-    "exact": Rule("exact", "coupled:CoupledRule", "it is the target's own choice, greedy or with shared noise"),
-    "residual": Rule("residual", "speculative:SpeculativeRule", "uniform < min(1, p / q)"),
-    "top-k": Rule(
+    "exact": RuleRow("exact", "coupled:CoupledRule", "it is the target's own choice, greedy or with shared noise"),
+    "residual": RuleRow("residual", "speculative:SpeculativeRule", "uniform < min(1, p / q)"),
+    "top-k": RuleRow(
         "top-k:N",
         "lossy:TopKRule",
-        "it is the target's own choice or one of its N likeliest",
+        "it is the target's own choice or one of its N most likely tokens",
         lossless=False,
         number=_top_k,
         usual="--accept top-k:3",
     ),
-    "typical": Rule(
+    "typical": RuleRow(
         "typical:EPS",
         "lossy:TypicalRule",
-        "it is the target's own choice or likelier than min(EPS, √EPS · exp(−entropy))",
+        "it is the target's own choice or its probability exceeds min(EPS, √EPS · exp(−entropy))",
         lossless=False,
         number=_epsilon,
         usual="--accept typical:0.3",
@@ -91,12 +93,12 @@ RULES = {
 RULE_FORMS = tuple(rule.form for rule in RULES.values())
 
 
-def parse_rule(text: str) -> tuple[Rule, float | None]:
+def parse_rule(text: str) -> tuple[RuleRow, float | None]:
     """Return the rule that ``--accept`` names and its number, if any; raise UsageError if either is invalid."""
     name, colon, number = text.partition(":")
     rule = RULES.get(name)
     if rule is None or (colon and rule.number is None):
-        hint = f"{nearest(name, RULES)} --accept is one of {', '.join(RULE_FORMS)}".strip()
+        hint = f"{did_you_mean(name, RULES)} --accept is one of {', '.join(RULE_FORMS)}".strip()
         raise UsageError(f"there is no acceptance rule {text!r}", hint)
     if rule.number is None:
         return rule, None
@@ -113,12 +115,12 @@ def check_rule(text: str) -> str:
 
 
 def is_lossy(text: str) -> bool:
-    """Return whether text under this rule may have another distribution than the target's."""
+    """Return whether this rule may change the distribution of the text."""
     return not parse_rule(text)[0].lossless
 
 
 def parse_drafters(text: str) -> tuple[str, ...]:
-    """Return the drafters that ``--drafter`` names, e.g. ``draft+lookup``, ``both``; raise UsageError if unknown."""
+    """Return the drafters that ``--drafter`` names, e.g. ``draft+lookup`` or ``both``; raise UsageError if unknown."""
     if text in _ALIASES:
         return _ALIASES[text]
     names = tuple(dict.fromkeys(text.split("+")))
@@ -127,22 +129,22 @@ def parse_drafters(text: str) -> tuple[str, ...]:
 
 
 def check_drafters(names: Iterable[str]) -> None:
-    """Raise UsageError unless all of them are in :data:`DRAFTERS`."""
+    """Raise UsageError unless all ``names`` are in :data:`DRAFTERS`."""
     for name in names:
         if name not in DRAFTERS:
             known = (*DRAFTERS, *_ALIASES)
-            hint = f"{nearest(name, known)} --drafter is one of {', '.join(known)}".strip()
+            hint = f"{did_you_mean(name, known)} --drafter is one of {', '.join(known)}".strip()
             raise UsageError(f"there is no drafter {name!r}", hint)
 
 
 def drafter_text(names: Iterable[str]) -> str:
-    """Return the value of ``--drafter`` for these drafters: the inverse of :func:`parse_drafters`."""
+    """Return the value of ``--drafter`` for these drafters; the inverse of :func:`parse_drafters`."""
     ordered = tuple(sorted(names, key=[*DRAFTERS].index))
     return next((alias for alias, those in _ALIASES.items() if those == ordered), "+".join(ordered))
 
 
 def with_head(names: Iterable[str], head: str) -> tuple[str, ...]:
-    """Return the drafters with those that read a draft file replaced by ``head``, unless it is empty."""
+    """Return the drafters; unless ``head`` is empty, it replaces those that use a draft file."""
     return tuple(dict.fromkeys(head if head and DRAFTERS[name].needs_model else name for name in names))
 
 

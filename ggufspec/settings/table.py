@@ -2,22 +2,22 @@
 
 A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add a field here, use
 ``settings.NAME``, and run ``scripts/commands.py``. A sampling option also needs a field in ``Sampling``
-(:mod:`ggufspec.decoding.sampling`) and in a server's requests (``serve/requests.py``); a truncation also belongs in
-``sampled`` of ``chat/commands.py`` and in ``bench/hooked.py``. Neither profiles nor keywords set sampling options.
+(:mod:`ggufspec.decoding.sampling`) and in the server's requests (``serve/requests.py``); one that truncates must also
+be added to ``sampled`` in ``chat/commands.py`` and to ``bench/hooked.py``. Profiles and keywords set no such option.
 
 - Command line: :mod:`ggufspec.cli.parameters` makes a command's parameters from the groups that it takes. The help,
   ``docs/commands.md`` and the man page show flags, metavar, help, default and variable; only ``--help-all`` shows
-  ``rare`` rows. :mod:`ggufspec.settings.llamacpp` has llama.cpp's other names for flags.
+  ``rare`` rows. :mod:`ggufspec.settings.llamacpp` lists llama.cpp's alternative names for flags.
 - Profiles: rows with ``profile`` are the keys of ``[settings]`` (:mod:`ggufspec.models.profile`).
 - ``bench --sweep``: rows with ``sweep`` take a list (:meth:`Option.parse_list`).
 - ``tune``: rows with ``tune`` are searched unless given.
-- Chat: rows with ``chat`` can be changed while a pair is loaded, by the flag's name: ``/draft-max 4``.
+- Chat: rows with ``chat`` can be changed while a pair is loaded, with a switch of the same name: ``/draft-max 4``.
 - Python: rows with ``python`` are keywords of ``load_pair``, ``plan_pair`` and ``bench_pair``.
 
-Names are those of llama.cpp's long flags, with underscores; :data:`OLD_NAMES` maps those of older profiles and results.
-None means not given. Precedence is flag, ``GGUFSPEC_*`` variable, profile, default.
+Names follow llama.cpp's long flags, with underscores; :data:`OLD_NAMES` maps names used in older profiles and results.
+None means not given. Precedence: flag, ``GGUFSPEC_*`` variable, profile, default.
 
-This package imports only the errors, because the help needs it and has to be fast.
+This package imports only the errors module, because ``--help`` imports it and must be fast.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from ggufspec.settings.registry import (
 )
 
 POLICIES = ("adaptive", "fixed")
-DRAFT_MAX = 63  # default maximum draft length: copies of code are long
+DRAFT_MAX = 63  # default maximum draft length; n-gram lookup copies long runs of code
 FIXED_DRAFT_MAX = 4  # default draft length with --draft-policy fixed and no plan
+PRIOR_ACCEPTANCE = 0.7  # chat and code with a draft of the same family at temperature 0 reach 0.6 to 0.8
 LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-MAX_CONTEXT = 1 << 24  # tokens; no model was trained with more than 10 million
+MAX_CONTEXT = 1 << 24  # maximum context in tokens; no model was trained with more than 10 million
 MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
-MAX_WIDTH = 256  # maximum batch size with logits of all tokens
+MAX_WIDTH = 256  # maximum batch size with logits for all tokens
 MAX_MICRO_BATCH = 4096
-MAX_COUNT = 2**31 - 1  # llama.cpp's int32_t
-MAX_PENALTY = 100.0  # keeps finite logits finite
-MAX_PARALLEL = 64  # conversations
+MAX_COUNT = 2**31 - 1  # maximum of llama.cpp's int32_t
+MAX_PENALTY = 100.0  # maximum penalty, which keeps finite logits finite
+MAX_PARALLEL = 64  # maximum conversations at once
 
-OLD_NAMES = {  # names in profiles and results from before options had llama.cpp's names
+OLD_NAMES = {  # name in profiles and results from before options took llama.cpp's names: current name
     "n_ctx": "ctx_size",
     "type_k": "cache_type_k",
     "type_v": "cache_type_v",
@@ -69,9 +70,9 @@ def _drafter(text: str) -> str:
 
 
 def _acceptance(text: str) -> float:
-    """Parse the acceptance of one drafted token, or a share accepted ÷ drafted at a draft length: ``0.26@16``.
+    """Parse a per-token acceptance probability, or accepted ÷ drafted tokens at a draft length: ``0.26@16``.
 
-    Drafts end at the first rejected token: with acceptance a, of k drafted tokens a + a² + … + a^k are accepted.
+    A draft ends at its first rejected token, so with acceptance a, a + a² + … + a^k of k drafted tokens are accepted.
     """
     share, at, length = text.partition("@")
     try:
@@ -96,22 +97,22 @@ def _layers(text: str) -> int | str:
     if wanted == "all":
         return -1
     if not re.fullmatch(r"-1|\d{1,9}", wanted):
-        raise ValueError("is not a number of layers: 45, all (which is -1) or auto")
+        raise ValueError("is not a number of layers; use a number such as 45, all (same as -1), or auto")
     return int(wanted)
 
 
 def _tokens(text: str) -> int:
-    """Parse a number of tokens; ``max`` is 0, as in llama.cpp."""
+    """Parse a number of tokens; ``max`` means 0, as in llama.cpp."""
     wanted = text.strip().lower()
     if wanted == "max":
         return 0
     if not re.fullmatch(r"-?\d{1,18}", wanted):
-        raise ValueError("is not a number of tokens: 8192, or max")
+        raise ValueError("is not a number of tokens; use a number such as 8192, or max")
     return int(wanted)
 
 
 def _answer_tokens(text: str) -> int:
-    """Parse a number of tokens to generate; -1 is unlimited."""
+    """Parse a number of tokens to generate; -1 means no limit."""
     try:
         count = int(text)
     except ValueError:
@@ -120,42 +121,42 @@ def _answer_tokens(text: str) -> int:
 
 
 def _on_off(text: str) -> str:
-    """Parse a switch, including llama.cpp's other words: is_truthy in common/arg.cpp."""
+    """Parse a switch, including llama.cpp's synonyms (is_truthy in common/arg.cpp)."""
     word = text.strip().lower()
     others = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off", "-1": "auto"}
     return others.get(word, word)
 
 
 def _link(text: str) -> str:
-    """Parse a PCIe link by generation and lanes, e.g. ``pcie4x16``."""
+    """Parse a PCIe link given as generation and lanes, e.g. ``pcie4x16``."""
     wanted = text.strip().lower()
     if not re.fullmatch(r"pcie[1-6]x(1|2|4|8|16)", wanted):
-        raise ValueError("is not a link of PCIe 1 to 6 with 1, 2, 4, 8 or 16 lanes")
+        raise ValueError("is not a valid PCIe link; use generation 1 to 6 and 1, 2, 4, 8 or 16 lanes")
     return wanted
 
 
 def _cpu(text: str) -> str:
-    """Parse a CPU by its cores and vector instructions, e.g. ``8xavx2``."""
+    """Parse a CPU given as cores and vector instructions, e.g. ``8xavx2``."""
     wanted = text.strip().lower()
     if not re.fullmatch(r"[1-9]\d{0,2}x(avx2|avx512)", wanted):
-        raise ValueError("is not a number of cores with avx2, or with avx512 (which has VNNI): 8xavx2")
+        raise ValueError("is not a valid CPU; use 1 to 999 cores with avx2 or avx512 (which includes VNNI)")
     return wanted
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    """Parse the share of each GPU, e.g. ``3,1``."""
+    """Parse each GPU's share of the layers, e.g. ``3,1``."""
     if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
-        raise ValueError("is not a list of shares: 3,1 gives the first card three quarters")
+        raise ValueError("is not a list of shares such as 3,1, which puts three quarters on the first GPU")
     return tuple(float(share) for share in text.split(","))
 
 
-# Syntax of Python's regular expressions that ECMAScript's lack, which llama.cpp uses (std::regex)
+# Python regular expression syntax that is missing from ECMAScript, the syntax that llama.cpp uses (std::regex)
 _NOT_ECMASCRIPT = re.compile(r"\(\?(?![:=!])|\\[AZ]|[*+?}]\+")
 _MAX_PATTERN = 200
 
 
 def _overrides(text: str) -> tuple[str, ...]:
-    """Parse comma-separated ``PATTERN=DEVICE``: parse_tensor_buffer_overrides in common/arg.cpp."""
+    """Parse comma-separated ``PATTERN=DEVICE``, as parse_tensor_buffer_overrides in common/arg.cpp does."""
     found = tuple(one.strip() for one in text.split(","))
     for one in found:
         pattern, _, device = one.partition("=")
@@ -181,7 +182,7 @@ class Settings:
     # ---- models
     pair: str | None = option(
         "",
-        "Profile or GGUF files: target, draft. A profile is given by its name or its path.",
+        "Profile or GGUF files: target, draft. Give a profile by name or path.",
         "profile",
         metavar="PAIR",
         shown="demo",
@@ -192,14 +193,14 @@ class Settings:
     )
     hf_repo: str | None = option(
         "-hf --hf-repo",
-        "Target on Hugging Face, USER/REPO:QUANT. @REV at the end selects a branch, a tag or a commit.",
+        "Target on Hugging Face, USER/REPO:QUANT. Append @REV to select a branch, tag or commit.",
         "hub",
         metavar="REPO",
     )
     hf_repo_draft: str | None = option(
         "-hfd --hf-repo-draft",
-        "Draft on Hugging Face, USER/REPO:QUANT. `:mtp` or `:eagle3` instead of a quant selects the head published"
-        " with the target.",
+        "Draft on Hugging Face, USER/REPO:QUANT. Use `:mtp` or `:eagle3` as the QUANT to select the head published "
+        "with the target.",
         "hub",
         metavar="REPO",
     )
@@ -209,7 +210,7 @@ class Settings:
     file: Path | None = option("-f --file", "Read the prompt from this file.", "prompt")
     prompts: Path | None = option(
         "--prompts",
-        "Read prompts from a file, one a line. A line is text, or JSON such as a log of requests to a chat API.",
+        "Read prompts from a file, one per line. Each line is text, or JSON such as a logged chat API request.",
         "prompts",
     )
     raw: bool | None = option("--raw", "Continue plain text, without a chat template.", "raw")
@@ -217,16 +218,22 @@ class Settings:
     system_file: Path | None = option("--system-file", "Read the system prompt from this file.", "system", where="rare")
     predict: int | None = option(
         "-n --predict",
-        "Most tokens to generate; -1 is no limit. An answer then ends where the model ends it or the context is full.",
+        "Maximum tokens to generate. With -1 the answer ends when the model stops or the context is full.",
         "length",
         least=1,
         most=MAX_COUNT,
         reader=_answer_tokens,
-        usual="-n 128; -1 is no limit",
+        usual="-n 128, or -1 for no limit",
         where="chat",
     )
     stop: tuple[str, ...] | None = option(
-        "--stop", "End the answer before this text (repeatable).", "answer", where="rare", metavar="TEXT"
+        "--stop", "Stop generating at this text (repeatable).", "answer", where="rare", metavar="TEXT"
+    )
+    prediction: Path | None = option(
+        "--prediction",
+        "Draft from an expected answer in this file, such as the file to edit. A poor match does not change the text.",
+        "answer",
+        where="rare",
     )
     grammar: str | None = option(
         "--grammar", "Constrain the answer to this GBNF grammar.", "answer", where="rare", metavar="GBNF"
@@ -246,7 +253,7 @@ class Settings:
     # ---- conversations
     parallel: int | None = option(
         "-np --parallel",
-        "Conversations to keep cached. Each has -c tokens; answers are still generated one at a time.",
+        "Answers to generate at once, and conversations to keep cached. Each gets -c tokens.",
         "parallel",
         where="python rare",
         default=1,
@@ -328,7 +335,7 @@ class Settings:
     )
     load_mode: str | None = option(
         "-lm --load-mode",
-        "How weights are loaded. Default: `none` (plain read) if some stay in RAM next to a GPU and RAM has room, as "
+        "How weights are loaded. Default: `none` (plain read) if RAM has room for those that a GPU copies, because "
         "copies are then faster; otherwise `auto`.",
         "context",
         where="profile python rare",
@@ -338,16 +345,16 @@ class Settings:
     )
     no_host: bool | None = option(
         "--no-host",
-        "Repack weights that stay in RAM, so that the CPU verifies faster. A GPU then cannot compute with them. On "
-        "x86: Q4_K, Q4_0, Q8_0, MXFP4.  [on with --no-op-offload]",
+        "Repack weights that stay in RAM, so that the CPU verifies faster. GPUs cannot use repacked weights. On x86: "
+        "Q4_K, Q4_0, Q8_0, MXFP4.  [on with --no-op-offload]",
         "context",
         where="profile python rare",
         label="no host buffer",
     )
     mmproj: str | None = option(
         "-mm --mmproj",
-        "Leave room for this image projector. llama-server loads it next to the target. Give a file, a URL, or "
-        "USER/REPO, whose mmproj-….gguf it is.",
+        "Leave room for this image projector, which llama-server loads with the target. Give a file, a URL, or "
+        "USER/REPO to use its mmproj-….gguf.",
         "vision",
         where="profile rare",
         metavar="FILE|REPO",
@@ -373,16 +380,16 @@ class Settings:
     )
     gpu: tuple[str, ...] | None = option(
         "--gpu",
-        "GPU that is not installed, such as 'RTX 4090'. Repeat it for several.",
+        "Plan for this GPU, such as 'RTX 4090'. It need not be installed; repeat for several.",
         "simulated",
         metavar="NAME",
     )
     vram: tuple[str, ...] | None = option(
-        "--vram", "GPU with this much memory, such as 24GiB. Repeat it for several.", "simulated", metavar="SIZE"
+        "--vram", "Plan for this much GPU memory, such as 24GiB. Repeat for several GPUs.", "simulated", metavar="SIZE"
     )
     ram: str | None = option(
         "--ram",
-        "Free system RAM. Default: what is free here; unlimited for a GPU that is not installed.",
+        "Free system RAM. Default: this machine's; unlimited when planning for a GPU that is not installed.",
         "simulated",
         metavar="SIZE",
         usual="--ram 64GiB",
@@ -399,7 +406,7 @@ class Settings:
     )
     cpu: str | None = option(
         "--cpu",
-        "CPU by cores and vector instructions: 8xavx2. avx512 includes VNNI.",
+        "CPU as cores and vector instructions, such as 8xavx2. avx512 includes VNNI.",
         "simulated",
         where="rare",
         metavar="NxSET",
@@ -408,7 +415,7 @@ class Settings:
     )
     link: str | None = option(
         "--link",
-        "PCIe link to the GPU: pcie4x16.",
+        "PCIe link to the GPU, such as pcie4x16.",
         "simulated",
         where="rare",
         metavar="pcieNxN",
@@ -424,7 +431,7 @@ class Settings:
     )
     allow_kv: tuple[str, ...] | None = option(
         "--allow-kv",
-        "KV cache types the search may also try. They may reduce quality; q8_0,q4_0 for example.",
+        "KV cache types the search may also try. For example q8_0,q4_0; they may reduce quality.",
         "allowed",
         metavar="TYPES",
         reader=_types,
@@ -432,11 +439,12 @@ class Settings:
     )
     acceptance: float | None = option(
         "--acceptance",
-        "Expected acceptance, chance per token (0.8). Or accepted ÷ drafted at a draft length, as llama.cpp logs it "
+        "Expected acceptance probability per token. Or accepted ÷ drafted at a draft length, as llama.cpp logs it "
         "(0.26@16).",
         "expected",
         where="profile",
         metavar="P|R@N",
+        shown=f"{PRIOR_ACCEPTANCE}; or the profile's, or what was measured here",
         least=0,
         most=1,
         reader=_acceptance,
@@ -447,8 +455,8 @@ class Settings:
     no_draft: bool | None = option("--no-draft", "Target-only: no draft model, no lookup.", "target-only")
     drafter: str | None = option(
         "--drafter",
-        "What drafts: draft, lookup, both, none… `draft` is the -md model, `lookup` n-grams of the text; heads: `mtp` "
-        "(perhaps in the target's file), `eagle3`.",
+        "Drafters: draft, lookup, both, none… `draft` is the -md model, `lookup` uses n-grams in the text; heads "
+        "are `mtp` (may be in the target's file) and `eagle3`.",
         "drafting",
         where="profile sweep tune chat python",
         metavar="NAME",
@@ -459,7 +467,7 @@ class Settings:
     )
     draft_policy: str | None = option(
         "--draft-policy",
-        "Draft only as far as it pays off (adaptive), or always --draft-max tokens (fixed).",
+        "Draft only while it pays off (adaptive), or always --draft-max tokens (fixed).",
         "drafting",
         where="profile sweep tune chat python rare",
         default="adaptive",
@@ -468,7 +476,7 @@ class Settings:
     )
     draft_max: int | None = option(
         "--draft-max",
-        "Most tokens to draft per round.",
+        "Maximum tokens to draft per round.",
         "drafting",
         where="profile sweep tune chat python",
         variable="DRAFT_MAX",
@@ -493,7 +501,7 @@ class Settings:
     )
     strict: bool | None = option(
         "--strict",
-        "Give the same tokens, to the bit, with and without a draft. May be slower.",
+        "Generate exactly the same tokens with and without a draft. May be slower.",
         "drafting",
         where="python rare",
     )
@@ -501,7 +509,7 @@ class Settings:
     # ---- context, threads and cache
     ctx_size: int | None = option(
         "-c --ctx-size",
-        "Tokens of context. `max` (or 0) is all that the target was trained for.",
+        "Context size in tokens. `max` (or 0) is the size the target was trained with.",
         "context",
         where="profile sweep python",
         metavar="N|max",
@@ -522,13 +530,13 @@ class Settings:
         where="profile sweep tune python",
         variable="THREADS",
         shown="one per fast core; fewer next to busy programs",
-        least=0,
+        least=1,
         most=MAX_THREADS,
-        usual="leave -t out for one per fast core",
+        usual="omit -t to use one thread per fast core",
     )
     cache_type_k: str | None = option(
         "-ctk --cache-type-k",
-        "Type of the KV cache's keys, q8_0 for example.",
+        "Type of the KV cache's keys, such as q8_0.",
         "context",
         where="profile sweep python rare",
         metavar="TYPE",
@@ -581,34 +589,34 @@ class Settings:
     )
     ubatch_size: int | None = option(
         "-ub --ubatch-size",
-        "Prompt tokens computed at once. Fewer take less memory.",
+        "Prompt tokens to compute at once. Fewer need less memory.",
         "context",
         where="profile sweep tune python rare",
         variable="UBATCH_SIZE",
         shown="512",
-        least=0,
+        least=1,
         most=MAX_MICRO_BATCH,
         usual=f"1 to {MAX_MICRO_BATCH}; 512 is usual",
         label="micro-batch",
     )
     no_op_offload: bool | None = option(
         "--no-op-offload",
-        "Do not copy weights kept in RAM to the GPU while reading prompts. Slower, but takes less GPU memory.",
+        "Do not copy weights kept in RAM to the GPU for prompt processing. Slower, but needs less GPU memory.",
         "context",
         where="profile python rare",
         label="no op offload",
     )
     op_offload_min_batch: int | None = option(
         "--op-offload-min-batch",
-        "Smallest batch for which weights in RAM are copied to the GPU and computed there. 2 also covers draft "
-        "verification; llama.cpp's own is 32.",
+        "Smallest batch for which weights in RAM are copied to the GPU and used there. 2 also covers draft "
+        "verification; llama.cpp's default is 32.",
         "context",
         where="profile sweep tune python rare",
         variable="OP_OFFLOAD_MIN_BATCH",
         shown="planned",
         least=1,
         most=MAX_CONTEXT,
-        usual="--op-offload-min-batch 2; 32 is llama.cpp's own",
+        usual="--op-offload-min-batch 2; llama.cpp's default is 32",
         label="op offload from",
     )
 
@@ -697,7 +705,7 @@ class Settings:
         where="chat rare",
         default=64,
         least=-1,
-        usual="--repeat-last-n 64; -1 is the context, 0 turns penalties off",
+        usual="--repeat-last-n 64; -1: the whole context, 0: no penalties",
         label="repeat-last-n",
     )
     presence_penalty: float | None = option(
@@ -713,7 +721,7 @@ class Settings:
     )
     frequency_penalty: float | None = option(
         "--frequency-penalty",
-        "Subtract this once for each time a token is already in the text; 0 is off.",
+        "Subtract this from a token's logit for each time it is already in the text; 0 is off.",
         "sampling",
         where="chat rare",
         default=0.0,
@@ -725,7 +733,7 @@ class Settings:
 
     # ---- measurements
     repetitions: int | None = option(
-        "-r --repetitions", "Times to repeat each measurement.", "trials", least=1, most=MAX_COUNT, usual="-r 5"
+        "-r --repetitions", "Repetitions of each measurement.", "trials", least=1, most=MAX_COUNT, usual="-r 5"
     )
     results: Path | None = option(
         "--results",
@@ -735,7 +743,7 @@ class Settings:
         metavar="FOLDER",
         shown="your data folder",
     )
-    fresh: bool | None = option("--fresh", "Measure again what is already saved.", "fresh")
+    fresh: bool | None = option("--fresh", "Measure everything again, even what is saved.", "fresh")
     export_json: Path | None = option("--export-json", "Write the JSON document to this file.", "exports")
     export_markdown: Path | None = option(
         "--export-markdown", "Write the table to this file as Markdown.", "exports", where="rare"
@@ -743,7 +751,7 @@ class Settings:
     export_csv: Path | None = option(
         "--export-csv", "Write one line per trial to this file as CSV.", "exports", where="rare"
     )
-    html: Path | None = option("--html", "Write a page with plots. It is one file, for any browser.", "exports")
+    html: Path | None = option("--html", "Write a self-contained HTML page with plots.", "exports")
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -752,28 +760,28 @@ class Settings:
                 object.__setattr__(self, one.name, row.check(value))
 
     def given(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """Return the given values by name, limited to ``names`` unless None."""
+        """Return the given values by name, of all options or only of those in ``names``."""
         wanted = [one.name for one in dataclasses.fields(self)] if names is None else names
         return {name: value for name in wanted if (value := getattr(self, name)) is not None}
 
     def over(self, other: Settings) -> Settings:
-        """Return ``other``, overridden by the values given here."""
+        """Return ``other``, overridden by the values that these settings give."""
         return replace(other, **self.given())
 
     def value(self, name: str) -> Any:
-        """Return the given value, or else the default."""
+        """Return an option's value, or its default if none is given."""
         value = getattr(self, name)
         return OPTIONS[name].default if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
-    """Flags of a command's output and questions."""
+class OutputFlags:
+    """Flags for a command's output and questions."""
 
-    json: bool = option("--json", "Print one JSON document, on failure too.", "flags")
-    quiet: bool = option("-q --quiet", "No progress, no notes.", "flags")
+    json: bool = option("--json", "Print one JSON document, even on failure.", "flags")
+    quiet: bool = option("-q --quiet", "Hide progress and notes.", "flags")
     verbose: bool = option("-v --verbose", "Show more detail, and llama.cpp's log.", "flags")
-    yes: bool = option("-y --yes", "Answer yes: download, overwrite files.", "yes")
+    yes: bool = option("-y --yes", "Answer yes to questions (download, overwrite).", "yes")
 
 
 def table(record: type[Any]) -> dict[str, Option]:
@@ -795,11 +803,11 @@ def table(record: type[Any]) -> dict[str, Option]:
 
 
 OPTIONS = table(Settings)
-FLAGS = table(Flags)
+FLAGS = table(OutputFlags)
 
 
 def names(**properties: Any) -> tuple[str, ...]:
-    """Return the names of rows with these properties: ``names(profile=True)`` are the keys of a profile's settings."""
+    """Return the names of rows with these properties, e.g. ``names(profile=True)`` for the keys of a profile."""
     return tuple(
         row.name for row in OPTIONS.values() if all(getattr(row, key) == value for key, value in properties.items())
     )
@@ -808,10 +816,10 @@ def names(**properties: Any) -> tuple[str, ...]:
 def of_keywords(keywords: Mapping[str, Any], base: Settings | None = None, **more: Any) -> Settings:
     """Return the settings from a Python caller's keywords, which override ``base``.
 
-    ``more`` has rows that are separate parameters of the caller.
+    ``more`` holds options that are separate parameters of the caller.
 
     Raises:
-        UsageError: a name is unknown (the hint has the nearest), or a value is invalid.
+        UsageError: a name is unknown (the hint suggests the nearest), or a value is invalid.
     """
     known = names(python=True)
     for name in keywords:
@@ -825,7 +833,7 @@ def of_keywords(keywords: Mapping[str, Any], base: Settings | None = None, **mor
 
 
 def renamed(value: Any) -> Any:
-    """Return JSON or TOML data with :data:`OLD_NAMES` replaced by the present names."""
+    """Return JSON or TOML data with :data:`OLD_NAMES` replaced by current names."""
     if isinstance(value, Mapping):
         return {OLD_NAMES.get(key, key): renamed(each) for key, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Result of a tuning as a document, and the explanation of the choice."""
+"""Result of a tuning run as a document, with an explanation of the choice."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from ggufspec.bench.disturbed import repeated
+from ggufspec.bench.disturbed import repeated_note
 from ggufspec.bench.statistics import spread
-from ggufspec.bench.summary import machine, settings_of
+from ggufspec.bench.summary import machine_and_versions, used_settings
 from ggufspec.hardware.host import BUSY_CPUS
 from ggufspec.schema.base import Spread
 from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 from ggufspec.settings.registry import drafters_label
-from ggufspec.tune.run import Measurement, Tuning
-from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
-from ggufspec.tune.verdict import Verdict, judge, not_worth_it
+from ggufspec.tune.run import LoggedTrial, Tuning
+from ggufspec.tune.space import DEFAULT_MICRO_BATCH, TuneCandidate, difference
+from ggufspec.tune.verdict import TuneVerdict, not_worth_it, tune_verdict
 
 _MOST_EFFECTS = 8
 
 
 def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
-    """Return everything measured so far; nothing is saved yet."""
+    """Return everything measured so far, before a winner is saved."""
     rows = _trials(tuning)
     place = {row.setting: row.index for row in rows}
     space, first = tuning.experiment.space, tuning.experiment.first[0]
-    winner, alone, verdict = tuning.winner(), tuning.target_only(), judge(tuning)
+    winner, target_only, verdict = tuning.winner(), tuning.target_only(), tune_verdict(tuning)
 
     def row(index: int | None) -> int | None:
         return None if index is None else place.get(space[index].setting)
 
     return TuneDocument(
         pair=tuning.experiment.pair,
-        machine=machine(),
-        settings=settings_of(tuning.experiment.spec)
+        machine=machine_and_versions(),
+        settings=used_settings(tuning.experiment.spec)
         | {
             "space": len(space),
             "threshold": tuning.experiment.threshold,
@@ -45,9 +45,9 @@ def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
         trials=tuple(rows),
         winner=row(winner),
         baseline=row(first),
-        target_only=row(alone),
+        target_only=row(target_only),
         gain=tuning.ratio(winner, first) if winner is not None and winner != first else None,
-        speedup=tuning.ratio(winner, alone) if winner is not None and alone not in (None, winner) else None,
+        speedup=tuning.ratio(winner, target_only) if winner is not None and target_only not in (None, winner) else None,
         decided=verdict.decided,
         close=tuple(found for index in verdict.close if (found := row(index)) is not None),
         verdict=" ".join(filter(None, (verdict.text, not_worth_it(tuning)))),
@@ -55,18 +55,23 @@ def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
         stopped=tuning.stopped,
         saved=None,
         explanation=tuple(explanation(tuning, verdict)),
-        notes=(*tuning.experiment.notes, *tuning.log.notes, *repeated(tuning.tries().values()), *_disturbed(tuning)),
+        notes=(
+            *tuning.experiment.notes,
+            *tuning.log.notes,
+            *repeated_note(tuning.tries().values()),
+            *_disturbed(tuning),
+        ),
         interrupted=interrupted,
     )
 
 
 def _disturbed(tuning: Tuning) -> tuple[str, ...]:
-    """Return sentences on repetitions of the final that do not count, and on disturbed ones that do."""
+    """Return notes on repetitions of the final round that do not count, and on disturbed trials that do count."""
     uneven, notes = tuning.uneven(), list[str]()
     if uneven and uneven != tuning.rounds():
         verb = "does" if len(uneven) == 1 else "do"
         which = f"{counted(len(uneven), 'repetition')} of the final"
-        notes.append(f"{which} {verb} not count: the finalists met different loads")
+        notes.append(f"{which} {verb} not count: the finalists ran under different loads")
     others = sorted(tuning.loads())
     if others and (middle := others[len(others) // 2]) >= BUSY_CPUS:
         notes.append(
@@ -78,7 +83,7 @@ def _disturbed(tuning: Tuning) -> tuple[str, ...]:
 
 def _trials(tuning: Tuning) -> list[TuneTrial]:
     """Return a row per setting, in the order of their first trials."""
-    rows: dict[TunedSetting, list[Measurement]] = {}
+    rows: dict[TunedSetting, list[LoggedTrial]] = {}
     for kept in tuning.kept:
         rows.setdefault(kept.setting, []).append(kept)
     made = []
@@ -101,49 +106,51 @@ def _trials(tuning: Tuning) -> list[TuneTrial]:
     return made
 
 
-def explanation(tuning: Tuning, verdict: Verdict) -> list[str]:
-    """Return the reasons for this setting, a sentence each."""
+def explanation(tuning: Tuning, verdict: TuneVerdict) -> list[str]:
+    """Return the reasons for the chosen setting, one sentence each."""
     space, first = tuning.experiment.space, tuning.experiment.first[0]
     rows, winner = _trials(tuning), tuning.winner()
     failed, count = sum(row.tokens_per_s is None for row in rows), len(tuning.kept)
     sentences = [
         f"{len(rows)} of {len(space):,} settings {'was' if len(rows) == 1 else 'were'} measured, "
         f"{counted(count, 'trial')} in all"
-        + (f", {tuning.resumed} of them by an earlier search" if tuning.resumed else "")
-        + (f"; {failed} failed, and settings that need more memory were left out." if failed else ".")
+        + (f", {tuning.resumed} of them in an earlier search" if tuning.resumed else "")
+        + (f"; {failed} failed, and settings that need more memory were skipped." if failed else ".")
     ]
     if winner is None:
         return [*sentences, "All failed."]
     if tuning.stopped:
         sentences.append(f"The search ended: {tuning.stopped}.")
     sentences.append(
-        f"The planner's predictions were off by a factor of {math.exp(tuning.search.error()):.2f} in the median; "
+        f"The planner's predictions were off by a median factor of {math.exp(tuning.search.error()):.2f}; "
         "every measurement corrected them for all similar settings."
     )
     sentences += (f"{change}: {gain}." for change, gain in _effects(space, tuning.measured(), tuning.spread).items())
     best = space[winner].setting
     if winner != first:
         changed = ", ".join(difference(space[first].setting, best))
-        lead = "The winner" if verdict.decided else "The setting that leads"
-        sentences.append(f"{lead} differs from what was planned in: {changed}.")
+        lead = "The winner" if verdict.decided else "The leading setting"
+        sentences.append(f"{lead} differs from the planned setting in: {changed}.")
     sentences += filter(None, [verdict.text, not_worth_it(tuning)])
     prompts = {row.setting: row.prompt_tokens_per_s for row in rows}
     planned_speed, own_speed = prompts.get(space[first].setting), prompts.get(best)
     if best.ubatch_size != DEFAULT_MICRO_BATCH and planned_speed and own_speed:
         sentences.append(
-            f"The micro-batch of {best.ubatch_size} makes room for layers; prompts are processed at {own_speed:.0f} "
+            f"The micro-batch of {best.ubatch_size} frees memory for layers; prompts are processed at {own_speed:.0f} "
             f"tokens/s instead of {planned_speed:.0f}."
         )
     return sentences
 
 
-def _effects(space: Sequence[Candidate], measured: Sequence[int], spread_of: Callable[[int], Spread]) -> dict[str, str]:
-    """Return the effect of single changes, from pairs of measured settings that differ in one value."""
+def _effects(
+    space: Sequence[TuneCandidate], measured: Sequence[int], spread_of: Callable[[int], Spread]
+) -> dict[str, str]:
+    """Return the effects of single changes, from pairs of measured settings that differ in one value."""
     found: dict[str, list[float]] = {}
     for left in sorted(measured):
         for right in sorted(measured):
             old, new = space[left].setting, space[right].setting
-            others = asdict(new)  # load_mode is ignored, as it follows the placement
+            others = asdict(new)  # load_mode is ignored, because it follows from the placement
             changed = [key for key, value in asdict(old).items() if others[key] != value and key != "load_mode"]
             if len(changed) == 1 and left < right:
                 names = difference(old, new)

@@ -1,4 +1,4 @@
-"""The experiment of ``tune``, from options and plan: given values are fixed, the others are searched."""
+"""Experiment for ``tune``, made from options and a plan: given values are fixed, the others are searched."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from ggufspec.api.options import sampling
 from ggufspec.api.plan import PlanResult
 from ggufspec.api.resolve import with_placement
 from ggufspec.bench import prompting
-from ggufspec.bench.trial import Spec, check_room
+from ggufspec.bench.trial import TrialJob, check_context
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import BUSY_CPUS, others_cpus, physical_cores, usable_cpus
 from ggufspec.models.profile import Pair
 from ggufspec.settings.registry import DRAFTERS, drafter_text, parse_drafters, with_head
 from ggufspec.settings.table import Settings, names
-from ggufspec.tune.run import Experiment
-from ggufspec.tune.space import Free, candidates, nearest, policies, thread_counts
+from ggufspec.tune.run import TuneExperiment
+from ggufspec.tune.space import FreeValues, nearest_setting, policies, thread_counts, tune_candidates
 
-_TUNED = names(tune=True, profile=True)  # settings of a profile that are searched again, even an earlier winner's
-_CACHE = ("cache_type_k", "cache_type_v")  # also searched with --allow-kv
-EVERY = 2  # every second one of the bundled prompts
+_TUNED = names(tune=True, profile=True)  # settings to search even if the profile sets them, e.g. to an earlier winner
+_CACHE = ("cache_type_k", "cache_type_v")  # settings also searched with --allow-kv
+EVERY = 2  # use every second bundled prompt
 
 
 def without_tuned(pair: Pair, given: Settings) -> Pair:
-    """Return the pair without its profile's settings that are searched."""
+    """Return the pair without the profile settings that are searched."""
     searched = (*_TUNED, *(_CACHE if given.allow_kv else ()), "gpu_layers", "gpu_layers_draft")
     return replace(pair, settings=replace(pair.settings, **dict.fromkeys(searched)))
 
@@ -34,12 +34,12 @@ def experiment(
     given: Settings,
     planned: PlanResult,
     *,
-    asked: prompting.Result,
+    asked: prompting.PromptsResult,
     threshold: float,
     budget_s: float | None,
     verbose: bool = False,
-) -> Experiment:
-    """Return the search space around a plan; ``given`` settings are fixed, and trials answer the prompts in ``asked``.
+) -> TuneExperiment:
+    """Return an experiment around a plan; ``given`` settings are fixed, and trials answer the prompts in ``asked``.
 
     Raises:
         UsageError: nothing is left to search, or a prompt is longer than the context.
@@ -47,16 +47,16 @@ def experiment(
     plan, base = planned.plan, planned.opened.options
     free = _free(base, given, with_draft=plan.request.draft is not None)
     with planned.dry_runs:
-        space = candidates(plan, base, free, planned.dry_runs)
+        space = tune_candidates(plan, base, free, planned.dry_runs)
     if not space:
-        raise UsageError("the options leave no setting to try", "give fewer of them: what is given is fixed")
+        raise UsageError("the options leave no setting to try", "give fewer options: given ones are not searched")
     target_only = replace(with_placement(base, plan.target_only), drafters=())
     if plan.pair:
         drafted = with_placement(base, plan.pair, draft_max=given.draft_max)
     else:
         drafted = replace(target_only, drafters=("lookup",))
-    first = [nearest(space, drafted, drafted=True), nearest(space, target_only, drafted=False)]
-    spec = Spec(
+    first = [nearest_setting(space, drafted, drafted=True), nearest_setting(space, target_only, drafted=False)]
+    spec = TrialJob(
         target=pair.target,
         draft=pair.draft,
         options=base,
@@ -65,8 +65,8 @@ def experiment(
         max_tokens=given.value("predict"),
         rpc=given.rpc or (),
     )
-    check_room(spec, max(asked.tokens))
-    return Experiment(
+    check_context(spec, max(asked.tokens))
+    return TuneExperiment(
         pair=planned.described(),
         spec=spec,
         space=tuple(space),
@@ -87,7 +87,7 @@ def _busy() -> tuple[str, ...]:
     return (f"{used}: another setting may win on an idle machine; rerun with --fresh when it is quiet",)
 
 
-def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:
+def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> FreeValues:
     every: tuple[str, ...] = ("both", "draft", "lookup", "none")
     if base.accept != "exact" or given.drafter is not None:
         every = (str(given.drafter or "both"),)
@@ -99,7 +99,7 @@ def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:
         lengths = tuple(one for one in lengths if one[0] == given.draft_policy)
     if given.draft_max is not None:
         lengths = tuple(dict.fromkeys((policy, given.draft_max) for policy, _ in lengths))
-    return Free(
+    return FreeValues(
         threads=(base.threads,) if base.threads else thread_counts(physical_cores()),
         drafters=drafters,
         policies=lengths,

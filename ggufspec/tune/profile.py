@@ -12,9 +12,19 @@ from tomlkit.items import Table
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.files.write import check_writable, file_name, write_whole
+from ggufspec.files import untrusted
+from ggufspec.files.write import as_file_name, check_writable, write_whole
 from ggufspec.hardware.host import physical_cores
-from ggufspec.models.profile import Pair, Profile, Tuned, find, is_name, load_profile, toml_of, user_folder
+from ggufspec.models.profile import (
+    Pair,
+    Profile,
+    TuneEvidence,
+    find_profile,
+    is_name,
+    load_profile,
+    toml_of,
+    user_folder,
+)
 from ggufspec.schema.tune import TuneDocument, TunedSetting
 from ggufspec.settings.table import OLD_NAMES, names
 from ggufspec.tune.run import FEWEST
@@ -22,36 +32,38 @@ from ggufspec.tune.space import DEFAULT_MICRO_BATCH
 
 _COMMENTS = {
     "date": "when ggufspec tune measured this",
-    "gain": "over what was planned",
-    "results": "every measurement",
+    "gain": "relative to the planned setting",
+    "results": "log of all measurements",
 }
+_TUNED = "Tuned on this machine: "
+_OURS = (_TUNED, "The fastest setting of this pair that tuning found")  # beginnings that tune wrote, now or earlier
 
 
 def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft: bool) -> str:
-    """Return the profile to write: that of ``--save``, the tuned one, or a new one for other files.
+    """Return the name of the profile to write: ``save``, the tuned profile's, or a new one made from the files' names.
 
-    ``own_draft``: the profile is tuned with another draft than its own.
+    ``own_draft`` is True if the profile is tuned with a draft other than its own.
 
     Raises:
-        UsageError: ``save`` is not a valid name, or there is no such profile.
+        UsageError: ``save`` is not a valid name, or ``profile`` does not exist.
     """
     if save is not None:
         if not is_name(save) or save.endswith((".toml", ".gguf")):
             raise UsageError(f"{save!r} is not a profile name", "--save my-pair")
         return save
     if profile is None:
-        return file_name(pair.target.stem)
-    name = find(profile).stem
-    return f"{name}-{file_name(pair.draft.stem)}" if pair.draft is not None and own_draft else name
+        return as_file_name(pair.target.stem)
+    name = find_profile(profile).stem
+    return f"{name}-{as_file_name(pair.draft.stem)}" if pair.draft is not None and own_draft else name
 
 
 def template(name: str, profile: str | None, pair: Pair) -> Path | None:
-    """Check before the search that its winner can be written, and return the profile whose other keys are retained.
+    """Check before the search that its winner can be saved, and return the profile whose other keys are retained.
 
-    It is the one of this name, else the tuned ``profile`` (None if tuned with another draft), else None for a new one.
+    It is the profile called ``name``, otherwise the tuned ``profile`` (None with another draft); None without either.
 
     Raises:
-        GgufspecError: another pair has the name, or the file cannot be written.
+        GgufspecError: a profile of another pair has this name, or the file cannot be written.
     """
     path = _path(name)
     try:
@@ -59,7 +71,7 @@ def template(name: str, profile: str | None, pair: Pair) -> Path | None:
     except OSError as error:
         raise GgufspecError(f"{path} cannot be written: {error.strerror}", "--no-save writes no profile") from None
     check_writable(path)
-    tuned = find(profile) if profile else None
+    tuned = find_profile(profile) if profile else None
     if not path.exists():
         return tuned
     files = (("target", pair.target), ("draft", pair.draft))
@@ -70,20 +82,20 @@ def template(name: str, profile: str | None, pair: Pair) -> Path | None:
     return path
 
 
-def save(
+def save_winner(
     document: TuneDocument, name: str, made_from: Path | None, pair: Pair, base: DecoderOptions, trials: int
 ) -> str:
-    """Write the winner to the user's profile, made from :func:`template`'s result; return the path.
+    """Write the winner to the user's profile, based on :func:`template`'s result; return the path.
 
     Raises:
-        GgufspecError: it cannot be written.
+        GgufspecError: the profile cannot be written.
     """
     assert document.winner is not None
     best = document.trials[document.winner]
     assert best.tokens_per_s is not None
     machine, gain = document.machine, document.gain
     cards = [str(gpu["name"]) for gpu in machine["gpus"]]
-    tuned = Tuned(
+    tuned = TuneEvidence(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         tokens_per_s=round(best.tokens_per_s.median, 2),
         gain=round(gain.median, 3) if gain else None,
@@ -98,6 +110,7 @@ def save(
     text = profile_text(
         made_from,
         name=name,
+        why=description(document),
         target=pair.target.absolute(),
         draft=pair.draft.absolute() if pair.draft else None,
         layers={"target": setting.gpu_layers, "draft": setting.gpu_layers_draft if with_draft else None},
@@ -109,12 +122,27 @@ def save(
     return str(path)
 
 
+def description(document: TuneDocument) -> str:
+    """Describe what the trials showed about the saved setting, and say so if it does not draft."""
+    assert document.winner is not None
+    if len(document.trials) == 1:
+        text = "the only setting that was measured."
+    elif not document.decided:
+        text = "the leading setting, which was not shown to be faster than the others."
+    elif document.winner == document.baseline:
+        text = "the planned setting; no other was clearly faster."
+    else:
+        text = "the fastest setting found."
+    idle = "" if document.trials[document.winner].setting.drafted else " It does not draft."
+    return f"{_TUNED}{text}{idle}"
+
+
 def _path(name: str) -> Path:
     return user_folder() / f"{name}.toml"
 
 
 def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
-    """Return the settings as in a profile; None for defaults."""
+    """Return the settings as a profile stores them; None for defaults."""
     usual = DecoderOptions(ubatch_size=DEFAULT_MICRO_BATCH).flat()
     found: dict[str, object] = {
         "ctx_size": base.ctx_size,
@@ -145,43 +173,47 @@ def _models(path: Path) -> dict[str, tuple[str | None, str]]:
 
 
 def _absolute(profile: Path, file: str) -> str:
-    return str((profile.parent / Path(file).expanduser()).absolute())
+    return str((profile.parent / untrusted.at_home(file)).absolute())
 
 
 def profile_text(
     profile: Path | None,
     *,
     name: str,
+    why: str,
     target: Path,
     draft: Path | None,
     layers: Mapping[str, int | None],
     settings: Mapping[str, Any],
-    tuned: Tuned,
+    tuned: TuneEvidence,
 ) -> str:
     """Return the profile as TOML: a copy of ``profile`` with its comments and other keys, or a new one for these files.
 
     Args:
-        profile: a file; a GgufspecError if it cannot be read.
+        profile: the profile file to copy; raises GgufspecError if it cannot be read.
         name: name of the profile and its file.
+        why: description, used unless the user wrote another one.
         target: the target's file.
         draft: the draft's file.
         layers: ``gpu_layers`` by role; None leaves it to the plan.
         settings: keys of ``[settings]``; None removes a key.
-        tuned: the evidence.
+        tuned: evidence from the tuning run.
     """
     if profile is None:
         document = tomlkit.document()
         document.add(tomlkit.comment("Made with: ggufspec tune"))
         document["name"] = name
-        document["why"] = "The fastest setting of this pair that tuning found on this machine."
+        document["why"] = why
         document["source"] = str(target)
         document["target"] = {"file": str(target)}
         if draft is not None:
             document["draft"] = {"file": str(draft)}
     else:
         document = tomlkit.parse(toml_of(profile))
-        if profile.stem != name:  # --save NAME makes another profile
+        if profile.stem != name:  # --save NAME creates a new profile
             document["name"] = name
+        if str(document.get("why", "")).startswith(_OURS):
+            document["why"] = why
         for role in ("target", "draft"):
             model = document.get(role)
             if model is not None and "repo" not in model:  # the new profile is in another folder
@@ -208,7 +240,7 @@ def profile_text(
 
 def _set(table: Any, values: Mapping[str, Any]) -> None:
     assert isinstance(table, Table)
-    for old, name in OLD_NAMES.items():  # remove keys of an older profile
+    for old, name in OLD_NAMES.items():  # remove keys that older profiles use
         if name in values:
             table.pop(old, None)
     for key, value in values.items():

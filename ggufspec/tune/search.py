@@ -1,14 +1,14 @@
-"""Search for the fastest setting: the next trial by the planner's predictions and earlier measurements.
+"""Search for the fastest setting, choosing each trial from the planner's predictions and earlier measurements.
 
-Pure: no model, clock or I/O. Simulators and real runs drive the same :class:`Search` by suggest and observe.
+Pure: no model, clock or I/O. Simulators and real runs drive the same :class:`TuneSearch` through suggest and observe.
 
-It learns the planner's errors. The logarithm of measured ÷ predicted is a sum over parts: a device slower than its data
-sheet counts by its share of the time, an acceptance below the expected one by drafting's contribution, a thread count
-by the CPU's share. All are unknown, with a prior; a Gaussian process over the layers and a term per setting explain the
-rest. So a trial is evidence about all settings, most about similar ones.
+It learns the planner's errors. The logarithm of measured ÷ predicted is modelled as a sum of unknown errors, each with
+a prior: a device slower than its data sheet is weighted by its share of the time, an acceptance below the expected one
+by drafting's contribution, a thread count by the CPU's share. A Gaussian process over the layers and a term per setting
+explain the rest. So each trial is evidence about all settings, especially similar ones.
 
-Source of the acquisition: Jones, Schonlau and Welch 1998, equation 15 (expected improvement); of its product with the
-chance to fit: Gardner et al. 2014, equation 5. Of the model: Rasmussen and Williams 2006, equations 2.23 and 2.24.
+Sources: for the acquisition, Jones, Schonlau and Welch 1998, equation 15 (expected improvement); for its product with
+the probability of fitting, Gardner et al. 2014, equation 5; for the model, Rasmussen and Williams 2006, 2.23 and 2.24.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.tune.space import Candidate, difference
+from ggufspec.tune.space import TuneCandidate, difference
 
 Array = npt.NDArray[np.float64]
 
-_LAYERS_SPREAD, _LAYERS_NEAR = 0.06, 0.12  # spread of unexplained errors, and their length scale in offloaded share
-_ALONE_SPREAD = 0.025  # spread of errors of a single setting
-_NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)  # noises of a measurement, of which the likeliest is used
-_SCALES = (1.0, 2.0)  # factors on all prediction errors, of which the likeliest is used
+_LAYERS_SPREAD, _LAYERS_NEAR = 0.06, 0.12  # standard deviation of unexplained errors; length scale in offloaded share
+_ALONE_SPREAD = 0.025  # standard deviation of errors specific to one setting
+_NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)  # possible noise levels of a measurement; the most likely one is used
+_SCALES = (1.0, 2.0)  # possible factors on all prediction errors; the most likely one is used
 _USUAL_NOISE, _NOISE_SPREAD = 0.02, 0.7
-_EDGE, _EDGE_SPREAD = 1.0, 0.04  # share of a GPU's memory where trials begin to fail, and its spread
-_HOPELESS = 1e-3  # smaller chances to fit count as 0
+_EDGE, _EDGE_SPREAD = 1.0, 0.04  # used share of a GPU's memory above which trials fail: mean and standard deviation
+_HOPELESS = 1e-3  # smaller probabilities of fitting count as 0
 _FEWEST = 6  # minimum trials before the search may stop
 _SAME_FAILED = 2  # failures after which a value that never succeeded is excluded
 _CLEARLY = 5  # a difference of this many times a trial's noise is not due to chance
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
-    """Trial to make."""
+class NextTrial:
+    """Next trial to make, and the reason for it."""
 
     index: int
     predicted_tokens_per_s: float
@@ -46,20 +46,20 @@ class Next:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class SearchEnd:
     """End of the search and its reason."""
 
     why: str
 
 
 @dataclass
-class Search:
-    """Search over ``candidates``, at least one."""
+class TuneSearch:
+    """Search for the fastest of ``candidates``, which must not be empty."""
 
-    candidates: Sequence[Candidate]
-    first: Sequence[int] = ()  # indices of the planner's choices, which are measured before anything is learned
-    threshold: float = 0.001  # expected gain, as a share, above which a trial is made
-    most: int = 60  # maximum settings to measure; repetitions do not count
+    candidates: Sequence[TuneCandidate]
+    first: Sequence[int] = ()  # indices of the planner's choices, which are measured first
+    threshold: float = 0.001  # relative expected gain above which a trial is made
+    most: int = 60  # maximum number of settings to measure; repetitions do not count
     _measured: list[tuple[int, float]] = field(default_factory=list, init=False)
     _failed: dict[int, bool] = field(default_factory=dict, init=False)
     trials: int = field(default=0, init=False)
@@ -69,46 +69,46 @@ class Search:
         self._prior = np.log([candidate.predicted for candidate in self.candidates])
         self._layers = np.array([candidate.offloaded for candidate in self.candidates])
         self._drafted = np.array([candidate.setting.drafted for candidate in self.candidates])
-        self._use = np.array([candidate.memory for candidate in self.candidates])  # (candidates, devices)
+        self._use = np.array([candidate.memory for candidate in self.candidates])  # shape (candidates, devices)
         self.noise = _USUAL_NOISE
         self._out = np.zeros(len(self.candidates), bool)
         self._mean, self._sd = self._prior.copy(), np.sqrt(self._variance(np.arange(len(self.candidates))))
 
     # ---- suggesting and observing
 
-    def suggest(self) -> Next | Done:
-        """Return the next trial, or why there is none; the result is the same until :meth:`observe` is called."""
+    def suggest(self) -> NextTrial | SearchEnd:
+        """Return the next trial, or the reason to stop; the result is the same until :meth:`observe` is called."""
         tried = self._tried
         if first := self._first_left:
             return self._next(first[0], "the planner's other choice" if tried else "the planner's choice")
         if len(tried) >= self.most:
             made = f"{len(tried)} trials were" if len(tried) != 1 else "1 trial was"
-            return Done(f"{made} made, as many as were allowed")
+            return SearchEnd(f"{made} made, the maximum")
         gains = self._gains()
         gains[list(tried)] = 0.0
         index = int(gains.argmax())
-        if not self._measured and self.trials:  # everything failed so far: try the smallest
+        if not self._measured and self.trials:  # everything failed so far, so try the smallest setting
             left = [i for i in range(len(self.candidates)) if i not in tried and not self._out[i]]
             if not left or self.trials >= _FEWEST:
-                return Done(f"none of {self.trials} settings succeeded, not even the smallest")
+                return SearchEnd(f"none of {self.trials} settings succeeded, not even the smallest")
             index = min(left, key=lambda i: (float(self._use[i].max()), -self._mean[i]))
-            return self._next(index, "all before it failed: the smallest")
+            return self._next(index, "the smallest setting, because all earlier trials failed")
         gain = float(gains[index])
         if gain <= 0:
-            return Done("every setting that can fit was measured")
+            return SearchEnd("every setting that can fit has been measured")
         if gain < self.threshold and self.trials >= _FEWEST:
-            return Done(f"no other setting promises {self.threshold:.1%} or more")
+            return SearchEnd(f"no other setting promises a gain of {self.threshold:.1%} or more")
         return self._next(index, self._why(index))
 
     def observe(self, index: int, tokens_per_s: float | None, *, of_memory: bool | None = None) -> None:
         """Record the outcome of a trial.
 
         Args:
-            index: its setting.
-            tokens_per_s: the measured speed; None if it failed.
-            of_memory: True if it failed for lack of memory, which excludes settings that need as much or more; None:
-                probably, unless a larger setting succeeded. Two other failures exclude a value (as a KV type) that
-                never succeeded.
+            index: index of the setting.
+            tokens_per_s: the measured speed; None if the trial failed.
+            of_memory: True if it failed for lack of memory, which excludes settings that need as much or more; None
+                means probably, unless a larger setting succeeded. Two failures of another kind exclude a value (such
+                as a KV type) that never succeeded.
         """
         self.trials += 1
         if tokens_per_s is not None and tokens_per_s > 0:
@@ -118,7 +118,7 @@ class Search:
         fitted = [i for i, _ in self._measured]
         if of_memory is None:
             of_memory = not any((self._use[i] >= self._use[index]).all() for i in fitted)
-        of_memory = of_memory and bool(self._use[index].any())  # nothing was on a GPU, so none was full
+        of_memory = of_memory and bool(self._use[index].any())  # nothing was on a GPU, so no GPU was full
         self._failed[index] = of_memory
         if of_memory:
             self._out |= (self._use >= self._use[index]).all(axis=1)
@@ -127,7 +127,7 @@ class Search:
 
     @property
     def tried_first(self) -> bool:
-        """True if the planner's choices were tried, except those that cannot fit."""
+        """True once the planner's choices have been tried, except those that cannot fit."""
         return not self._first_left
 
     @property
@@ -143,11 +143,11 @@ class Search:
         """Discard the first outcome of a setting whose trial was repeated."""
         self._measured = [one for one in self._measured if one[0] != index]
 
-    def _next(self, index: int, why: str) -> Next:
-        return Next(index, self.expected(index), why)
+    def _next(self, index: int, why: str) -> NextTrial:
+        return NextTrial(index, self.expected(index), why)
 
     def _give_up_values(self) -> None:
-        """Exclude a flash attention, KV type or drafter that this machine cannot run."""
+        """Exclude values of flash attention, KV type and drafter that this machine cannot run."""
         for of in (
             lambda s: ("flash", s.flash_attn),
             lambda s: ("kv", s.cache_type_k, s.cache_type_v),
@@ -175,8 +175,8 @@ class Search:
     def finalists(self, planned: Sequence[int]) -> list[int]:
         """Return measured settings to measure again side by side, the most important first.
 
-        The best; the fastest measured target-only setting, unless clearly slower; planned ones that succeeded; the
-        target-only setting that is expected to be the fastest; the other leaders.
+        They are the best; the fastest measured target-only setting, unless clearly slower; planned ones that succeeded;
+        the target-only setting that is expected to be the fastest; the other leaders.
         """
         seen: dict[int, list[float]] = {}
         for index, value in self._measured:
@@ -184,16 +184,16 @@ class Search:
         leaders = self.leaders()
         if not leaders:
             return []
-        alone = [index for index in seen if not self._drafted[index]]
-        believed = sorted(alone, key=lambda index: -self._mean[index])[:1]
-        fastest = sorted(alone, key=lambda index: -float(np.median(seen[index])))[:1]
+        target_only = [index for index in seen if not self._drafted[index]]
+        believed = sorted(target_only, key=lambda index: -self._mean[index])[:1]
+        fastest = sorted(target_only, key=lambda index: -float(np.median(seen[index])))[:1]
         least = self._mean[leaders[0]] - self._clear_gap
         close = [index for index in fastest if float(np.median(seen[index])) >= least]
         chosen = [leaders[0], *close, *(index for index in planned if index in seen), *believed, *leaders]
         return list(dict.fromkeys(chosen))
 
     def is_clearly_slower(self, index: int, than: int) -> bool:
-        """Return whether a setting is expected to be slower by more than the noise of trials explains."""
+        """Return whether a setting is expected to be slower by more than trial noise explains."""
         return bool(self._mean[index] < self._mean[than] - self._clear_gap)
 
     @property
@@ -222,7 +222,7 @@ class Search:
         return whole
 
     def _learn(self) -> None:
-        """Refit to all measurements, with the likeliest noise and error scale."""
+        """Refit the model to all measurements, with the most likely noise and error scale."""
         seen = np.array([index for index, _ in self._measured])
         every = np.arange(len(self.candidates))
         off = np.array([value for _, value in self._measured]) - self._prior[seen]
@@ -238,7 +238,7 @@ class Search:
         self._sd = np.sqrt(np.maximum(scale**2 * self._variance(every) - (outer * solved[:, 1:].T).sum(axis=1), 1e-8))
 
     def _gains(self) -> Array:
-        """Return each setting's expected gain over the best so far, times its chance to fit."""
+        """Return each setting's expected gain over the best so far, times its probability of fitting."""
         best = self.best()
         top = self._mean[best] if best is not None else float(self._mean.max())
         z = (self._mean - top) / self._sd
@@ -247,7 +247,7 @@ class Search:
         return gains
 
     def _chance(self) -> Array:
-        """Return each setting's chance to fit: the limit is between what succeeded and what failed."""
+        """Return each setting's probability of fitting in memory, given which settings succeeded and failed."""
         chance = np.ones(len(self.candidates))
         for device in range(self._use.shape[1]):
             use = self._use[:, device]
@@ -262,14 +262,14 @@ class Search:
         assert best is not None
         changed = difference(self.candidates[best].setting, self.candidates[index].setting)
         promise = math.exp(float(self._mean[index] - self._mean[best])) - 1
-        kind = "may be faster" if promise > 0 else "is unknown"
+        kind = "may be faster" if promise > 0 else "is uncertain"
         return f"{', '.join(changed) or 'the same'}: {kind} ({promise:+.0%} ± {float(self._sd[index]):.0%})"
 
 
 def _likelihood(covariance: Array, off: Array, noise: float) -> float:
-    """Return the log likelihood of ``off`` without its constant; with few trials the usual noise dominates.
+    """Return the log likelihood of ``off`` up to a constant; with few trials, the noise's prior dominates.
 
-    Source: Rasmussen and Williams 2006, equation 2.30; the prior of the noise is log-normal.
+    Source: Rasmussen and Williams 2006, equation 2.30; the noise has a log-normal prior.
     """
     lower = np.linalg.cholesky(covariance)
     half = np.linalg.solve(lower, off)

@@ -1,7 +1,7 @@
 """Settings that tuning chooses from, with predicted speed and memory. Pure.
 
-Settings that cannot win are left out: fewer layers on the GPU than would fit (except some that separate its speed from
-the CPU's), and smaller micro-batches where the usual one fits.
+Settings that cannot win are left out: those with fewer layers on the GPU than fit (except a few, which separate its
+speed from the CPU's), and those with a smaller micro-batch although the usual one fits.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.llamacpp.options import STREAM_WIDTH, Placement, offloaded
-from ggufspec.planning.memory import HOST, ByDevice, DryRun, Memory, total
-from ggufspec.planning.plan import Card, Machine, ModelRequest, Plan, PlanRequest
-from ggufspec.planning.search import loaded, may_stream, partly_on_host, streams_from
+from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH, Placement, offloaded
+from ggufspec.planning.memory import HOST, ByDevice, DryRun, MemoryEstimates, total
+from ggufspec.planning.plan import ModelRequest, OffloadDevice, Plan, PlanMachine, PlanRequest
+from ggufspec.planning.search import may_stream, offload_min_batch, partly_on_host, with_load_options
 from ggufspec.planning.speed import cost, expected_tokens
 from ggufspec.schema.text import counted
 from ggufspec.schema.tune import TunedSetting
@@ -25,35 +25,35 @@ from ggufspec.settings.registry import drafters_label, drafts_with_corpus, draft
 DEFAULT_MICRO_BATCH = 512
 _FIXED = (1, 2, 3, 4, 6, 8)
 _LONGEST = max(_FIXED)
-_OVER = 1.1  # share of a GPU's memory up to which settings are tried: estimates may be too high
+_OVER = 1.1  # settings are tried up to this share of a GPU's memory, because estimates may be too high
 _EDGE = 1.03
-_NEAR_EDGE = 6  # layers below the maximum that may fit, all of which are in the space
+_NEAR_EDGE = 6  # number of placements just below the largest that may fit, all of which are searched
 _STEPS = 8
 _FEWER_THREADS_COST = 0.5  # exponent of cores ÷ threads in the CPU's time
-_KINDS = ((True, False), (False, True), (True, True))  # (drafts with the file, drafts with the lookup)
-_LOOKUP_ACCEPTANCE = 0.3  # assumed acceptance of n-grams
-_BOTH_GAIN = 1.03  # assumed ratio of acceptances: draft with lookup ÷ draft
+_KINDS = ((True, False), (False, True), (True, True))  # (drafts with the model file, drafts with the n-gram lookup)
+_LOOKUP_ACCEPTANCE = 0.3  # assumed acceptance rate of n-gram lookup
+_BOTH_GAIN = 1.03  # assumed ratio of acceptance rates: draft with lookup ÷ draft only
 
-# Standard deviations of log(true ÷ predicted): of a part's time and of the acceptance, and of everything else. Finer
-# ones and correlations between them find nothing faster.
+# Standard deviations of log(true ÷ predicted): for a part's time and the acceptance, and for everything else. More
+# detailed ones, and correlations between them, did not lead to faster settings.
 _PART, _OTHER = 0.35, 0.12
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TuneCandidate:
     """Setting with its prediction."""
 
     setting: TunedSetting
-    options: DecoderOptions  # the setting for the decoder, with splits over several GPUs
-    predicted: float  # tokens/s by the planner's model
+    options: DecoderOptions  # the setting as decoder options, with splits over several GPUs
+    predicted: float  # tokens/s that the planner's model predicts
     features: tuple[float, ...]  # possible errors of ``predicted``, in standard deviations of log(true ÷ predicted)
-    memory: tuple[float, ...]  # share of each GPU's free memory; without a GPU only a rank, as RAM may be exceeded
+    memory: tuple[float, ...]  # share of each GPU's free memory; without GPUs, only a rank, because RAM may be exceeded
     offloaded: float  # share of the target's layers on GPUs
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
-    """Values that tuning may choose; a value that the user fixed is the only one. Placements are the plan's."""
+class FreeValues:
+    """Values that tuning may choose from; a single one if the user fixed it. Placements come from the plan."""
 
     threads: tuple[int, ...]
     drafters: tuple[str, ...]
@@ -61,21 +61,21 @@ class Free:
     flash_attn: tuple[str, ...] = ("auto", "off")
     kv_types: tuple[tuple[str, str], ...] = (("f16", "f16"),)  # (cache_type_k, cache_type_v)
     ubatch_sizes: tuple[int, ...] = (DEFAULT_MICRO_BATCH, 256, 128)
-    within_budget: bool = False  # False: search to the GPUs' limits, which failures reveal
+    within_budget: bool = False  # stay in the memory budget; False: search up to the GPUs' limits (shown by failures)
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Return the thread counts to try: all cores, three quarters, half; fewer often reach the full bandwidth."""
+    """Return the thread counts to try: all cores, three quarters, half; fewer threads often reach full bandwidth."""
     return tuple(sorted({max(1, cores // 2), max(1, round(0.75 * cores)), cores}, reverse=True))
 
 
 def policies(draft_max: int) -> tuple[tuple[str, int], ...]:
-    """Return adaptive drafts of at most ``draft_max`` tokens, and fixed ones up to it."""
+    """Return the adaptive policy with up to ``draft_max`` tokens, and fixed draft lengths up to it."""
     return (("adaptive", draft_max), *(("fixed", length) for length in _FIXED if length <= draft_max))
 
 
 def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
-    """Describe the changes from ``old`` to ``new`` for people."""
+    """Describe the changes from ``old`` to ``new`` in words."""
     changes = []
     if old.drafted and not new.drafted:
         changes.append("no draft")
@@ -91,7 +91,7 @@ def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
     if new.n_cpu_ffn != old.n_cpu_ffn:
         changes.append(f"feed-forwards of {new.n_cpu_ffn} blocks on the CPU")
     if new.op_offload_min_batch != old.op_offload_min_batch:
-        changes.append(f"streamed from {counted(new.op_offload_min_batch, 'token')} on")
+        changes.append(f"GPU copies of CPU weights for batches ≥ {new.op_offload_min_batch}")
     if new.drafted and (not old.drafted or (new.draft_policy, new.draft_max) != (old.draft_policy, old.draft_max)):
         changes.append(drafts(new))
     if (new.cache_type_k, new.cache_type_v) != (old.cache_type_k, old.cache_type_v):
@@ -106,18 +106,18 @@ def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
 
 
 def drafts(setting: TunedSetting) -> str:
-    """Describe a setting's draft length for people."""
+    """Describe a setting's draft length in words."""
     return f"adaptive, ≤ {setting.draft_max}" if setting.draft_policy == "adaptive" else f"always {setting.draft_max}"
 
 
-def candidates(plan: Plan, options: DecoderOptions, free: Free, dry_run: DryRun) -> list[Candidate]:
+def tune_candidates(plan: Plan, options: DecoderOptions, free: FreeValues, dry_run: DryRun) -> list[TuneCandidate]:
     """Return every setting to choose from: ``free`` values around a plan, other options as in ``options``."""
-    memory = Memory(plan.machine.card_names, dry_run)
+    memory = MemoryEstimates(plan.machine.card_names, dry_run)
     return list(_Space(plan.request, plan.machine, options, free, _split(plan), memory).all())
 
 
-def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: bool) -> int | None:
-    """Return the index of the setting most like ``options``, with or without drafts; None without such a setting."""
+def nearest_setting(space: Sequence[TuneCandidate], options: DecoderOptions, *, drafted: bool) -> int | None:
+    """Return the index of the setting most like ``options``, with or without drafts; None if no setting matches."""
     cores = options.threads
 
     def far(index: int) -> tuple[float, ...]:
@@ -146,7 +146,7 @@ def _split(plan: Plan) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Time:
-    """Seconds of a pass by part."""
+    """Seconds that a forward pass takes, by part."""
 
     host: float = 0.0
     card: float = 0.0
@@ -164,11 +164,11 @@ class _Time:
 @dataclass
 class _Space:
     request: PlanRequest
-    machine: Machine
+    machine: PlanMachine
     options: DecoderOptions
-    free: Free
+    free: FreeValues
     splits: tuple[tuple[float, ...], tuple[float, ...]]
-    memory: Memory
+    memory: MemoryEstimates
 
     def __post_init__(self) -> None:
         self._times: dict[object, _Time] = {}
@@ -178,14 +178,14 @@ class _Space:
     def cores(self) -> int:
         return max(self.free.threads)
 
-    def all(self) -> Iterator[Candidate]:
+    def all(self) -> Iterator[TuneCandidate]:
         shown = Placement.__dataclass_fields__.keys() & TunedSetting.__dataclass_fields__.keys()
         for drafter in self.free.drafters:
             drafted = drafter != "none"
             policies = self.free.policies if drafted else self.free.policies[:1]
             for kv, flash in itertools.product(self.free.kv_types, self.free.flash_attn):
                 if flash == "off" and kv[1] != "f16":
-                    continue  # llama.cpp refuses this combination
+                    continue  # llama.cpp rejects this combination
                 for draft_layers in self._draft_layers() if drafts_with_file(drafter) else [0]:
                     for at, micro in self._placements(drafter, draft_layers, kv, flash):
                         memory = self._bytes[drafter, draft_layers, at, kv, flash, micro]
@@ -213,7 +213,7 @@ class _Space:
 
     def _draft_layers(self) -> list[int]:
         assert self.request.draft is not None
-        if self.request.draft.in_target:  # its layers are the target's last
+        if self.request.draft.in_target:  # the draft's layers are the target's last ones
             return [0]
         layers = self.request.draft.header.layers
         if "gpu_layers" not in self.request.draft.free:
@@ -232,7 +232,7 @@ class _Space:
 
     @cached_property
     def _families(self) -> tuple[list[Placement], list[Placement]]:
-        """Target placements in order of GPU memory: by layers and experts on the CPU; by feed-forward weights there."""
+        """Target placements in order of GPU memory: varied by layers and experts, and by feed-forward weights."""
         target = self.request.target
         layers, wanted = target.header.layers, replace(target.placement, split=self.splits[0])
         if not self.machine.cards:
@@ -247,7 +247,7 @@ class _Space:
     def _near_the_edge(
         self, placed: Sequence[Placement], drafter: str, draft_layers: int, kv: tuple[str, str], flash: str, steps: int
     ) -> Iterator[tuple[Placement, int]]:
-        """Yield what may fit and ``steps`` smaller placements, with a smaller micro-batch if only that fits."""
+        """Yield placements that may fit and ``steps`` smaller ones, with a smaller micro-batch if only that fits."""
         usual = self.free.ubatch_sizes[0]
 
         def uses(some: Sequence[Placement], micro: int) -> list[float]:
@@ -277,15 +277,15 @@ class _Space:
         """Return target and draft placements with their load options."""
         draft, draft_at = self.request.draft, self._draft_at(draft_layers)
         if draft is None or not drafts_with_file(drafter):
-            return loaded(self.machine, (self.request.target_only, at))[0], draft_at
-        target, beside = loaded(self.machine, (self.request.target, at), (draft, draft_at))
-        return target, beside
+            return with_load_options(self.machine, (self.request.target_only, at))[0], draft_at
+        target, draft_at = with_load_options(self.machine, (self.request.target, at), (draft, draft_at))
+        return target, draft_at
 
     def _computed_by(self, at: Placement, flash: str, *, drafted: bool) -> list[tuple[int, int]]:
-        """Return (op_offload_min_batch, threads); threads hardly matter if a GPU computes with CPU weights."""
+        """Return (op_offload_min_batch, threads) pairs; threads hardly matter if a GPU computes with CPU weights."""
         found = [(self.options.op_offload_min_batch, threads) for threads in self.free.threads]
         if flash == self.free.flash_attn[0] and may_stream(self.request, at, self.machine):
-            found.append((streams_from(drafted=drafted), self.cores))
+            found.append((offload_min_batch(drafted=drafted), self.cores))
         return found
 
     # ---- memory
@@ -316,7 +316,7 @@ class _Space:
         flash: str,
         micro: int,
     ) -> None:
-        """Calculate the shares of GPU memory that placements of the target take."""
+        """Calculate the share of GPU memory that each target placement takes."""
         options = replace(
             self.options,
             cache_type_k=kv[0],
@@ -332,24 +332,24 @@ class _Space:
         context = replace(options.context(with_draft=draft is not None), hidden=model.context.hidden)
         model = replace(model, context=context)
         requests = [model.at(at) for at in placed]
-        besides: list[list[ByDevice]] = [[] for _ in requests]
+        drafts_used: list[list[ByDevice]] = [[] for _ in requests]
         if draft is not None:
             draft_at, draft = self._draft_at(draft_layers), replace(draft, context=options.draft_context())
             on = requests if draft.as_read else requests[:1]  # a draft head's memory depends on its target
             found = self.memory.estimates([draft.at(draft_at, request) for request in on])
-            besides = [[one] for one in (found if draft.as_read else found * len(requests))]
+            drafts_used = [[one] for one in (found if draft.as_read else found * len(requests))]
         used = [self.memory.resident(request) for request in requests]
         possible = [
             index
-            for index, beside in enumerate(besides)
-            if max(self._shares(total([used[index], *beside]))) <= self._edges[1]
+            for index, draft_used in enumerate(drafts_used)
+            if max(self._shares(total([used[index], *draft_used]))) <= self._edges[1]
         ]
         estimates = self.memory.estimates([requests[index] for index in possible])
         for index, estimate in zip(possible, estimates, strict=True):
             used[index] = estimate
-        for at, own, beside in zip(placed, used, besides, strict=True):
+        for at, own, draft_used in zip(placed, used, drafts_used, strict=True):
             key = (drafter, draft_layers, at, kv, flash, micro)
-            self._bytes[key] = self._shares(total([own, *beside]))
+            self._bytes[key] = self._shares(total([own, *draft_used]))
 
     def _shares(self, used: ByDevice) -> tuple[float, ...]:
         return tuple(
@@ -360,7 +360,7 @@ class _Space:
     def _host_share(self, size: int) -> float:
         return size / (size + max(self.machine.memory_bytes, 1))
 
-    def _room(self, card: Card) -> int:
+    def _room(self, card: OffloadDevice) -> int:
         return max(self.machine.budget_bytes(card) if self.free.within_budget else card.free_bytes, 1)
 
     @property
@@ -392,7 +392,9 @@ class _Space:
             self._times[key] = whole.times(seconds / whole.total)
         return self._times[key]
 
-    def _candidate(self, s: TunedSetting, at: Placement, draft_at: Placement, memory: tuple[float, ...]) -> Candidate:
+    def _candidate(
+        self, s: TunedSetting, at: Placement, draft_at: Placement, memory: tuple[float, ...]
+    ) -> TuneCandidate:
         kv, streamed_from = (s.cache_type_k, s.cache_type_v), s.op_offload_min_batch
         slower = (self.cores / s.threads) ** _FEWER_THREADS_COST
         acceptance = self._acceptance(s.drafter)
@@ -415,7 +417,7 @@ class _Space:
                 best = rate, length, verify, drafting
         assert best is not None
         rate, length, verify, drafting = best
-        return Candidate(
+        return TuneCandidate(
             setting=s,
             options=self._as_options(s, at, draft_at),
             predicted=rate,
@@ -455,7 +457,7 @@ class _Space:
             s.cache_type_k != "f16",
             bool(s.n_cpu_moe),
             bool(s.n_cpu_ffn),
-            s.op_offload_min_batch < STREAM_WIDTH,
+            s.op_offload_min_batch < OP_OFFLOAD_MIN_BATCH,
         )
         return (
             *(_PART * seconds / round_s for seconds in times),

@@ -1,4 +1,4 @@
-"""Verdict of a tuning: the winner, settings too close to call, and what may settle it."""
+"""Verdict of a tuning run: the winner, settings too close to call, and what may settle it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggufspec.schema.base import Spread
+from ggufspec.schema.text import as_budget
 from ggufspec.settings.registry import DRAFTERS, parse_drafters
-from ggufspec.tune.run import FEWEST, FINAL_SHARE, Tuning, as_budget
+from ggufspec.tune.run import FEWEST, FINAL_SHARE, Tuning
 from ggufspec.tune.space import difference
 
 _SAME = 1.0
@@ -17,55 +18,57 @@ _MOST_ROUNDS = 60  # maximum repetitions to suggest; more are not worth the time
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Result of a tuning."""
+class TuneVerdict:
+    """Verdict of a tuning run."""
 
-    decided: bool  # True if the winner may be saved: planned, or faster by intervals than planned and target-only
+    decided: bool  # True if the winner may be saved: the planned setting, or one clearly faster than it and target-only
     text: str  # the result, in sentences; empty if every setting failed
     close: tuple[int, ...] = ()  # indices of settings that trials do not distinguish from the winner
-    advice: str = ""  # action that may settle it; empty if decided
+    advice: str = ""  # action that may settle the verdict; empty if decided
 
 
-def judge(tuning: Tuning) -> Verdict:
-    """Return the verdict on the leading setting by the trials so far."""
+def tune_verdict(tuning: Tuning) -> TuneVerdict:
+    """Return the verdict on the leading setting from the trials so far."""
     winner, first = tuning.winner(), tuning.experiment.first[0]
     if winner is None:
-        return Verdict(False, "")
+        return TuneVerdict(False, "")
     if len(tuning.experiment.space) == 1:
-        return Verdict(True, "It is the only setting that the options leave.")
+        return TuneVerdict(True, "It is the only setting that the options leave.")
     if len({kept.setting for kept in tuning.kept}) == 1:
-        advice = f"{_more_time(tuning)}, or fewer tokens with -n, compares it with others"
-        return Verdict(False, "Only the planned setting was measured.", advice=advice)
+        advice = f"{tuning.enough()} compares it with another" if tuning.experiment.budget_s else ""
+        late = f": it {slower}" if (slower := tuning.slower()) else ""
+        return TuneVerdict(False, f"Only the planned setting was measured{late}.", advice=advice)
     if tuning.measured() == [winner]:
-        return Verdict(True, "Every other setting that was measured failed.")
+        return TuneVerdict(True, "Every other setting that was measured failed.")
     others = dict.fromkeys((*tuning.standing(), *tuning.left_out()))
     close = tuple(index for index in others if index != winner and not _is_slower(tuning, index, winner))
     if tuning.rounds() and tuning.rounds() == tuning.uneven():
         advice = "another setting may win on an idle machine: rerun with --fresh when it is quiet"
-        return Verdict(False, "No verdict: the finalists met different loads in every repetition.", close, advice)
+        return TuneVerdict(False, "No verdict: the finalists never ran under similar loads.", close, advice)
     ties = f" {_capital(_names(tuning, close, winner))} may be as fast." if close else ""
     if winner == first:
         if close and len(tuning.rounds()) < FEWEST:
-            text = f"Too few trials to tell what was planned from {_names(tuning, close, winner)}."
-            return Verdict(False, text, close, f"{_more_time(tuning)} may settle it")
-        return Verdict(True, f"That is what was planned: no other setting is clearly faster.{ties}", close)
-    rivals = _rivals(tuning, winner)
-    unclear = [index for index in rivals if not _is_gain(tuning.ratio(winner, index))]
+            text = f"Too few trials to tell the planned setting from {_names(tuning, close, winner)}."
+            late = f": the first trial {slower}" if (slower := tuning.slower()) else ""
+            return TuneVerdict(False, text, close, f"{_more_time(tuning)} may settle it{late}")
+        return TuneVerdict(True, f"This is the planned setting: no other is clearly faster.{ties}", close)
+    baselines = _baselines(tuning, winner)
+    unclear = [index for index in baselines if not _is_gain(tuning.ratio(winner, index))]
     untold = close if len(tuning.rounds()) < FEWEST else tuning.left_out()
     unclear += [index for index in untold if index in close and index not in unclear]
-    found = " and ".join(filter(None, (_gain(tuning, winner, index) for index in rivals)))
+    found = " and ".join(filter(None, (_gain(tuning, winner, index) for index in baselines)))
     if not unclear:
-        failed = "" if tuning.experiment.first[0] in tuning.measured() else " What was planned failed."
-        return Verdict(True, f"{_capital(found)}.{failed}{ties}" if found else f"{failed}{ties}".strip(), close)
+        failed = "" if tuning.experiment.first[0] in tuning.measured() else " The planned setting failed."
+        return TuneVerdict(True, f"{_capital(found)}.{failed}{ties}" if found else f"{failed}{ties}".strip(), close)
     untried = [index for index in unclear if tuning.ratio(winner, index) is None]
     if untried:
         found = ", ".join(filter(None, (found, f"{_names(tuning, untried, winner)} had no trial side by side with it")))
     text = f"Too close to call: {found}."
-    return Verdict(False, text, tuple(dict.fromkeys((*unclear, *close))), _settles(tuning, winner, unclear))
+    return TuneVerdict(False, text, tuple(dict.fromkeys((*unclear, *close))), _settles(tuning, winner, unclear))
 
 
 def not_worth_it(tuning: Tuning) -> str:
-    """Return a sentence on drafters that are clearly slower in all settings measured with them; empty without any."""
+    """Return a sentence on drafters that are clearly slower in all settings measured with them; else empty."""
     space, winner = tuning.experiment.space, tuning.winner()
     if winner is None:
         return ""
@@ -84,20 +87,22 @@ def not_worth_it(tuning: Tuning) -> str:
     return f"{verb} worth it here: every setting with it was clearly slower."
 
 
-def _rivals(tuning: Tuning, winner: int) -> list[int]:
-    """Return the settings a winner must beat: the planned one, and if it drafts the fastest target-only one."""
+def _baselines(tuning: Tuning, winner: int) -> list[int]:
+    """Return the settings that a winner must beat: the planned one and, if it drafts, the fastest target-only one."""
     space, first = tuning.experiment.space, tuning.experiment.first[0]
     failed = {kept.setting for kept in tuning.kept if kept.failure}
-    rivals = [first] if space[first].setting not in failed else []
+    baselines = [first] if space[first].setting not in failed else []
     if space[winner].setting.drafted:
-        alone = (i for i, one in enumerate(space) if not one.setting.drafted and one.setting not in failed)
+        target_only = (i for i, one in enumerate(space) if not one.setting.drafted and one.setting not in failed)
         fastest = tuning.target_only()
-        rivals += [index for index in (next(alone, None) if fastest is None else fastest,) if index is not None]
-    return list(dict.fromkeys(rivals))
+        baselines += [
+            index for index in (next(target_only, None) if fastest is None else fastest,) if index is not None
+        ]
+    return list(dict.fromkeys(baselines))
 
 
 def _is_slower(tuning: Tuning, index: int, than: int) -> bool:
-    """Return whether a setting is slower, by an interval or, if never side by side, by the noise of trials."""
+    """Return whether a setting is slower: by its interval or, if never measured side by side, by the trials' noise."""
     ratio = tuning.ratio(than, index)
     if ratio is not None and len(ratio.samples) >= FEWEST:
         return ratio.ci95[0] > _SAME
@@ -108,14 +113,16 @@ def _is_gain(ratio: Spread | None) -> bool:
     return ratio is not None and len(ratio.samples) >= FEWEST and ratio.ci95[0] > _SAME
 
 
-def _gain(tuning: Tuning, winner: int, rival: int) -> str:
-    ratio = tuning.ratio(winner, rival)
+def _gain(tuning: Tuning, winner: int, baseline: int) -> str:
+    ratio = tuning.ratio(winner, baseline)
     if ratio is None:
         return ""
-    name, low, high = _name(tuning, rival, winner), *ratio.ci95
+    name, low, high = _name(tuning, baseline, winner), *ratio.ci95
     interval = f"95% interval {low:.2f} to {high:.2f}" if len(ratio.samples) >= FEWEST else "one trial each"
-    alone = tuning.experiment.space[winner].setting.drafted and not tuning.experiment.space[rival].setting.drafted
-    return f"{'speedup ' if alone else ''}{ratio.median:.2f}× {'over' if alone else 'as fast as'} {name} ({interval})"
+    space = tuning.experiment.space
+    is_speedup = space[winner].setting.drafted and not space[baseline].setting.drafted
+    text = f"speedup {ratio.median:.2f}× over" if is_speedup else f"{ratio.median:.2f}× as fast as"
+    return f"{text} {name} ({interval})"
 
 
 def _name(tuning: Tuning, index: int, winner: int) -> str:
@@ -140,7 +147,7 @@ def _capital(text: str) -> str:
 
 
 def _more_time(tuning: Tuning, rounds: int = 0) -> str:
-    """Return the option for a final of ``rounds`` repetitions, at least the usual number."""
+    """Return the option for a final round of ``rounds`` repetitions, or of the usual number if that is larger."""
     usual = tuning.experiment.repeats
     rounds = max(rounds, usual, _FEW_ROUNDS, len(tuning.rounds()) + 1)
     if tuning.experiment.budget_s is None:
@@ -151,7 +158,7 @@ def _more_time(tuning: Tuning, rounds: int = 0) -> str:
 
 
 def _settles(tuning: Tuning, winner: int, unclear: Sequence[int]) -> str:
-    """Return the option for a final whose intervals would exclude 1 if the ratios stay the same."""
+    """Return the option for a final round whose intervals would exclude 1 if the ratios stay the same."""
     needed = 0.0
     for index in unclear:
         ratio = tuning.ratio(winner, index)

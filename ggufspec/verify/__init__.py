@@ -1,1 +1,1 @@
-"""The certificate that speculation changed nothing, and that llama.cpp computes correctly."""
+"""Certificate that speculation changed nothing, and self-check that llama.cpp computes correctly."""

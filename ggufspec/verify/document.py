@@ -1,4 +1,4 @@
-"""The certificate's document, and the files that it names."""
+"""Document of the certificate, with the model files that it names."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from ggufspec.bench.summary import machine
+from ggufspec.bench.summary import machine_and_versions
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models.locate import part_names
 from ggufspec.models.profile import Pair
 from ggufspec.schema.verify import VerifyDocument
-from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, Spec, judge
-from ggufspec.verify.run import Result
+from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, CertificateJob, certificate_verdict
+from ggufspec.verify.run import VerifyResult
 
 Files = dict[str, list[dict[str, object]]]  # name, size and SHA-256 of every file, by model
 
 
-def files_of(spec: Spec, progress: Callable[[int, int, str], None], *, no_hash: bool) -> Files:
-    """Return the files of a pair; reads all of them unless ``no_hash``.
+def certified_files(spec: CertificateJob, progress: Callable[[int, int, str], None], *, no_hash: bool) -> Files:
+    """Return a pair's files, each with its hash unless ``no_hash``; hashing reads them in full.
 
     Raises:
         ModelError: a file cannot be read.
@@ -44,8 +44,8 @@ def files_of(spec: Spec, progress: Callable[[int, int, str], None], *, no_hash: 
     return found
 
 
-def verify_document(pair: Pair, spec: Spec, result: Result, files: Files) -> VerifyDocument:
-    """Make the document: what was checked, and whether the certificate is given."""
+def verify_document(pair: Pair, spec: CertificateJob, result: VerifyResult, files: Files) -> VerifyDocument:
+    """Make the document: what was checked, and whether the certificate is granted."""
 
     def described(role: str, path: Path | None, model: LoadedModel | None) -> dict[str, object] | None:
         if path is None:
@@ -54,14 +54,14 @@ def verify_document(pair: Pair, spec: Spec, result: Result, files: Files) -> Ver
 
     varied = ("drafters", "draft_policy", "draft_max", "lookup_corpus", "accept", "strict")
     placement = {key: value for key, value in spec.options.flat().items() if key not in varied}
-    passed, verdict = judge(result.checks, interrupted=not result.finished)
+    passed, verdict = certificate_verdict(result.checks, interrupted=not result.finished)
     return VerifyDocument(
         pair=pair.describe(),
         models={
             "target": described("target", spec.target, result.target),
             "draft": described("draft", spec.draft, result.draft),
         },
-        machine=machine(),
+        machine=machine_and_versions(),
         settings=placement
         | asdict(spec.sampling)
         | {

@@ -1,6 +1,6 @@
-"""A llama model's logits in plain NumPy, the reference for llama.cpp's kernels. Does not call llama.cpp.
+"""Logits of a Llama model in plain NumPy: a reference for llama.cpp's kernels that does not call llama.cpp.
 
-Sources: RMSNorm, rotary embeddings of neighbouring pairs, grouped queries and SwiGLU as in src/models/llama.cpp.
+Source: src/models/llama.cpp, for RMSNorm, rotary embeddings of neighbouring pairs, grouped queries and SwiGLU.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def logits(weights: Mapping[str, Floats], keys: Mapping[str, Any], tokens: Seque
     """Return the logits after each token, in the precision of the weights.
 
     Args:
-        weights: by the names of the GGUF file, rows first; tied embeddings have no ``output.weight``.
-        keys: from the same file's header, ``llama.block_count`` and so on.
+        weights: tensors by their names in the GGUF file, rows first; tied embeddings have no ``output.weight``.
+        keys: metadata from the same file's header, such as ``llama.block_count``.
         tokens: (n,) ids.
 
     Returns:
@@ -62,7 +62,7 @@ def logits(weights: Mapping[str, Floats], keys: Mapping[str, Any], tokens: Seque
 
 
 def _product(rows: Floats, weight: Floats) -> Floats:
-    """Compute ``rows @ weight.T`` in slices so small that OpenBLAS uses one thread: its threads spin meanwhile."""
+    """Compute ``rows @ weight.T`` in slices so small that OpenBLAS uses one thread, because more threads would spin."""
     slices = np.matmul(weight.reshape(-1, _SLICE, weight.shape[1]), rows.T)
     product: Floats = slices.reshape(len(weight), len(rows)).T
     return np.ascontiguousarray(product)

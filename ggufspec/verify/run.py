@@ -1,4 +1,4 @@
-"""Runs the checks of a certificate. A job for a child process (:mod:`ggufspec.child`)."""
+"""Checks of a certificate, run as a job in a child process (:mod:`ggufspec.child`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema import codec
 from ggufspec.schema.bench import Divergence
-from ggufspec.schema.verify import Check
+from ggufspec.schema.verify import CertificateCheck
 from ggufspec.settings.registry import drafts_with_file, parse_drafters
 from ggufspec.verify.certificate import (
     ADAPTIVE,
@@ -34,31 +34,31 @@ from ggufspec.verify.certificate import (
     STRICT,
     TARGET_ONLY,
     TWO_POLICIES,
-    Answer,
     Answers,
+    CertificateAnswer,
+    CertificateJob,
+    CertificateRequest,
+    CertifiedPolicy,
     Divergent,
     Events,
-    Policy,
-    Request,
-    Spec,
     answers_needed,
-    compare,
+    compare_answers,
     identical_requests,
     judge_distribution,
-    places,
     proposed_tokens,
     sampled_requests,
+    token_events,
 )
 
 Reader = Callable[[Sequence[int], Sequence[int]], Iterator[Logits]]
-"""The logits (vocab,) for each token of an answer, given the prompt and the answer."""
+"""Yields the logits (vocab,) for each token of an answer, given the prompt and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Completed checks. After a stop ``finished`` is False, and checks are missing."""
+class VerifyResult:
+    """Completed checks. After a stop, ``finished`` is False and some checks are missing."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[CertificateCheck, ...]
     target: LoadedModel | None
     draft: LoadedModel | None
     notes: tuple[str, ...]
@@ -66,11 +66,11 @@ class Result:
 
 
 class _StoppedError(Exception):
-    """The parent asks for an end."""
+    """The parent asked the job to stop."""
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
-    """Decode and judge in this process; ``progress`` and ``check`` events report progress."""
+def run(spec: CertificateJob, emit: child.Emit, stopping: threading.Event) -> VerifyResult:
+    """Decode and judge in this process; emit ``progress`` and ``check`` events."""
     devices.add_rpc_workers(spec.rpc)
     job = _Job(spec, emit, stopping)
     try:
@@ -81,43 +81,43 @@ def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
         finished = True
     except _StoppedError:
         finished = False
-    return Result(tuple(job.checks), *job.models, tuple(job.notes), finished)
+    return VerifyResult(tuple(job.checks), *job.models, tuple(job.notes), finished)
 
 
-def measure(spec: Spec, *, on_event: child.Emit, verbose: bool = False) -> Result:
+def measure_exactness(spec: CertificateJob, *, on_event: child.Emit, verbose: bool = False) -> VerifyResult:
     """Decode and judge in a child process.
 
     Raises:
-        GgufspecError: a model does not load, llama.cpp died.
-        Interrupted: Ctrl-C; its ``partial`` has the completed checks.
+        GgufspecError: a model does not load, or llama.cpp died.
+        Interrupted: Ctrl-C; its ``partial`` holds the completed checks.
     """
-    seen: list[Check] = []
+    seen: list[CertificateCheck] = []
 
     def listen(event: child.Event) -> None:
         if event["event"] == "check":
-            seen.append(codec.load(Check, event["check"]))
+            seen.append(codec.load(CertificateCheck, event["check"]))
         on_event(event)
 
     try:
-        return child.call(__name__, spec, Result, on_event=listen, verbose=verbose)
+        return child.call(__name__, spec, VerifyResult, on_event=listen, verbose=verbose)
     except child.Interrupted as stop:  # a large model may be too slow to answer in time
-        raise child.Interrupted(stop.partial or Result(tuple(seen), None, None, (), finished=False)) from None
+        raise child.Interrupted(stop.partial or VerifyResult(tuple(seen), None, None, (), finished=False)) from None
 
 
 class _Job:
-    """Runs the sections one after the other, with one decoder at a time: a planned pair fills the GPU."""
+    """Runner of the certificate's sections, with only one decoder at a time, because a planned pair fills the GPU."""
 
-    def __init__(self, spec: Spec, emit: child.Emit, stopping: threading.Event) -> None:
-        # The same number of threads for all answers: flash attention sums in an order that depends on it.
+    def __init__(self, spec: CertificateJob, emit: child.Emit, stopping: threading.Event) -> None:
+        # All answers use the same number of threads, because flash attention's order of summation depends on it.
         self.spec = replace(spec, options=replace(spec.options, threads=spec.options.threads or host.physical_cores()))
-        self.checks: list[Check] = []
+        self.checks: list[CertificateCheck] = []
         self.notes: list[str] = []
         self.models: tuple[LoadedModel | None, LoadedModel | None] = (None, None)
         self._emit, self._stopping = emit, stopping
         self._done, self._total = 0, answers_needed(spec)
 
     def strict(self) -> None:
-        """Check for the same tokens, in batch sizes of one class."""
+        """Check that answers equal target-only's token by token, in batch sizes of one class."""
         drafter = "all"
         try:
             alone = self._alone(identical_requests(self.spec), strict=True)
@@ -126,14 +126,14 @@ class _Job:
                     policy: self._answers(identical_requests(self.spec), drafter, policy, strict=True)
                     for policy in self.spec.policies
                 }
-                self._add(compare(STRICT, drafter, alone, given))
+                self._add(compare_answers(STRICT, drafter, alone, given))
         except ModelError as error:
             if STRICT_IMPOSSIBLE not in error.message:
                 raise
-            self._add([Check(STRICT, drafter, "exact", NOT_POSSIBLE, reason=error.message)])
+            self._add([CertificateCheck(STRICT, drafter, "exact", NOT_POSSIBLE, reason=error.message)])
 
     def default(self) -> None:
-        """Check for the same tokens, or near ties."""
+        """Check that answers equal target-only's or differ only at near ties."""
         requests = identical_requests(self.spec)
         alone = self._alone(requests)
         given = {
@@ -143,21 +143,23 @@ class _Job:
         answers = [answer for by_policy in given.values() for some in by_policy.values() for answer in some]
         explained = self._explain(alone, answers)
         for drafter, by_policy in given.items():
-            self._add(compare(DEFAULT, drafter, alone, by_policy, explained))
+            self._add(compare_answers(DEFAULT, drafter, alone, by_policy, explained))
 
-    def _explain(self, alone: Answers, answers: Iterable[Answer]) -> dict[Divergent, Divergence]:
+    def _explain(self, alone: Answers, answers: Iterable[CertificateAnswer]) -> dict[Divergent, Divergence]:
         """Explain each divergence from target-only, once."""
-        cases: dict[Divergent, divergence.Case] = {}
+        cases: dict[Divergent, divergence.DivergenceCase] = {}
         for answer in answers:
             request, expected = answer.request, alone[answer.request]
             at = divergence.first_difference(expected, answer.tokens)
             if at < min(len(expected), len(answer.tokens)):
                 prompt, begun = self.spec.prompts[request.prompt], answer.tokens[: at + 1]
-                cases[request, begun] = divergence.Case(len(cases), prompt, expected, begun, request.sampling)
+                cases[request, begun] = divergence.DivergenceCase(len(cases), prompt, expected, begun, request.sampling)
         if not cases:
             return {}
-        self._progress("measuring the noise between widths")
-        spec = divergence.Spec(self.spec.target, self.spec.options, tuple(cases.values()))  # devices are known here
+        self._progress("measuring the noise between batch sizes")
+        spec = divergence.DivergenceJob(
+            self.spec.target, self.spec.options, tuple(cases.values())
+        )  # the RPC workers have already been added
         found = divergence.run(spec, self._emit, self._stopping)
         if self._stopping.is_set():
             raise _StoppedError
@@ -165,7 +167,7 @@ class _Job:
 
     def distribution(self) -> None:
         """Compare the residual rule's samples with the target's own probabilities; target-only is the control."""
-        legs: dict[tuple[str, str], dict[Policy | None, list[Answer]]] = {}
+        legs: dict[tuple[str, str], dict[CertifiedPolicy | None, list[CertificateAnswer]]] = {}
         if "exact" in self.spec.rules:
             legs[TARGET_ONLY, "coupled"] = {None: self._answers(sampled_requests(self.spec, 0), None)}
         if "residual" in self.spec.rules:
@@ -177,7 +179,7 @@ class _Job:
         with ExitStack() as stack:
             target, readers = self._readers(stack)
             for (drafter, rule), by_policy in legs.items():
-                self._progress(f"reading: {drafter}, {rule}")
+                self._progress(f"scoring: {drafter}, {rule}")
                 answers = [answer for some in by_policy.values() for answer in some]
                 events = self._read(target, readers, answers)
                 drafted = [policy for policy, some in by_policy.items() if any(answer.drafted for answer in some)]
@@ -185,9 +187,7 @@ class _Job:
                 self._add([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
 
     def _readers(self, stack: ExitStack) -> tuple[Model, list[Reader]]:
-        """Return the target and its reader, and that of a draft model or a head, whose probabilities show best where a
-        fault would be.
-        """
+        """Return the target and readers of logits: its own, and the draft's or head's, which shows faults best."""
         spec, options = self.spec, self.spec.options
         own = options.head == "mtp" and spec.draft in (None, spec.target)
         target = stack.enter_context(Model(spec.target, replace(options.target, mtp=own)))
@@ -200,13 +200,13 @@ class _Job:
         readers: list[Reader] = [partial(_rows, context)]
         if draft and options.head:
             head = stack.enter_context(closing(Head(draft, context, options.draft_context())))
-            if not head.shares_cache:  # such a head reads only at the end of the target's text
+            if not head.shares_cache:  # a head on the target's cache can decode only at the end of its text
                 readers.append(partial(_head_rows, HeadDrafter(head, context, options.head), context))
         elif draft:
             readers.append(partial(_rows, stack.enter_context(closing(Context(draft, options.draft_context())))))
         return target, readers
 
-    def _read(self, target: Model, readers: Sequence[Reader], answers: Iterable[Answer]) -> Events:
+    def _read(self, target: Model, readers: Sequence[Reader], answers: Iterable[CertificateAnswer]) -> Events:
         events: dict[str, list[tuple[float, bool]]] = defaultdict(list)
         for answer in answers:
             prompt = target.tokenize(self.spec.prompts[answer.request.prompt])
@@ -217,30 +217,30 @@ class _Job:
                 for view in views:
                     penalties.apply(view, len(prompt) + index)
                 proposed = answer.proposed.get(index)
-                for name, event in places(views, answer.tokens[index], answer.request.sampling, proposed).items():
+                for name, event in token_events(views, answer.tokens[index], answer.request.sampling, proposed).items():
                     events[name].append(event)
             if self._stopping.is_set():
                 raise _StoppedError
         return events
 
-    def _alone(self, requests: Sequence[Request], *, strict: bool = False) -> Answers:
+    def _alone(self, requests: Sequence[CertificateRequest], *, strict: bool = False) -> Answers:
         return {answer.request: answer.tokens for answer in self._answers(requests, None, strict=strict)}
 
     def _answers(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[CertificateRequest],
         drafter: str | None,
-        policy: Policy = ADAPTIVE,
+        policy: CertifiedPolicy = ADAPTIVE,
         *,
         strict: bool = False,
         accept: str = "exact",
-    ) -> list[Answer]:
+    ) -> list[CertificateAnswer]:
         """Return the answers of one drafter under one policy, or target-only ones from a decoder without drafters."""
         spec = self.spec
         own = spec.draft if drafter and drafts_with_file(drafter) else None
         options = replace(
             spec.options,
-            drafters=parse_drafters(drafter or "both"),  # without a draft's file: as with --no-draft
+            drafters=parse_drafters(drafter or "both"),  # without a draft file, as with --no-draft
             draft_policy=policy.name,
             draft_max=policy.draft_max,
             strict=strict,
@@ -258,12 +258,12 @@ class _Job:
                 answers.append(self._answer(decoder, request, alone="" if drafter else "target"))
                 self._done += 1
                 self._progress(what)
-            if drafter and not any(answer.drafted for answer in answers):  # perhaps because drafting does not pay
-                self.notes.append(f"{what}: not one token was drafted, so that it is not counted")
+            if drafter and not any(answer.drafted for answer in answers):  # perhaps because drafting does not pay off
+                self.notes.append(f"{what}: not one token was drafted, so it is not counted")
                 self.notes += decoder.notes if policy is not ADAPTIVE else ()
         return answers
 
-    def _answer(self, decoder: SpeculativeDecoder, request: Request, *, alone: str) -> Answer:
+    def _answer(self, decoder: SpeculativeDecoder, request: CertificateRequest, *, alone: str) -> CertificateAnswer:
         tokens = []
         for emitted in decoder.generate(
             self.spec.prompts[request.prompt],
@@ -276,33 +276,33 @@ class _Job:
                 raise _StoppedError
         found = decoder.statistics
         assert found is not None
-        return Answer(request, tuple(tokens), found.drafted, found.accepted, proposed_tokens(decoder.rounds))
+        return CertificateAnswer(request, tuple(tokens), found.drafted, found.accepted, proposed_tokens(decoder.rounds))
 
     def _progress(self, what: str) -> None:
         if self._stopping.is_set():
             raise _StoppedError
         self._emit({"event": "progress", "done": self._done, "total": self._total, "what": what})
 
-    def _add(self, checks: Iterable[Check]) -> None:
+    def _add(self, checks: Iterable[CertificateCheck]) -> None:
         for check in checks:
             self.checks.append(check)
             self._emit({"event": "check", "check": asdict(check)})
 
 
 def _rows(context: Context, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:
-    """Yield a model's logits (vocab,) for each token of an answer. Unknown tokens are read as token 0."""
+    """Yield a model's logits (vocab,) for each token of an answer. Unknown tokens are replaced by token 0."""
     text = [token if token < context.vocab_size else 0 for token in (*prompt, *answer[:-1])]
     start = len(prompt) - 1
     context.rewind(0)
     if start:
         context.decode(text[:start], 0)
-    for first in range(start, len(text), context.width):
-        batch = text[first : first + context.width]
+    for first in range(start, len(text), context.max_outputs):
+        batch = text[first : first + context.max_outputs]
         yield from context.decode(batch, len(batch)).copy()
 
 
 def _head_rows(drafter: HeadDrafter, target: Context, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:
-    """Yield a head's logits (vocab,) for each token of an answer; ``target`` is read before each."""
+    """Yield a head's logits (vocab,) for each token of an answer; the target's reader must be ahead of this one."""
     text, first = (*prompt, *answer[:-1]), len(prompt) - 1
     drafter.begin(prompt)
     drafter.read(text[:first], 0)

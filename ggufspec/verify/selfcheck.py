@@ -1,16 +1,16 @@
-"""Checks that llama.cpp, as built for this machine, computes correctly; a crash ends only a child.
+"""Self-check that llama.cpp, as built for this machine, computes correctly; a crash ends only a child process.
 
-The bundled target is expanded to rows that the K types allow (:mod:`ggufspec.models.expansion`), written in common file
-types, and decoded at batch sizes 1, 4 and 16 with flash attention on and off: on the host's kernels, and with all
-layers on the device if there is one. There are two comparisons, both of logits:
+The bundled target is expanded to row sizes that the K types allow (:mod:`ggufspec.models.expansion`), written in common
+file types, and decoded at batch sizes 1, 4 and 16 with flash attention on and off, on the host's kernels and, if there
+is a device, with all layers on it. There are two comparisons, both of logits:
 
-- llama.cpp with plain NumPy on the same file's numbers (:mod:`ggufspec.verify.reference`): finds wrong kernels.
-- NumPy on the file's numbers with stored figures of the F16 model (``selfcheck.json``, made with float64 arithmetic and
-  another reader, tests/evidence/selfcheck.py): finds wrong files, a wrong quantiser, and faults of NumPy.
+- llama.cpp against plain NumPy on the same file's numbers (:mod:`ggufspec.verify.reference`) finds wrong kernels.
+- NumPy on the file's numbers against stored logits of the F16 model (``selfcheck.json``, made with float64 arithmetic
+  and another reader, tests/evidence/selfcheck.py) finds wrong files, a wrong quantiser, and faults in NumPy.
 
-So the stored figures depend neither on the machine nor on how a version of llama.cpp rounds weights. The measure is the
-root mean square of the difference over the spread of the right logits, at the worst position; for these limits see
-docs/decisions/023-a-build-proves-itself.md.
+The stored logits therefore depend neither on the machine nor on how a version of llama.cpp rounds weights. The error is
+the root mean square of the difference over the spread of the correct logits, at the worst position;
+docs/decisions/023-a-build-proves-itself.md explains the limits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ggufspec.child.death import CHECK_HINT
 from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.files.write import scratch
 from ggufspec.llamacpp.devices import has_gpu
-from ggufspec.llamacpp.gguf import parse
+from ggufspec.llamacpp.gguf import parse_header
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.llamacpp.quantize import to_numbers
 from ggufspec.models import expanded
-from ggufspec.models.expansion import Shape
+from ggufspec.models.expansion import LlamaShape
 from ggufspec.models.profile import demo_pair
 from ggufspec.schema.doctor import CheckRow, CheckStep, SelfCheck
 from ggufspec.verify.reference import Floats, logits
@@ -43,22 +43,22 @@ from ggufspec.verify.reference import Floats, logits
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M", "Q3_K_S")
 BATCHES = (1, 4, 16)
 FLASH = ("on", "off")
-SHAPE = Shape(width=512, layers=8, heads=8, kv_heads=2, ffn=1024, vocab=4096, head_size=64)
-KERNEL_ERROR = 0.06  # llama.cpp against NumPy
-WEIGHT_ERROR = 0.4  # the quantised file against the F16 model
-LIMIT_S = 120.0  # seconds for one file type, after which a child counts as hanging
+SHAPE = LlamaShape(width=512, layers=8, heads=8, kv_heads=2, ffn=1024, vocab=4096, head_size=64)
+KERNEL_ERROR = 0.06  # maximum error of llama.cpp relative to NumPy
+WEIGHT_ERROR = 0.4  # maximum error of the quantised file relative to the F16 model
+LIMIT_S = 120.0  # seconds for one file type, after which the child is considered hung
 
-# "tokens": all decoded ones; "ids": every 63rd vocabulary entry, so that no lane of any kernel is left out; "logits":
-# (positions, ids) after the last of the tokens
+# "tokens": all decoded tokens; "ids": every 63rd vocabulary entry, so that each lane of every kernel is used; "logits":
+# (positions, ids) after the last tokens
 STORED = Path(__file__).with_name("selfcheck.json")
 
 
 def error_of(found: Floats, right: Floats) -> float:
-    """Return the root mean square difference of logits over their spread, of the worst row; constants are ignored.
+    """Return the root mean square difference of logits over their spread, in the worst row; offsets are ignored.
 
     Args:
-        found: (rows, ids).
-        right: (rows, ids), the correct ones.
+        found: (rows, ids) logits to check.
+        right: (rows, ids) correct logits.
 
     Returns:
         0 for equal rows, about 1.4 for unrelated ones; a million if a number is not finite.
@@ -74,28 +74,28 @@ def error_of(found: Floats, right: Floats) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class SelfcheckJob:
     types: tuple[str, ...]
     limit_s: float = LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Empty: the results are events, ``step`` before each thing that may fail, ``row`` with a measurement."""
+class SelfcheckResult:
+    """Empty result; the measurements are events: ``step`` before each step that may fail, ``row`` with an error."""
 
 
-def run(spec: Spec, emit: child.Emit, stopping: threading.Event) -> Result:
+def run(spec: SelfcheckJob, emit: child.Emit, stopping: threading.Event) -> SelfcheckResult:
     for type_name in spec.types:
         if stopping.is_set():
             break
         with scratch() as folder, child.within(spec.limit_s, f"the self-check of {type_name}", CHECK_HINT):
             _check_type(CheckStep(type_name), folder, emit)
-    return Result()
+    return SelfcheckResult()
 
 
-def make(type_name: str, path: Path) -> None:
+def make_models(type_name: str, path: Path) -> None:
     """Write the model to check, in one file type, in this process."""
-    spec = expanded.Spec(demo_pair()[0], SHAPE, type_name, path)
+    spec = expanded.ExpandJob(demo_pair()[0], SHAPE, type_name, path)
     expanded.run(spec, lambda _: None, threading.Event())
 
 
@@ -112,7 +112,7 @@ def _check_type(step: CheckStep, folder: Path, emit: child.Emit) -> None:
     compared = slice(-len(stored), None), figures["ids"]
     path = folder / f"{step.type}.gguf"
     step = begin(step)
-    make(step.type, path)
+    make_models(step.type, path)
     right = _reference(path, tokens)[compared]
     measured(right, stored)
     for place, layers in (("host", 0), ("device", -1))[: 2 if has_gpu() else 1]:
@@ -120,8 +120,8 @@ def _check_type(step: CheckStep, folder: Path, emit: child.Emit) -> None:
         with Model(path, Placement(layers)) as model:
             for flash in FLASH:
                 step = begin(CheckStep(step.type, place, flash))
-                # One thread: llama.cpp's threads spin, and a busy neighbour would make this take a minute.
-                options = ContextOptions(ctx_size=64, width=max(BATCHES), threads=1, flash_attn=flash)
+                # One thread, because llama.cpp's threads spin: next to a busy process this would take a minute.
+                options = ContextOptions(ctx_size=64, max_outputs=max(BATCHES), threads=1, flash_attn=flash)
                 with closing(Context(model, options)) as context:
                     for batch in BATCHES:
                         step = begin(replace(step, batch=batch))
@@ -129,9 +129,9 @@ def _check_type(step: CheckStep, folder: Path, emit: child.Emit) -> None:
 
 
 def _reference(path: Path, tokens: Sequence[int]) -> Floats:
-    """Return (tokens, vocab) logits, by NumPy on the file's numbers."""
+    """Return (tokens, vocab) logits, computed by NumPy from the file's numbers."""
     data = path.read_bytes()
-    file = parse(data)
+    file = parse_header(data)
     weights = {}
     for tensor in file.tensors:
         start = file.data_offset + tensor.offset
@@ -140,7 +140,7 @@ def _reference(path: Path, tokens: Sequence[int]) -> Floats:
 
 
 def _decoded(context: Context, batch: int, tokens: Sequence[int]) -> Floats:
-    """Return (tokens, vocab) logits, by llama.cpp."""
+    """Return (tokens, vocab) logits, computed by llama.cpp."""
     context.rewind(0)
     starts = range(0, len(tokens), batch)
     return np.concatenate([context.decode(tokens[i : i + batch], batch).copy() for i in starts])
@@ -149,8 +149,8 @@ def _decoded(context: Context, batch: int, tokens: Sequence[int]) -> Floats:
 # ---- in the parent --------------------------------------------------------------------------------------------------
 
 
-def check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = lambda _: None) -> SelfCheck:
-    """Check llama.cpp in child processes: one, and another one for the remaining types after each death.
+def self_check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = lambda _: None) -> SelfCheck:
+    """Check llama.cpp in a child process; whenever a child dies, another checks the remaining types.
 
     Args:
         types: some of ``TYPES``.
@@ -179,7 +179,7 @@ def check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = l
     while left:
         step = CheckStep(left[0])
         try:
-            child.call(__name__, Spec(tuple(left), LIMIT_S), Result, on_event=heard)
+            child.call(__name__, SelfcheckJob(tuple(left), LIMIT_S), SelfcheckResult, on_event=heard)
             left = []
         except GgufspecError as error:
             ended_by = error.ended_by if isinstance(error, ChildError) else ""

@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from ggufspec.schema.base import Spread
-from ggufspec.schema.verify import Check, Difference
+from ggufspec.schema.verify import AnswerDifference, CertificateCheck
 from lab.evidence_documents import (
     PARTS,
     Agreeing,
@@ -75,9 +75,9 @@ def parts() -> list[Part[Any]]:
     )
     speed = SpeedFound("a", "row 0", (HALF,), 50.0, 60.0)
     classes = ClassesFound(HALF, "F16", 8, 16, (Agreeing((2, 3, 4, 8)), Agreeing((1,))), (2, 3, 4, 8))
-    parting = Difference(0, None, "fixed 4", 7, 1, 2, 0.01, 0.02, explained=True)
+    parting = AnswerDifference(0, None, "fixed 4", 7, 1, 2, 0.01, 0.02, explained=True)
     checks = ChecksFound(
-        HALF, HALF, (Check("default", "draft", "greedy", "passed", differences=(parting,)),), True, "PASSED."
+        HALF, HALF, (CertificateCheck("default", "draft", "greedy", "passed", differences=(parting,)),), True, "PASSED."
     )
     made = {
         "a": rows(dense, off),

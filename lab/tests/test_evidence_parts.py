@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ggufspec import demo_pair
 from ggufspec.errors import ChildError, GgufspecError
 from ggufspec.hardware.cards import find_card
-from ggufspec.llamacpp.gguf import parse
+from ggufspec.llamacpp.gguf import parse_header
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import interpret
 from ggufspec.planning.catalogue import from_catalogue
@@ -151,7 +151,7 @@ def test_repetitions_at_another_placement_are_another_way() -> None:
 
 def test_a_speed_is_predicted_for_every_placement_that_was_run() -> None:
     path = demo_pair()[0]
-    header = interpret(path.name, [parse(path.read_bytes())], path.stat().st_size)
+    header = interpret(path.name, [parse_header(path.read_bytes())], path.stat().st_size)
     speed = from_catalogue([find_card("RTX 4090")], ["RPC0"])
     target = PlacedModel(path.name, header.layers, 5)
     sizes = Sizes(1, 1, 1)

@@ -32,13 +32,15 @@ Pairs = dict[str, tuple[tuple[Path, Path], tuple[Path, Path]]]
 def pairs(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
     """(target and head, both expanded) of each kind."""
     folder = tmp_path_factory.mktemp("expanded")
-    shape = replace(expansion.shape_of(expansion.read(target)), **request.param)
+    shape = replace(expansion.shape_of(expansion.read_source(target)), **request.param)
     big = folder / "big.gguf"
     expansion.expand(expansion.Spec(target, shape, "F16", big))
     own = {**heads.mtp_block(1, noise=1.0), "nextn.shared_head_norm.weight": np.full(heads.WIDTH, 0.5, np.float32)}
     mtp = write_mimo2(target, folder / "small-mtp.gguf", [own])
     big_mtp = expand_mimo2(mtp, target, big, folder / "big-mtp.gguf")
-    half = expand_eagle3(EAGLE3, target, expansion.shape_of(expansion.read(target)), folder / "small-eagle3.gguf")
+    half = expand_eagle3(
+        EAGLE3, target, expansion.shape_of(expansion.read_source(target)), folder / "small-eagle3.gguf"
+    )
     eagle3 = expand_eagle3(EAGLE3, target, shape, folder / "big-eagle3.gguf")
     return {"eagle3": ((target, half), (big, eagle3)), "mtp": ((mtp, mtp), (big_mtp, big_mtp))}
 
@@ -48,7 +50,7 @@ def read_pairs(target: Path, file: Path) -> list[np.ndarray]:
     with ExitStack() as stack:
         model = stack.enter_context(Model(target, Placement(mtp=file == target)))
         own = model if file == target else stack.enter_context(Model(file, Placement()))
-        options = ContextOptions(ctx_size=512, width=16, threads=1, rewind=15)
+        options = ContextOptions(ctx_size=512, max_outputs=16, threads=1, rewind=15)
         context = Context(model, replace(options, hidden=head_sources(own)))
         stack.callback(context.close)
         head = Head(own, context, options)
@@ -100,6 +102,6 @@ def test_blocks_are_read_as_they_were_written(target: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("change", [{"vocab": 5000, "width": 512}, {"head_size": 128}])
 def test_what_a_head_must_keep(change: dict[str, int], target: Path) -> None:
-    shape = replace(expansion.shape_of(expansion.read(target)), **change)
+    shape = replace(expansion.shape_of(expansion.read_source(target)), **change)
     with pytest.raises(UsageError, match="keeps its target's vocabulary and head size"):
         expanded_tensors(heads.mtp_block(1), target, shape)

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import shapes
-from processes import eventually, workers
 
 from ggufspec import DecoderOptions, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.llamacpp.gguf import Gguf, parse
-from ggufspec.llamacpp.quantize import quantize, to_numbers
+from ggufspec.llamacpp.gguf import Gguf, parse_header
+from ggufspec.llamacpp.quantize import to_numbers, write_quantised
 from ggufspec.models import sparse
 from lab import expansion
 from lab.evidence_models import PAIRS
+from tests.support import shapes
+from tests.support.processes import eventually, workers
 
 LONG = replace(expansion.SHAPES["llama3-8b"], vocab=4096)  # 3.7 GB at Q3_K_L, with a small vocabulary
 
@@ -46,7 +46,7 @@ def needed(
 
 def read(path: Path) -> tuple[Gguf, bytes]:
     data = path.read_bytes()
-    return parse(data), data
+    return parse_header(data), data
 
 
 # ---- types and bytes ------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_the_file_is_the_one_that_llama_cpp_would_make(kind: str, target: Path, 
     """Written in F16 and quantised by llama.cpp: the same types and the same numbers, tensor by tensor."""
     shape = expansion.SHAPES["tiny"]
     grow(target, tmp_path / "half.gguf", shape, "F16")
-    quantize(tmp_path / "half.gguf", tmp_path / "other.gguf", kind, threads=1)
+    write_quantised(tmp_path / "half.gguf", tmp_path / "other.gguf", kind, threads=1)
     grow(target, tmp_path / "big.gguf", shape, kind)
     (own, data), (other, other_data) = read(tmp_path / "big.gguf"), read(tmp_path / "other.gguf")
     places = {tensor.name: tensor for tensor in other.tensors}
@@ -191,7 +191,7 @@ def test_bad_input(target: Path, draft: Path, tmp_path: Path) -> None:
 
 def test_no_room_is_said_before_anything_is_written(target: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sparse, "free_disk_bytes", lambda path: 10 << 20)
-    with pytest.raises(GgufspecError, match=r"big.gguf need [0-9.]+ MB of disk, and .* has [0-9.]+ MB"):
+    with pytest.raises(GgufspecError, match=r"big.gguf need [0-9.]+ MB of disk, but .* has [0-9.]+ MB"):
         grow(target, tmp_path / "big.gguf", expansion.SHAPES["tiny"], "Q3_K_S")
     assert not list(tmp_path.iterdir())
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_llama import TINY, write_tiny
 
 from ggufspec.errors import ModelError, UsageError
 from lab import expansion
 from lab.expansion import Shape
+from tests.support.tiny_llama import TINY, write_tiny
 
 DEMO = Shape(width=320, layers=8, heads=5, kv_heads=1, ffn=896, vocab=4096, head_size=64)
 
@@ -42,7 +42,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_query_heads_meet_their_own_key_value_head(
     small: tuple[int, int], big: tuple[int, int], query_at: tuple[int, ...], kv_of: tuple[int, ...], tiny: Path
 ) -> None:
-    source = replace(expansion.read(tiny), shape=replace(TINY, heads=small[0], kv_heads=small[1]))
+    source = replace(expansion.read_source(tiny), shape=replace(TINY, heads=small[0], kv_heads=small[1]))
     layout = expansion.fit(source, replace(TINY, heads=big[0], kv_heads=big[1]), "F16")
     assert (layout.query_at, layout.kv_of) == (query_at, kv_of)
     for head, place in enumerate(layout.query_at):
@@ -50,9 +50,9 @@ def test_query_heads_meet_their_own_key_value_head(
 
 
 def test_the_shape_is_read(tiny: Path, untied: Path, target: Path) -> None:
-    assert expansion.shape_of(expansion.read(tiny)) == TINY
-    assert expansion.shape_of(expansion.read(untied)) == replace(TINY, tied=False)
-    assert expansion.shape_of(expansion.read(target)) == DEMO
+    assert expansion.shape_of(expansion.read_source(tiny)) == TINY
+    assert expansion.shape_of(expansion.read_source(untied)) == replace(TINY, tied=False)
+    assert expansion.shape_of(expansion.read_source(target)) == DEMO
 
 
 def test_parameters_are_those_of_the_published_models() -> None:
@@ -90,11 +90,11 @@ REFUSED = {
 @pytest.mark.parametrize(("change", "kind", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_shape_that_does_not_fit(change: dict[str, int], kind: str, message: str, tiny: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        expansion.fit(expansion.read(tiny), replace(TINY, **change), kind)
+        expansion.fit(expansion.read_source(tiny), replace(TINY, **change), kind)
 
 
 def test_an_epsilon_without_room_for_the_constant(tiny: Path) -> None:
-    source = expansion.read(tiny)
+    source = expansion.read_source(tiny)
     shape = replace(TINY, vocab=300, width=64)
     assert expansion.fit(source, shape, "F16")
     with pytest.raises(UsageError, match="epsilon 1e-12 is too small"):
@@ -103,7 +103,7 @@ def test_an_epsilon_without_room_for_the_constant(tiny: Path) -> None:
 
 def test_an_output_matrix_cannot_be_lost(untied: Path) -> None:
     with pytest.raises(UsageError, match="output matrix of its own"):
-        expansion.fit(expansion.read(untied), TINY, "F16")
+        expansion.fit(expansion.read_source(untied), TINY, "F16")
 
 
 def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
         "folder": (tmp_path, "is a folder"),
         "text": (tmp_path / "text.gguf", "not a GGUF file"),
         "empty": (tmp_path / "empty.gguf", "is empty"),
-        "short header": (tmp_path / "header.gguf", "cut short within its header"),
-        "short data": (tmp_path / "data.gguf", "cut short"),
+        "short header": (tmp_path / "header.gguf", "truncated within its header"),
+        "short data": (tmp_path / "data.gguf", "truncated"),
         "other architecture": (tmp_path / "qwen.gguf", "'qwen2'"),
         "unknown tensor": (tmp_path / "biased.gguf", "has no blk.0.attn_norm.weight"),
     }
@@ -127,4 +127,4 @@ def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
     )
     for path, message in files.values():
         with pytest.raises(ModelError, match=message):
-            expansion.read(path)
+            expansion.read_source(path)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import PATIENCE_S, Finished, _heed_signals, all_end, eventually, workers
 
 from lab import evidence
 from lab.evidence_bytes import bytes_tasks
@@ -20,6 +19,7 @@ from lab.evidence_device import open_site
 from lab.evidence_documents import PARTS, Part, Run, read_part, read_run
 from lab.evidence_lab import Lab
 from lab.evidence_models import SCALES, Shelf
+from tests.support.processes import PATIENCE_S, Finished, _heed_signals, all_end, eventually, workers
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_evidence"

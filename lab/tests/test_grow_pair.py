@@ -10,9 +10,9 @@ from types import ModuleType
 
 import gguf
 import pytest
-from tiny_llama import PROMPTS, assert_same_text, write_tiny
 
 from lab import expansion
+from tests.support.tiny_llama import PROMPTS, assert_same_text, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ def test_it_grows(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_every_preset_holds_the_demo_target(target: Path) -> None:
-    source = expansion.read(target)
+    source = expansion.read_source(target)
     sizes = {}
     for name, numbers in grow_pair.SHAPES.items():
         big = replace(expansion.shape_of(source), **numbers)

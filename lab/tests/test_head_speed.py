@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import evidence_scripts
 import pytest
+
+from tests.support import evidence_scripts
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import shapes
 from evidence import mixtures
-from processes import Cli
+
+from tests.support import shapes
+from tests.support.processes import Cli
 
 RECORD = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "mixtures.json"
 
@@ -19,7 +20,7 @@ RECORD = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "mixtures.j
         (("-ot", "ffn_("), ("'ffn_(' is not PATTERN=DEVICE", "-ot 'ffn_.*_exps=CPU'")),
         (("-ot", "ffn_(=CPU"), ("is not a valid regular expression: missing )",)),
         (("-ot", "(?i)ffn=CPU"), ("'(?'", "llama.cpp's regular expressions")),
-        (("-ot", "ffn_exps=CPU"), ("found in no tensor's name", "ffn_gate_exps", "-ot 'ffn_.*_exps=CPU'")),
+        (("-ot", "ffn_exps=CPU"), ("matches no tensor's name", "ffn_gate_exps", "-ot 'ffn_.*_exps=CPU'")),
         (("-ot", "ffn=CUDA7"), ("-ot ffn=CUDA7 names a device", "CPU, GPU0")),
         (("--n-cpu-ffn", "2"), ("no dense feed-forward weights", "--n-cpu-moe")),
         (("--n-cpu-ffn", "-1"), ("--n-cpu-ffn -1 is out of range", "--n-cpu-ffn 10")),
@@ -35,7 +36,7 @@ def test_bad_input(cli: Cli, tmp_path: Path, flags: tuple[str, ...], words: tupl
 def test_a_run_refuses_a_pattern_before_it_loads(cli: Cli) -> None:
     done = cli("run", "demo", "-p", "hi", "-n", "2", "-ngl", "0", "-ngld", "0", "-ot", "nothing=CPU")
     assert done.code == 2
-    assert "found in no tensor's name" in done.stderr
+    assert "matches no tensor's name" in done.stderr
 
 
 def test_a_plan_shows_tensors_elsewhere(cli: Cli, tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_draft_is_left_off_on_a_small_active_mixture(tmp_path: Path) -> None:
     files = [shapes.write(tmp_path / f"{shape.name}.gguf", shape) for shape in (target, draft)]
     document, _ = mixtures.plan(*files, 8, tmp_path / "cache")
     assert document["choice"] == "target-only"
-    assert "runs through other experts: verifying" in document["why"]
+    assert "uses different experts: verifying" in document["why"]
     assert document["confirmed"]
     assert document["target"]["n_cpu_moe"] > 0
     option = document["options"]["target_only"]

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import evidence_scripts
 import pytest
 
 from ggufspec.llamacpp.options import Placement
 from ggufspec.planning import catalogue, speed
 from ggufspec.planning.speed import pass_s
+from tests.support import evidence_scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 

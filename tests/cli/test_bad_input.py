@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import resource
+import shlex
+import shutil
 import tracemalloc
 from pathlib import Path
 
 import pytest
-from gguf_files import rewritten
-from processes import Cli, Finished
 
 from ggufspec.errors import ChildError, ModelError, UsageError
 from ggufspec.llamacpp import model, params
 from ggufspec.llamacpp.grammar import check_grammar, check_schema
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.settings.table import OPTIONS
+from tests.support import shapes
+from tests.support.gguf_files import rewritten, split
+from tests.support.processes import Cli, Finished
 
 PROMPT = ("-p", "def f(")
 DAMAGE = {
@@ -26,8 +29,8 @@ DAMAGE = {
     "cut in the magic": "it begins with b'GG'",
     "cut in the counts": "failed to read header",
     "cut in the keys": "failed to read key-value pairs",
-    "cut in the data": "is cut short: it has",
-    "cut by one byte": "is cut short: it has",
+    "cut in the data": "is truncated: it has",
+    "cut by one byte": "is truncated: it has",
     "noise after the magic": "claims more than 65,536 keys or tensors",
     "noise after the version": "claims more than 65,536 keys or tensors",
     "noise after the counts": "failed to read key-value pairs",
@@ -61,7 +64,7 @@ def test_damaged_target(cli: Cli, damaged: dict[str, Path], damage: str) -> None
 def test_a_damaged_draft_is_the_file_that_is_named(cli: Cli, target: Path, damaged: dict[str, Path]) -> None:
     file = damaged["cut in the data"]
     done = cli("bench", "-m", target, "-md", file, *PROMPT, "--json")
-    refused(done, 1, f"{file.name} is cut short: it has", "download it again")
+    refused(done, 1, f"{file.name} is truncated: it has", "download it again")
 
 
 def test_without_json_a_failure_leaves_stdout_empty(cli: Cli, damaged: dict[str, Path]) -> None:
@@ -87,7 +90,9 @@ def test_damaged_weights_are_noticed(cli: Cli, draft: Path, tmp_path: Path) -> N
 
 def test_missing_file_and_folder(cli: Cli, tmp_path: Path) -> None:
     missing = tmp_path / "missing.gguf"
-    refused(cli("run", "-m", missing, *PROMPT, "--json"), 1, f"{missing} does not exist", f"ls {tmp_path}")
+    refused(
+        cli("run", "-m", missing, *PROMPT, "--json"), 1, f"{missing} does not exist", "ggufspec models lists the models"
+    )
     refused(cli("run", "-m", tmp_path, *PROMPT, "--json"), 1, "is a folder")
 
 
@@ -102,8 +107,12 @@ def test_a_file_that_is_no_model_is_refused_alike_by_every_command(
     for file, error, hint in (
         (empty, f"{empty} is empty", "download it again"),
         (text, "text.gguf is not a GGUF file", "download the .gguf file itself"),
-        (tmp_path / "ther.gguf", "ther.gguf does not exist", "did you mean 'there.gguf'?"),
-        (tmp_path / "Qwen3-4B.gguf", "Qwen3-4B.gguf does not exist", f"ls {tmp_path}"),
+        (
+            tmp_path / "ther.gguf",
+            "ther.gguf does not exist",
+            f"ggufspec {shlex.join([*command, '-m', str(there)])} --json",
+        ),
+        (tmp_path / "Qwen3-4B.gguf", "Qwen3-4B.gguf does not exist", "ggufspec models lists the models"),
         (tmp_path, f"{tmp_path} is a folder", f"-m {tmp_path}/"),
     ):
         refused(cli(*command, "-m", file, "--json"), 1, error, hint)
@@ -117,19 +126,127 @@ def test_a_model_cannot_be_its_own_draft(cli: Cli, tmp_path: Path, target: Path)
         refused(done, 2, f"{target} is both the target and the draft", "--drafter lookup")
 
 
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (b"\1\0\0\0", ("GGUF version 1, ", "convert the model again")),
+        (b"\x63\0\0\0", ("GGUF version 99, ", "update llama-cpp-python")),
+        (b"\0\0\0\3", ("big-endian", "gguf-convert-endian FILE little")),
+    ],
+)
+def test_another_version_of_gguf(
+    cli: Cli, target: Path, draft: Path, tmp_path: Path, version: bytes, words: tuple[str, ...]
+) -> None:
+    file, whole = tmp_path / "other.gguf", draft.read_bytes()
+    file.write_bytes(whole[:4] + version + whole[8:])
+    for given in (["-m", file], ["-m", target, "-md", file]):
+        done = cli("run", *given, *PROMPT, "--json")
+        refused(done, 1, "other.gguf", *words)
+        assert "download" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "what"),
+    [
+        ("bert", {}, "an embedding model (bert): it does not predict the next token"),
+        ("llama", {"llama.pooling_type": 3}, "an embedding model (llama)"),
+        ("dream", {}, "a diffusion model (dream)"),
+    ],
+)
+def test_a_model_that_writes_no_text(
+    cli: Cli, tmp_path: Path, architecture: str, more: dict[str, shapes.Value], what: str
+) -> None:
+    tiny = shapes.SHAPES["tiny-llama"]
+    keys = {key.replace("llama.", f"{architecture}."): value for key, value in tiny.metadata.items()}
+    file = tmp_path / "other.gguf"
+    shapes.write_file(file, keys | {"general.architecture": architecture} | more, tiny.tensors)
+    for command in ("run -p x", "bench --drafter lookup", "verify", "plan", "export", "serve", "tune"):
+        refused(cli(*command.split(), "-m", file, "-c", "256", "--json"), 1, f"other.gguf is {what}", "generates text")
+
+
+def test_a_head_is_no_target(cli: Cli, target: Path) -> None:
+    head = target.with_name("mtp-demo-Q8_0.gguf")
+    refused(cli("run", "-m", head, *PROMPT, "--json"), 1, f"{head.name} is a head for", f"-m TARGET -md {head.name}")
+
+
 # pairs
+
+
+@pytest.mark.parametrize("draft", ["demo-draft-Q8_0", "demo-eagle3-Q8_0", ""])
+def test_models_in_parts(cli: Cli, target: Path, tmp_path: Path, draft: str) -> None:
+    """They are given by any part."""
+    file = target.with_name(f"{draft}.gguf")
+    parts = split(target, tmp_path, 3), split(file, tmp_path, 3) if draft else []
+    texts = []
+    for one, other in ((target, file), (parts[0][0], file), *zip(parts[0], parts[1] or parts[0], strict=True)):
+        done = cli("run", "-m", one, *(["-md", other] if draft else []), *PROMPT, "-n", "8", "--json")
+        assert done.code == 0, done.stderr
+        texts.append(done.document()["text"])
+    assert set(texts) == {texts[0]}
+    assert len(texts) == 5
+    command = cli("export", "-m", parts[0][1], "-c", "256").stdout
+    assert f"-m {parts[0][0]} " in command
 
 
 def test_a_draft_with_one_other_token(cli: Cli, target: Path, other_token: tuple[Path, int, str, str]) -> None:
     file, token, before, now = other_token
-    words = (f"token {token} is {before!r} to the target and {now!r} to the draft", "--drafter none")
+    words = (
+        f"token {token} is {before!r} to the target and {now!r} to the draft",
+        f"-md {target.with_name('demo-draft-Q8_0.gguf')}",
+    )
     refused(cli("run", "-m", target, "-md", file, *PROMPT, "--json"), 1, *words)
     refused(cli("bench", "-m", target, "-md", file, *PROMPT, "--json"), 1, *words[:1])
 
 
 def test_a_draft_with_a_much_smaller_vocabulary(cli: Cli, target: Path, small_vocabulary: Path) -> None:
     done = cli("run", "-m", target, "-md", small_vocabulary, *PROMPT, "--json")
-    refused(done, 1, "the target has 4,096 tokens, the draft 1,000", "family")
+    refused(done, 1, "the target has 4,096 tokens, the draft 1,000", f"-md {target.with_name('demo-draft-Q8_0.gguf')}")
+
+
+def test_a_mistyped_file_is_corrected_in_the_command(cli: Cli, target: Path, draft: Path) -> None:
+    """As it was typed: in its own folder, and each of the two files."""
+    (cli.folder / "in here").mkdir()
+    shutil.copyfile(target, cli.folder / "in here" / "Big-F16.gguf")
+    shutil.copyfile(draft, cli.folder / "in here" / "small-Q8_0.gguf")
+    big, small = "in here/Big-F16.gguf", "in here/small-Q8_0.gguf"
+    for typed in ((big.lower(), small), (big, "in here/smal-Q8_0.gguf")):
+        done = cli("run", *typed, "-p", "it's", "-n", "2", "--json")
+        refused(
+            done, 1, "does not exist", shlex.join(["ggufspec", "run", big, small, "-p", "it's", "-n", "2", "--json"])
+        )
+        again = cli(*shlex.split(done.document()["hint"])[1:])
+        assert again.code == 0, again.stderr
+    refused(cli("run", "in here/smal-Q8_0.gguf", "-p", "two\nlines", "--json"), 1, "did you mean 'small-Q8_0.gguf'?")
+
+
+def test_a_draft_of_another_family_is_replaced_by_one_that_fits(
+    cli: Cli, target: Path, draft: Path, small_vocabulary: Path
+) -> None:
+    """By one next to the target, or by that of a profile with a target of its name."""
+    for name, file in (("big-F16", target), ("fits-Q8_0", draft), ("other-Q8_0", small_vocabulary)):
+        shutil.copyfile(file, cli.folder / f"{name}.gguf")
+    for command in (("plan",), ("run", *PROMPT)):
+        done = cli(*command, "-m", "big-F16.gguf", "-md", "other-Q8_0.gguf", "--json")
+        fits = [*command, "-m", "big-F16.gguf", "-md", "fits-Q8_0.gguf", "--json"]
+        refused(done, 1, "the target has 4,096 tokens, the draft 1,000", shlex.join(["ggufspec", *fits]))
+    (cli.folder / "fits-Q8_0.gguf").unlink()
+    large = cli.folder / "Qwen3-14B-Q4_K_M.gguf"
+    shutil.copyfile(target, large)
+    with large.open("ab") as file:
+        file.truncate(9 << 30)  # as large as its name says
+    done = cli("plan", "-m", large, "-md", "other-Q8_0.gguf", "--json")
+    refused(done, 1, "-hfd Qwen/Qwen3-0.6B-GGUF:Q8_0 fits (Qwen3-0.6B-Q8_0, to download), or --drafter none")
+
+
+def test_a_draft_larger_than_its_target_is_noticed_before_anything_is_loaded(
+    cli: Cli, target: Path, draft: Path
+) -> None:
+    names = f"the draft ({target.name}, 20 MB) is larger than the target ({draft.name}, 1 MB)"
+    said = f"{names}: are they swapped?"
+    done = cli("run", "-m", draft, "-md", target, *PROMPT, "-n", "2")
+    assert done.code == 0, done.stderr
+    assert done.stderr.splitlines()[0] == said
+    assert said not in cli("run", "-m", target, "-md", draft, *PROMPT, "-n", "2").stderr
 
 
 def test_pair_and_files_that_contradict(cli: Cli, target: Path) -> None:
@@ -140,7 +257,7 @@ def test_pair_and_files_that_contradict(cli: Cli, target: Path) -> None:
 def test_profiles_that_are_not_there(cli: Cli, tmp_path: Path) -> None:
     refused(cli("run", "dmeo", *PROMPT, "--json"), 2, "'dmeo'", "did you mean 'demo'?")
     refused(cli("run", tmp_path / "a.toml", *PROMPT, "--json"), 2, str(tmp_path / "a.toml"), "ggufspec profiles list")
-    refused(cli("run", "x.gguf", *PROMPT, "--json"), 1, "x.gguf does not exist", "ls .")
+    refused(cli("run", "x.gguf", *PROMPT, "--json"), 1, "x.gguf does not exist", "ggufspec models lists")
 
 
 def test_a_profile_whose_files_are_not_downloaded(cli: Cli) -> None:
@@ -199,7 +316,7 @@ def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, 
         ("-s 1e9", "--seed '1e9' is not a whole number"),
         ("-s random", "--seed 'random' is not a whole number"),
         ("--repeat-penalty 0", "--repeat-penalty 0 is out of range: 0.01 to 100"),
-        ("--repeat-last-n -2", "-1 is the context"),
+        ("--repeat-last-n -2", "-1: the whole context"),
         ("--presence-penalty nan", "--presence-penalty nan is out"),
         ("--frequency-penalty 101", "--frequency-penalty 101 is out of range: -100 to 100"),
         ("--accept nonsense", "exact, residual, top-k:N, typical:EPS"),
@@ -210,7 +327,7 @@ def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, 
         ("-ctk nonsense", "q8_0"),
         ("-ctv nonsense", "q8_0"),
         ("-fa perhaps", "auto, on, off"),
-        ("-ngl -5", "45, all (which is -1) or auto"),
+        ("-ngl -5", "45, all (same as -1), or auto"),
         ("-n -2", "--predict -2 is out of range"),
         ("--nonsense", "--nonsense"),
         ("--rpc nonsense", "host:port"),
@@ -251,7 +368,7 @@ def test_a_corpus_that_is_no_text(cli: Cli, target: Path, tmp_path: Path) -> Non
     binary.write_bytes(b"\xff\xfe")
     for command in ("run", "bench"):
         lookup = (command, "demo", *PROMPT, "--json", "--lookup-corpus")
-        refused(cli(*lookup, missing), 2, f"{missing} cannot be read: No such file", f"ls {tmp_path}")
+        refused(cli(*lookup, missing), 2, f"{missing} cannot be read: No such file", "did you mean 'corpus.bin'?")
         refused(cli(*lookup, tmp_path), 2, f"{tmp_path} cannot be read: Is a directory")
         refused(cli(*lookup, binary), 2, f"{binary} is not UTF-8 text", "convert it to UTF-8")
 
@@ -350,7 +467,7 @@ def test_experts_of_more_blocks_than_there_are(cli: Cli, blocks: str) -> None:
     """More is all, as with -ngl; the memory for a billion of them was 17 GB."""
     done = cli("run", "--n-cpu-moe", blocks, *PROMPT, "-n", "2", "--json")
     assert done.code == 0, done.stderr
-    _, alive = params.model_params(load(), Placement(n_cpu_moe=int(blocks)))
+    _, alive = params.model_params(load_library(), Placement(n_cpu_moe=int(blocks)))
     assert sum(map(len, alive)) <= 513
 
 
@@ -364,7 +481,10 @@ def test_a_context_takes_no_more_than_the_memory_that_is_free(target: Path, monk
 
 
 def test_a_quantised_value_cache_without_flash_attention(cli: Cli) -> None:
-    refused(cli("run", *PROMPT, "-ctv", "q8_0", "-fa", "off", "--json"), 1, "requires flash_attn", "-fa on")
+    for command in ("run -p x", "export", "plan"):
+        for flag in ("-ctv", "-ctvd"):
+            done = cli(*command.split(), flag, "q8_0", "-fa", "off", "--json")
+            refused(done, 2, f"{flag} q8_0 needs flash attention", f"-fa on, or {flag} f16")
 
 
 def test_unknown_command(cli: Cli) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import Cli
 from pydantic import ValidationError
 from test_reports import ALONE, PAIR, document
 
@@ -17,27 +16,28 @@ from ggufspec.bench import versus
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.cli import bench, inputs, ui
 from ggufspec.cli.app import main
-from ggufspec.models.profile import Measuring, Pair
+from ggufspec.models.profile import BenchDefaults, Pair
 from ggufspec.schema.base import Spread
-from ggufspec.schema.bench import AnswerTime, BenchDocument, LengthSpeedup, Verdict
-from ggufspec.settings.table import Flags, Settings
+from ggufspec.schema.bench import AnswerTime, BenchDocument, BenchVerdict, LengthSpeedup
+from ggufspec.settings.table import OutputFlags, Settings
+from tests.support.processes import Cli
 
-Run = Callable[..., tuple[str | None, versus.Experiment]]
+Run = Callable[..., tuple[str | None, versus.BenchExperiment]]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, target: Path, draft: Path) -> Run:
     """The name of the pair that a command line chose and what it would have measured; nothing is."""
-    seen: list[tuple[str | None, versus.Experiment]] = []
+    seen: list[tuple[str | None, versus.BenchExperiment]] = []
     names: list[str | None] = []
 
     def choose(given: Settings, **_: object) -> Pair:
         name = given.pair
         names.append(name)
         small = (
-            Measuring(prompts=["edit", "prose"], max_tokens=48, budget_s=45)
+            BenchDefaults(prompts=["edit", "prose"], max_tokens=48, budget_s=45)
             if name == bench.BENCH_PAIR
-            else Measuring()
+            else BenchDefaults()
         )
         return Pair(name or "files", target, draft, bench=small)
 
@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, target: Path, draft: Path) -> Run:
     monkeypatch.setattr(inputs, "pair", choose)
     monkeypatch.setattr(versus.Bench, "run", measure)
 
-    def command(*arguments: str) -> tuple[str | None, versus.Experiment]:
+    def command(*arguments: str) -> tuple[str | None, versus.BenchExperiment]:
         assert main(["bench", *arguments]) == 130
         return seen[-1]
 
@@ -94,7 +94,7 @@ def test_a_pair_that_is_named_is_measured_as_ever(run: Run, capfd: pytest.Captur
     [
         (("--budget", "0"), "not a duration"),
         (("--budget", "soon"), "not a duration"),
-        (("--budget", "1m", "--sweep", "--draft-max", "1,2"), "--budget ends a bench of one setting"),
+        (("--budget", "1m", "--sweep", "--draft-max", "1,2"), "--budget limits a bench without --sweep"),
     ],
 )
 def test_a_budget_is_a_time(arguments: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -111,9 +111,9 @@ def test_a_budget_shorter_than_one_answer(cli: Cli) -> None:
 
 def test_a_profile_knows_the_kinds_of_prompts_that_there_are() -> None:
     for prompt in PROMPTS:
-        assert Measuring.model_validate({"prompts": [prompt.kind]}).prompts == [prompt.kind]
+        assert BenchDefaults.model_validate({"prompts": [prompt.kind]}).prompts == [prompt.kind]
     with pytest.raises(ValidationError):
-        Measuring.model_validate({"prompts": ["poetry"]})
+        BenchDefaults.model_validate({"prompts": ["poetry"]})
 
 
 SETTINGS = {
@@ -136,14 +136,14 @@ AS_FAST, LENGTHS = "1.31× as fast as without a draft for answers of 256 tokens"
 
 def result() -> BenchDocument:
     alone, pair = (replace(one, gpu_layers=0) for one in (ALONE, PAIR))
-    why = "A round yields 2.03 tokens and costs as much as 1.54 plain ones (1.42 verifying, 0.12 drafting)."
+    why = "A round yields 2.03 tokens and costs as much as 1.54 target-only tokens (1.42 verifying, 0.12 drafting)."
     model = {"description": "llama 3B F16", "size_bytes": 724_000_000}
     return document(
         pair={"name": "x", "target": "a/t.gguf", "draft": "a/d.gguf", "note": "The pair, expanded to another shape."},
         plan={"target": model, "draft": model},
         settings=SETTINGS,
         runs={"target_only": alone, "draft_only": None, "speculative": replace(pair, gpu_layers_draft=0)},
-        verdict=Verdict(True, f"Worth it: {AS_FAST} (95% interval 1.11 to 1.51).", why),
+        verdict=BenchVerdict(True, f"Worth it: {AS_FAST} (95% interval 1.11 to 1.51).", why),
         answer_tokens=256,
         measured_tokens=80,
         answer_times={"target_only": AnswerTime(1.5, 0.131), "speculative": AnswerTime(2.5, 0.098)},
@@ -162,21 +162,25 @@ def test_the_result_reads_at_a_glance(
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) <= columns
-    assert len(shown.splitlines()) <= 22
+    assert len(shown.splitlines()) <= 23
     text = re.sub(r"\s+", " ", shown)
     verdict = result().verdict
     assert text.startswith(f"{verdict.text} next: {result().next} Run Tokens/s 256 tokens Speedup Accepted ")
     assert "The pair, expanded to another shape. target t.gguf (724 MB) draft d.gguf (724 MB) draft model" in text
+    below = (
+        "Tokens/s covers generation only; 256 tokens and Speedup cover whole answers of that length, prompt included"
+    )
+    assert f" {below} (extrapolated). The pair, expanded" in text
     assert f" {verdict.why} Speedup by length: 50 tokens 1.31× (1.11 to 1.51), 500 tokens 1.31× (1.11 to 1.51)" in text
     assert "; extrapolated beyond 80. The same text with and without a draft" in text
     assert re.search(r"target-only +2.00 ± 0.10 +33.5 s", shown)
     assert "An answer takes: " not in shown
     assert "GPU layers" not in shown
-    monkeypatch.setattr(ui, "_flags", Flags(verbose=True))
+    monkeypatch.setattr(ui, "_flags", OutputFlags(verbose=True))
     bench._show(result())
     everything = capsys.readouterr().out
     assert everything.splitlines()[:11] == shown.splitlines()[:11]
-    assert "speculative 2.50 s once and 98 ms for each token" in re.sub(r"\s+", " ", everything)
+    assert "speculative 2.50 s plus 98 ms per token" in re.sub(r"\s+", " ", everything)
     assert ("Prompts: " in shown, "Prompts: " in everything) == (False, True)
 
 

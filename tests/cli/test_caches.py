@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Cli, Finished
 
 from ggufspec.files import cache as caches
+from tests.support.processes import SCRIPT, Cli, Finished
 
 GARBAGE = {
     "empty": b"",
@@ -166,6 +166,60 @@ def test_a_rehearsal_and_an_answer_need_no_cache(cli: Cli, tmp_path: Path) -> No
 
 
 @pytest.mark.full
+def test_a_bench_needs_no_home(cli: Cli, tmp_path: Path) -> None:
+    """Its usual pair is expanded first, and its results have a folder of their own."""
+    done = without(cli, "home below a file", tmp_path)("bench", "-p", "def f(", "-n", "4", "-r", "1", "--json")
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("nothing is kept in ") == 1
+    assert done.document()["schema"] == "ggufspec/bench@1"
+
+
+NOBODY = ["unshare", "-U", "--map-user=12345"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["run demo -p x -n 1", "plan demo", "export demo", "profiles list", "models", "pull --dry-run", "chat --help"],
+)
+def test_a_user_who_is_nobody_has_a_temporary_home(cli: Cli, words: str) -> None:
+    """No entry of the user, and no HOME."""
+    if not shutil.which("unshare") or subprocess.run([*NOBODY, "true"], capture_output=True).returncode:
+        pytest.skip("no other users for this one")
+    cli.environment.pop("HOME")
+    cli.environment.pop("HF_HOME")
+    done = subprocess.run(
+        [*NOBODY, SCRIPT, *words.split()], env=cli.environment, cwd=cli.folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("nothing is kept, because this user has no home folder") == (words != "chat --help")
+    assert not [path for path in cli.folder.iterdir() if path.name == "~"]
+
+
+def test_the_library_of_a_user_who_is_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(user: object) -> None:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    for name in [name for name in os.environ if name.startswith("XDG_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", none)
+    monkeypatch.setattr(caches, "_warnings", [])
+    for folder in (caches.cache_folder(), caches.config_folder(), caches.results_folder(), caches.state_folder()):
+        assert caches.is_temporary(folder)
+    assert caches.warning() == "nothing is kept, because this user has no home folder (HOME)"
+
+
+@pytest.mark.parametrize(
+    "words", ["plan -m ~nobody1/x.gguf", "profiles show ~nobody1/x.toml", "report ~nobody1/x.json"]
+)
+def test_a_folder_of_an_unknown_user_is_named(cli: Cli, words: str) -> None:
+    done = cli(*words.split())
+    assert done.code in (1, 2)
+    assert "~nobody1/x" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.full
 def test_tuning_needs_no_cache(cli: Cli, tmp_path: Path) -> None:
     nowhere = without(cli, "home below a file", tmp_path)
     done = nowhere("tune", "demo", "--no-save", "--budget", "10s", "-r", "1", "-n", "8")
@@ -177,7 +231,7 @@ def test_tuning_needs_no_cache(cli: Cli, tmp_path: Path) -> None:
 def test_a_profile_is_a_file_and_needs_its_folder(cli: Cli, tmp_path: Path, target: Path, draft: Path) -> None:
     done = without(cli, "home below a file", tmp_path)("profiles", "new", "mine", "-m", target, "-md", draft)
     assert done.code == 1
-    assert "profiles cannot be made: Not a directory" in done.stderr
+    assert "profiles cannot be created: Not a directory" in done.stderr
     assert "next: XDG_CONFIG_HOME=FOLDER ggufspec profiles new mine" in done.stderr
     done = without(cli, "home below a file", tmp_path)("tune", "demo", "--budget", "10s")
     assert done.code == 1

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import chat_models
 import psutil
 import pytest
-from gguf_files import rewritten
-from processes import SCRIPT, Cli, all_end, eventually, read_only_its_beginning, workers
-from screens import Session, flat
 
-from tests.support import heads
+from tests.support import chat_models, heads
+from tests.support.gguf_files import rewritten
+from tests.support.processes import SCRIPT, Cli, all_end, eventually, read_only_its_beginning, workers
+from tests.support.screens import Session, flat
 
 SHORT = ("-n", "12", "-c", "512")
 
@@ -50,7 +49,7 @@ def chat(cli: Cli) -> Iterator[Callable[..., Session]]:
 
 def answers(text: str) -> int:
     """How many answers have had their line of figures."""
-    return len(re.findall("prompt tokens? read", flat(text)))
+    return len(re.findall("prompt tokens? decoded", flat(text)))
 
 
 def answered(count: int) -> Callable[[str], bool]:
@@ -139,10 +138,10 @@ def test_mistakes_are_told_and_change_nothing(chat: Callable[..., Session], cli:
     after(session, "/save", "needs the name of a file")
     after(session, "/load nothing.json", "cannot be read")  # a short name: its message is one line
     (cli.folder / "damaged.json").write_text('{"schema": "ggufspec/chat@1", "turns": [{"user"')
-    after(session, "/load damaged.json", "no whole JSON")
+    after(session, "/load damaged.json", "not a complete JSON")
     after(session, "word " * 600, "the context holds 512")
     session.type("/draft-m")
-    session.until("most tokens to draft per round")  # the menu
+    session.until("maximum tokens to draft per round")  # the menu
     session.type("\t")
     session.until(lambda text: "\n> /draft-max" in text.rpartition("next: ")[2])
     session.say(" 4")
@@ -225,7 +224,7 @@ def test_the_second_turn_reads_only_what_is_new(chat: Callable[..., Session], te
     session = chat("-m", templated, "-md", draft, *SHORT, "--system", "Write Python. " * 20)
     after(session, "def main(", answered(1))
     after(session, "x", answered(2))
-    _, (read, whole) = re.findall(r"(\d+) of (\d+) prompt tokens read", flat(session.terminal.text))
+    _, (read, whole) = re.findall(r"(\d+) of (\d+) prompt tokens decoded", flat(session.terminal.text))
     read, whole = int(read), int(whole)
     assert read < 20 < whole
 
@@ -269,8 +268,8 @@ def test_a_template_that_fails_is_told(chat: Callable[..., Session], target: Pat
 def test_a_template_that_never_ends(chat: Callable[..., Session], target: Path, tmp_path: Path, template: str) -> None:
     session = chat("-m", rewritten(target, tmp_path / "trap.gguf", template=getattr(chat_models, template)), *SHORT)
     (child,) = workers(session.pid)
-    after(session, "hello", "the model's chat template takes more than 5 s: it may be a trap")
-    session.until("/chat off goes on without")
+    after(session, "hello", "the model's chat template takes more than 5 s: it may be malicious")
+    session.until("/chat off continues without")
     assert all_end([child])
     after(session, "/chat off", "chat: off")
     after(session, "def main(", answered(1))
@@ -319,6 +318,12 @@ def test_lines_of_standard_input(cli: Cli) -> None:
     assert done.stdout.count("\n") >= 2
     assert "prompt tokens" not in done.stdout
     assert cli("chat", "demo", *SHORT, "-q", stdin="def main(").stderr.strip() == ""
+
+
+def test_a_byte_order_mark_of_standard_input_is_dropped(cli: Cli) -> None:
+    document = cli("chat", "demo", *SHORT, "--json", stdin="\ufeff/accept top-k:3\n\ufeffdef main(\n").document()
+    assert document["settings"]["accept"] == "top-k:3"
+    assert [turn["user"] for turn in document["turns"]] == ["\ufeffdef main("]
 
 
 def test_one_document(cli: Cli) -> None:
@@ -465,7 +470,7 @@ def test_without_any_model_profiles_are_named(cli: Cli, command: str) -> None:
 
 def test_the_demo_says_what_it_is(cli: Cli) -> None:
     done = cli("chat", "demo", *SHORT, stdin="def main(\n")
-    assert "a toy of 10M parameters that continues Python code: it cannot chat" in done.stderr
+    assert "a 10M-parameter toy that only continues Python code; it cannot chat" in done.stderr
 
 
 def test_a_person_s_defaults(cli: Cli, target: Path, draft: Path) -> None:
@@ -491,6 +496,7 @@ def test_a_model_that_knows_more_gets_4096_tokens(cli: Cli, target: Path, tmp_pa
 def test_a_draft_is_offered_in_the_greeting(chat: Callable[..., Session], cli: Cli, target: Path, draft: Path) -> None:
     shutil.copyfile(draft, cli.folder / "small-Q8_0.gguf")
     session = chat("-m", target, *SHORT)
-    assert "a draft for it: small-Q8_0 (1 MB, on this disk): ggufspec chat -m" in flat(session.terminal.text)
+    offer = re.compile(r"a draft for it: (small|demo-draft)-Q8_0 \(1 MB, on this disk\): ggufspec chat -m")
+    session.until(lambda text: offer.search(flat(text)))
     session.say("/quit")
     session.end()

@@ -11,10 +11,10 @@ from typing import Any
 
 import pexpect
 import pytest
-from processes import SCRIPT, Cli
 
 from ggufspec.models.profile import bundled_folder
 from ggufspec.settings.table import OPTIONS
+from tests.support.processes import SCRIPT, Cli
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
 QUICK_S = 0.5  # of a processor: the tests may run beside others

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import shapes
-from processes import Cli, plain
 
 from ggufspec import SpeculativeDecoder, bench_pair
 from ggufspec.api.options import with_context
@@ -22,6 +20,8 @@ from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.models.headers import read_headers
 from ggufspec.planning.memory import f16_scratch_bytes
 from ggufspec.settings.table import Settings
+from tests.support import shapes
+from tests.support.processes import Cli, plain
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_every_command_takes_it(cli: Cli, trained: int) -> None:
     assert run["settings"]["ctx_size"] == trained
     assert f"-c {trained + 256} " in cli("export", "demo", "-c", "max", "--to", "llama-server").stdout
     assert Settings(ctx_size="max").ctx_size == 0  # type: ignore[arg-type]  # as Python callers may type it
-    resolved = resolve(open_pair(spec_of("demo"), Settings(ctx_size=0)), rival=True)
-    assert (resolved.pair.ctx_size, resolved.alone.ctx_size) == (trained, trained)
+    resolved = resolve(open_pair(spec_of("demo"), Settings(ctx_size=0)), best_target_only=True)
+    assert (resolved.pair.ctx_size, resolved.target_only.ctx_size) == (trained, trained)
 
 
 def test_a_decoder_takes_it(target: Path, trained: int) -> None:
@@ -53,7 +53,7 @@ def test_a_decoder_takes_it(target: Path, trained: int) -> None:
 
 def test_a_target_that_does_not_say(target: Path) -> None:
     silent = replace(read_headers([target])[0].header, context_length=0)
-    with pytest.raises(UsageError, match="does not say") as refused:
+    with pytest.raises(UsageError, match="does not state") as refused:
         with_context(DecoderOptions(ctx_size=0), silent)
     assert refused.value.hint == "give a number: -c 8192"
     assert with_context(DecoderOptions(ctx_size=512), silent).ctx_size == 512
@@ -63,11 +63,11 @@ def test_beyond_the_training_is_a_warning_that_says_what_it_does(cli: Cli, train
     plan = cli("plan", "demo", "-c", str(trained + 1), "--vram", "24GiB", "--json").document()
     notes = [note for note in plan["notes"] if "trained for" in note]
     assert len(notes) == 2
-    assert f"was trained for {trained:,} tokens of context: beyond them answers get worse" in notes[0]
+    assert f"was trained for {trained:,} tokens of context; beyond that answers get worse" in notes[0]
     assert "fewer of its drafts are accepted" in notes[1]
     done = cli("run", "demo", "--no-draft", "-c", str(trained + 1), "-p", "import", "-n", "2")
     assert done.code == 0
-    assert "beyond them answers get worse, as no rope scaling is set" in done.stderr
+    assert "beyond that answers get worse, because no RoPE scaling is set" in done.stderr
 
 
 # ---- other contexts beside the plan's --------------------------------------------------------------------------------
@@ -92,17 +92,17 @@ def test_other_contexts_stand_beside_a_plan_without_one(cli: Cli, llama: Path) -
     assert rows[2048]["full_tokens_per_s"] < speed < rows[2048]["empty_tokens_per_s"]
     assert plan["predicted"]["depth"] == 1024
     assert plan["settings"]["context_from"] == "the default"
-    alone = cli("plan", "-m", llama, "--vram", "8GiB", "-c", "32768", "--json").document()
-    assert alone["contexts"] == []
-    assert alone["settings"]["context_from"] == "given with -c"
-    assert alone["target"]["gpu_layers"] == rows[32768]["target_layers"]
+    target_only = cli("plan", "-m", llama, "--vram", "8GiB", "-c", "32768", "--json").document()
+    assert target_only["contexts"] == []
+    assert target_only["settings"]["context_from"] == "given with -c"
+    assert target_only["target"]["gpu_layers"] == rows[32768]["target_layers"]
 
 
 def test_the_table_of_contexts(cli: Cli, llama: Path) -> None:
     shown = plain(cli("plan", "-m", llama, "--vram", "8GiB", "-v", COLUMNS="80").stdout)
     assert max(len(line) for line in shown.splitlines() if not line.startswith("next: ")) <= 80
     assert re.search(r"32,768 +yes +\d+/33(, \d+ FFN on CPU)? +f16 +[\d.]+ +[\d.]+", shown)
-    assert "2,048 tokens of context (the default); its speeds are with 1,024" in " ".join(shown.split())
+    assert "2,048 tokens of context (the default); speeds are predicted with 1,024" in " ".join(shown.split())
 
 
 def test_a_context_that_does_not_fit_is_a_row(cli: Cli, llama: Path) -> None:

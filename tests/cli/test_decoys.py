@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from processes import PATIENCE_S, Cli
 
 from ggufspec.cli.app import app
+from tests.support.processes import PATIENCE_S, Cli
 
 ANSWER = ("-p", "def f(", "-n", "4")
 # What starts a child, or could; what a line ends in is typed into it. Paths are relative to the folder of decoys.

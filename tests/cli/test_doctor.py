@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import nvml
 import pytest
-from processes import Cli, Finished, plain, rest
 
-from ggufspec.hardware.gpus import Survey
+from ggufspec.hardware.gpus import GpuSurvey
 from ggufspec.hardware.install import pip_line
 from ggufspec.reports.doctor import examine, features, unused
 from ggufspec.schema.doctor import (
-    Build,
     CheckRow,
     CheckStep,
     Finding,
     Gpu,
     GpuProcess,
+    HostMachine,
+    LlamaBuild,
     LlamaCpp,
     LlamaDevice,
-    Machine,
     SelfCheck,
 )
+from tests.support import nvml
+from tests.support.processes import Cli, Finished, plain, rest
 
 GIB = 2**30
 KEYS = {
@@ -48,21 +48,21 @@ CPU = LlamaDevice("CPU", "A CPU", "cpu", 20 * GIB, 32 * GIB)
 CUDA = LlamaDevice("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 23 * GIB, 24 * GIB, "0000:01:00.0")
 LLAMA = LlamaCpp("0.3.36", ("RPC", "CPU"), (CPU,))
 LLAMA_CUDA = LlamaCpp("0.3.36", ("CUDA", "RPC", "CPU"), (CUDA, CPU))
-MACHINE = Machine("A CPU", 8, 32 * GIB, 20 * GIB, "/models", 500 * 10**9)
+MACHINE = HostMachine("A CPU", 8, 32 * GIB, 20 * GIB, "/models", 500 * 10**9)
 CARD = Gpu(0, "RTX 4090", "GPU-0", 24 * GIB, 23 * GIB, GIB, "575", (8, 9), 4, 16, 4, 16, 0.0, pci_id="0000:01:00.0")
-NO_DRIVER = Survey((), (), None)
+NO_DRIVER = GpuSurvey((), (), None)
 
 
 def found(
-    llama: LlamaCpp = LLAMA_CUDA, machine: Machine = MACHINE, cards: tuple[Gpu, ...] = (CARD,)
+    llama: LlamaCpp = LLAMA_CUDA, machine: HostMachine = MACHINE, cards: tuple[Gpu, ...] = (CARD,)
 ) -> tuple[Finding, ...]:
     """What is not well."""
-    return tuple(f for f in examine(llama, machine, Survey(cards, (), "575")) if f.level != "ok")
+    return tuple(f for f in examine(llama, machine, GpuSurvey(cards, (), "575")) if f.level != "ok")
 
 
 def test_all_is_well() -> None:
     assert found() == ()
-    texts = [finding.text for finding in examine(LLAMA_CUDA, MACHINE, Survey((CARD,), (), "575"))]
+    texts = [finding.text for finding in examine(LLAMA_CUDA, MACHINE, GpuSurvey((CARD,), (), "575"))]
     assert texts == ["llama.cpp works (CUDA, RPC, CPU)", "llama.cpp uses NVIDIA GeForce RTX 4090"]
 
 
@@ -82,7 +82,7 @@ def test_a_card_that_llama_cpp_was_not_built_for() -> None:
 def test_a_card_that_cuda_does_not_see() -> None:
     (finding,) = found(replace(LLAMA_CUDA, devices=(CPU,)))
     assert finding.level == "error"
-    assert "llama.cpp has CUDA and sees no card" in finding.text
+    assert "llama.cpp has CUDA but sees no GPU" in finding.text
     assert "CUDA_VISIBLE_DEVICES" in finding.fix
 
 
@@ -91,11 +91,11 @@ def test_of_two_alike_cards_the_one_that_cuda_does_not_see_is_named(memory: tupl
     other = replace(CARD, index=1, pci_id="0000:02:00.0")
     total, free, used = memory
     cards = (other, replace(CARD, total_bytes=total, free_bytes=free, used_bytes=used))
-    findings = examine(LLAMA_CUDA, MACHINE, Survey(cards, (), "575"))
+    findings = examine(LLAMA_CUDA, MACHINE, GpuSurvey(cards, (), "575"))
     (finding,) = (finding for finding in findings if "does not see" in finding.text)
     assert "does not see card 1 (RTX 4090): CUDA_VISIBLE_DEVICES" in finding.text
     both = replace(LLAMA_CUDA, devices=(replace(CUDA, device_id="0000:02:00.0"), CUDA, CPU))
-    assert not any("does not see" in one.text for one in examine(both, MACHINE, Survey(cards, (), "575")))
+    assert not any("does not see" in one.text for one in examine(both, MACHINE, GpuSurvey(cards, (), "575")))
 
 
 def test_a_card_that_is_used_by_vulkan_is_used() -> None:
@@ -105,25 +105,25 @@ def test_a_card_that_is_used_by_vulkan_is_used() -> None:
 def test_a_card_without_nvml_says_what_is_not_known() -> None:
     radeon = replace(CUDA, name="Vulkan0", description="AMD Radeon RX 7900 XTX", device_id="0000:02:00.0")
     llama = LlamaCpp("1", ("Vulkan", "RPC", "CPU"), (radeon, CPU))
-    texts = [finding.text for finding in examine(llama, MACHINE, Survey((CARD,), (), "575"))]
+    texts = [finding.text for finding in examine(llama, MACHINE, GpuSurvey((CARD,), (), "575"))]
     assert "llama.cpp uses AMD Radeon RX 7900 XTX" in texts
     (text,) = (text for text in texts if "NVML" in text)
-    assert "of AMD Radeon RX 7900 XTX memory is what llama.cpp counts" in text
-    assert "energy, throttled clocks and other programs on it are not known" in text
+    assert "for AMD Radeon RX 7900 XTX, memory use is llama.cpp's figure" in text
+    assert "energy, clock throttling and other processes are unknown" in text
 
 
 def test_a_card_of_software_is_none() -> None:
     pretended = replace(CUDA, name="Vulkan0", description="llvmpipe (LLVM 15.0.6, 256 bits)")
     llama = LlamaCpp("1", ("Vulkan", "RPC", "CPU"), (pretended, CPU))
     (finding,) = (f for f in examine(llama, MACHINE, NO_DRIVER) if f.level != "ok")
-    assert finding.text == "llvmpipe (LLVM 15.0.6, 256 bits) is a program on the CPU, not a card: plans leave it alone"
+    assert finding.text == "llvmpipe (LLVM 15.0.6, 256 bits) is software on the CPU, not a GPU: plans ignore it"
     assert any("no GPU" in f.text for f in examine(llama, MACHINE, NO_DRIVER))
 
 
 def test_vulkan_without_a_device_is_told() -> None:
     llama = LlamaCpp("1", ("RPC", "CPU"), (CPU,), without_device=("Vulkan",))
     (finding,) = (f for f in examine(llama, MACHINE, NO_DRIVER) if f.level != "ok")
-    assert finding.text.startswith("llama.cpp has Vulkan and finds no device")
+    assert finding.text.startswith("llama.cpp has Vulkan but finds no device")
     assert "vulkaninfo --summary" in finding.fix
 
 
@@ -146,8 +146,8 @@ def test_a_card_in_others_hands_names_them() -> None:
 @pytest.mark.parametrize(
     ("generation", "width", "text"),
     [
-        (4, 4, "4.0 ×4 (8 GB/s), the card can take 4.0 ×16 (32 GB/s)"),
-        (3, 16, "3.0 ×16 (16 GB/s), the card can take 4.0 ×16 (32 GB/s)"),
+        (4, 4, "4.0 ×4 (8 GB/s), but the card supports 4.0 ×16 (32 GB/s)"),
+        (3, 16, "3.0 ×16 (16 GB/s), but the card supports 4.0 ×16 (32 GB/s)"),
         (4, 16, None),
         (None, 4, None),
         (4, None, None),
@@ -173,17 +173,19 @@ def test_little_memory_and_little_disk() -> None:
 
 def test_a_driver_without_a_card() -> None:
     (finding,) = found(LLAMA, cards=())
-    assert (finding.level, finding.text) == ("warning", "NVIDIA's driver 575 is loaded and finds no card")
+    assert (finding.level, finding.text) == ("warning", "NVIDIA's driver 575 is loaded but finds no GPU")
 
 
 def test_what_nvml_says_comes_first() -> None:
-    findings = examine(LLAMA_CUDA, MACHINE, Survey((CARD,), ("card 1 does not answer: GPU is lost",), "575"))
+    findings = examine(LLAMA_CUDA, MACHINE, GpuSurvey((CARD,), ("card 1 does not answer: GPU is lost",), "575"))
     assert findings[0].level == "error"
     assert "card 1 does not answer: GPU is lost" in findings[0].text
 
 
 def test_llama_cpp_that_does_not_load_is_the_only_thing_said_of_it() -> None:
-    findings = examine(LlamaCpp(None, error="it is not there", fix="install it"), MACHINE, Survey((CARD,), (), "575"))
+    findings = examine(
+        LlamaCpp(None, error="it is not there", fix="install it"), MACHINE, GpuSurvey((CARD,), (), "575")
+    )
     assert findings == (Finding("error", "it is not there", "install it"),)
 
 
@@ -222,18 +224,18 @@ def test_what_the_library_leaves_unused(flags: tuple[str, ...], missing: tuple[s
     assert unused("", flags) == ()
 
 
-def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) -> str:
+def repair_command(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) -> str:
     """What is to be typed outside a checkout."""
     return pip_line(None, backend, flags)
 
 
 def built(
-    system: str, flags: tuple[str, ...], build: Build | None = None, check: SelfCheck | None = None
+    system: str, flags: tuple[str, ...], build: LlamaBuild | None = None, check: SelfCheck | None = None
 ) -> list[Finding]:
     llama = replace(LLAMA, system=system)
     return [
         finding
-        for finding in examine(llama, replace(MACHINE, cpu_flags=flags), NO_DRIVER, build, check, mend)
+        for finding in examine(llama, replace(MACHINE, cpu_flags=flags), NO_DRIVER, build, check, repair_command)
         if "AVX" in finding.text or "AMX" in finding.text or "--cpu" in finding.text or "self-check" in finding.text
     ]
 
@@ -241,23 +243,25 @@ def built(
 def test_a_wheel_without_avx2_is_told_with_what_it_costs_and_what_to_type() -> None:
     (one,) = built("CPU : SSE3 = 1 | AVX = 1", ("avx", "avx2", "fma", "f16c"))
     assert one.level == "warning"
-    assert "without AVX2, FMA, F16C, which this processor has" in one.text
+    assert "without AVX2, FMA, F16C, which this processor supports" in one.text
     assert "several times slower" in one.text
     assert "--no-binary llama-cpp-python" in one.fix
     assert "-DGGML_RPC=on" in one.fix
-    (other,) = built("CPU : AVX = 1", ("avx2",), Build("native", "", "-DGGML_AVX2=off"))
+    (other,) = built("CPU : AVX = 1", ("avx2",), LlamaBuild("native", "", "-DGGML_AVX2=off"))
     assert other.fix == "CMAKE_ARGS= scripts/bootstrap --cpu auto"
 
 
 def test_what_bootstrap_left_out_is_told_once_and_why() -> None:
     flags = ("avx2", "fma", "f16c", *AVX512, "amx_int8")
     why = "a self-check failed: Q8_0 crashes"
-    (one,) = built(f"{SYSTEM} | AVX512 = 1", flags, Build("no-amx", why, ""))
+    (one,) = built(f"{SYSTEM} | AVX512 = 1", flags, LlamaBuild("no-amx", why, ""))
     assert (one.level, "--cpu no-amx" in one.text, why in one.text) == ("warning", True, True)
     assert one.fix.startswith("scripts/bootstrap --cpu auto")
-    (one,) = built(f"{SYSTEM} | AVX512 = 1 | AMX_INT8 = 1", flags, Build("tile-load", "this compiler is wrong", ""))
+    (one,) = built(
+        f"{SYSTEM} | AVX512 = 1 | AMX_INT8 = 1", flags, LlamaBuild("tile-load", "this compiler is wrong", "")
+    )
     assert (one.level, one.fix) == ("ok", "")
-    assert len(built(SYSTEM, flags, Build("no-amx", why, ""))) == 2  # AVX-512 is missing for another reason
+    assert len(built(SYSTEM, flags, LlamaBuild("no-amx", why, ""))) == 2  # AVX-512 is missing for another reason
 
 
 def checked(*rows: CheckRow) -> SelfCheck:
@@ -268,7 +272,7 @@ def test_a_self_check_that_is_passed() -> None:
     rows = [CheckRow(CheckStep(kind, "host", "on", 1), 0.01, "ok") for kind in ("F16", "Q8_0")]
     (one,) = built("", (), None, checked(*rows))
     assert one.level == "ok"
-    assert "F16, Q8_0 are computed right on the host (" in one.text
+    assert "F16, Q8_0 are computed correctly on the host (" in one.text
     (two,) = built("", (), None, checked(*rows, CheckRow(CheckStep("F16", "device", "on", 1), 0.02, "ok")))
     assert "on the host and on the device (largest error 0.020" in two.text
 
@@ -290,7 +294,7 @@ def test_a_self_check_that_is_passed() -> None:
     ],
 )
 def test_every_way_to_fail_is_told_apart(row: CheckRow, words: str) -> None:
-    (one,) = built("CPU : AMX_INT8 = 1", (), Build("native", "", ""), checked(row))
+    (one,) = built("CPU : AMX_INT8 = 1", (), LlamaBuild("native", "", ""), checked(row))
     assert (one.level, one.fix) == ("error", "scripts/bootstrap --check")
     assert words in one.text
     (elsewhere,) = built("CPU : AMX_INT8 = 1", (), None, checked(row))
@@ -303,7 +307,7 @@ def test_every_way_to_fail_is_told_apart(row: CheckRow, words: str) -> None:
 def test_failures_alike_are_one_line_and_a_device_is_another() -> None:
     rows = [CheckRow(CheckStep("Q4_0", "host", "on", batch), 0.5, "wrong") for batch in (1, 2, 3, 4, 5)]
     device = CheckRow(CheckStep("Q4_0", "device", "on", 1), 0.7, "wrong")
-    one, two = built("", (), Build("native", "", ""), checked(*rows, device))
+    one, two = built("", (), LlamaBuild("native", "", ""), checked(*rows, device))
     assert "and 2 more" in one.text
     assert "on the device" in two.text
     assert "--backend cpu" in two.fix
@@ -431,6 +435,6 @@ def test_the_self_check_is_in_the_document_and_shown(cli: Cli) -> None:
     assert check["rows"][0]["step"] == {"type": "F16", "place": "", "flash": "", "batch": 0}
     shown = cli.terminal("doctor", columns=80)
     text = plain(rest(shown))
-    assert "are computed right on the host" in " ".join(text.split())
+    assert "are computed correctly on the host" in " ".join(text.split())
     assert "self-check: Q4_K_M" in text  # what it is at, while it is
     assert "CPU : " in text

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
-from processes import Cli
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 from ggufspec.llamacpp.options import Placement
 from ggufspec.llamacpp.params import context_params
-from ggufspec.reports.export import PROGRAMS, ModelFile, Settings, export
+from ggufspec.reports.export import PROGRAMS, ExportSettings, ModelFile, export_for
+from tests.support.processes import Cli, rest
 
-PAIR = Settings(
+PAIR = ExportSettings(
     ModelFile("/models/big one.gguf"),
     ModelFile("/models/small.gguf"),
     DecoderOptions(
@@ -39,7 +39,7 @@ ALONE = replace(PAIR, draft=None)
 IN_HUB = replace(PAIR, target=ModelFile("big.gguf", "user/big"), draft=ModelFile("q4/small.gguf", "user/small"))
 
 
-def changed(settings: Settings, **options: Any) -> Settings:
+def changed(settings: ExportSettings, **options: Any) -> ExportSettings:
     """The same pair with other options of the decoder, or of the target's placement."""
     at = {name: options.pop(name) for name in [*options] if name in Placement.__dataclass_fields__}
     target = replace(settings.options.target, **at)
@@ -49,8 +49,8 @@ def changed(settings: Settings, **options: Any) -> Settings:
 TWO_CARDS = replace(changed(PAIR, split=(3.0, 1.0), draft=Placement(-1, (0.0, 1.0))), devices=("CUDA0", "CUDA1"))
 
 
-def command(program: str, settings: Settings) -> list[str]:
-    return list(export(program, settings).arguments)
+def command(program: str, settings: ExportSettings) -> list[str]:
+    return list(export_for(program, settings).arguments)
 
 
 def flag(arguments: list[str], name: str) -> str | None:
@@ -59,8 +59,8 @@ def flag(arguments: list[str], name: str) -> str | None:
     return arguments[arguments.index(name) + 1] if name in arguments else None
 
 
-def note(program: str, settings: Settings, words: str) -> bool:
-    return any(words in line for line in export(program, settings).notes)
+def note(program: str, settings: ExportSettings, words: str) -> bool:
+    return any(words in line for line in export_for(program, settings).notes)
 
 
 def test_the_draft_s_cache_has_types_of_its_own() -> None:
@@ -85,7 +85,7 @@ def test_what_llama_cpp_has_no_option_for_is_in_the_environment(monkeypatch: pyt
     for program in ("llama-server", "llama-speculative-simple", "llama-bench"):
         assert command(program, streamed)[:3] == ["env", "GGML_OP_OFFLOAD_MIN_BATCH=2", program]
         assert command(program, PAIR)[0] == program
-    assert "    env: [GGML_OP_OFFLOAD_MIN_BATCH=2]" in export("llama-swap", streamed).text.splitlines()
+    assert "    env: [GGML_OP_OFFLOAD_MIN_BATCH=2]" in export_for("llama-swap", streamed).text.splitlines()
     for program in ("models-preset", "ollama", "lm-studio"):
         assert note(program, streamed, "GGML_OP_OFFLOAD_MIN_BATCH=2")
         assert not note(program, PAIR, "GGML_OP_OFFLOAD_MIN_BATCH")
@@ -120,8 +120,8 @@ def test_the_bench_is_the_target_alone() -> None:
     assert shlex.join(command("llama-bench", PAIR)) == (
         "llama-bench -m '/models/big one.gguf' -ngl 45 -b 512 -ub 512 -ctk q8_0 -ctv q8_0 -fa on -t 8"
     )
-    assert note("llama-bench", PAIR, "no draft")
-    assert not note("llama-bench", ALONE, "no draft")
+    assert note("llama-bench", PAIR, "cannot use a draft")
+    assert not note("llama-bench", ALONE, "cannot use a draft")
     assert note("llama-bench", PAIR, "-d 4224 fills the plan's 4352 cells")
 
 
@@ -148,7 +148,7 @@ def test_all_layers_are_a_word_since_a_negative_number_is_auto() -> None:
 @pytest.mark.parametrize("ctx_size", [2, 191, 192, 193, 448, 2048, 100_000])
 def test_cells_and_batch_are_those_of_our_own_context(ctx_size: int) -> None:
     settings = changed(PAIR, ctx_size=ctx_size)
-    params = context_params(load(), settings.context)
+    params = context_params(load_library(), settings.context)
     assert settings.context.cells == -(-params.n_ctx // 256) * 256
     assert settings.context.batch == params.n_batch == params.n_ubatch
 
@@ -185,7 +185,7 @@ def test_two_cards() -> None:
 def test_the_drafts_split(target, draft, devices, device, told) -> None:
     settings = replace(changed(PAIR, split=target, draft=Placement(-1, draft)), devices=devices)
     assert flag(command("llama-server", settings), "-devd") == device
-    assert note("llama-server", settings, "-ts splits the draft too") is not told
+    assert note("llama-server", settings, "-ts also splits the draft") is not told
 
 
 def test_a_draft_on_the_cpu_has_no_split() -> None:
@@ -237,7 +237,7 @@ def test_hub_names() -> None:
     )
     assert "--no-mmproj" in command("llama-server", IN_HUB)
     assert "--no-mmproj" not in command("llama-speculative-simple", IN_HUB)  # it does not know the option
-    assert "FROM hf.co/user/big:big.gguf" in export("ollama", IN_HUB).text
+    assert "FROM hf.co/user/big:big.gguf" in export_for("ollama", IN_HUB).text
     assert command("lm-studio", IN_HUB)[2] == "user/big/big.gguf"
     assert note("llama-server", IN_HUB, "revision")
     assert not note("llama-server", PAIR, "revision")
@@ -246,7 +246,7 @@ def test_hub_names() -> None:
 
 
 def test_a_modelfile() -> None:
-    lines = export("ollama", PAIR).text.splitlines()
+    lines = export_for("ollama", PAIR).text.splitlines()
     assert [line for line in lines if not line.startswith("# ")] == [
         "FROM /models/big one.gguf",
         "PARAMETER num_gpu 45",
@@ -255,20 +255,20 @@ def test_a_modelfile() -> None:
         "PARAMETER num_thread 8",
     ]
     comments = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
-    assert comments == list(export("ollama", PAIR).notes)
+    assert comments == list(export_for("ollama", PAIR).notes)
     for words in ("target-only", "num_gpu includes the output layer", "OLLAMA_KV_CACHE_TYPE=q8_0"):
         assert any(words in comment for comment in comments)
 
 
 def test_a_modelfile_cannot_say_everything() -> None:
-    assert "num_gpu 999" in export("ollama", changed(PAIR, gpu_layers=-1)).text  # -1 would be "choose for me"
+    assert "num_gpu 999" in export_for("ollama", changed(PAIR, gpu_layers=-1)).text  # -1 would be "choose for me"
     settings = replace(
         changed(PAIR, split=(3.0, 1.0), n_cpu_moe=12, cache_type_k="f16", flash_attn="off"), rpc=("a:1",)
     )
     for words in ("f16 and q8_0", "OLLAMA_FLASH_ATTENTION=0", "not by the plan's split", "experts of 12", "no RPC"):
         assert note("ollama", settings, words)
     with pytest.raises(UsageError, match="cannot name"):
-        export("ollama", replace(PAIR, target=ModelFile("/models/a\nSYSTEM b.gguf")))
+        export_for("ollama", replace(PAIR, target=ModelFile("/models/a\nSYSTEM b.gguf")))
 
 
 @pytest.mark.parametrize(
@@ -276,12 +276,12 @@ def test_a_modelfile_cannot_say_everything() -> None:
     [
         (
             ModelFile("/a/big q4-00001-of-00003.gguf"),
-            "Ollama takes no model that is split into 3 files",
+            "Ollama cannot load a model that is split into 3 files",
             "llama-gguf-split --merge '/a/big q4-00001-of-00003.gguf' ONE.gguf && ggufspec export -m ONE.gguf",
         ),
         (
             ModelFile("Q4/big-00002-of-00002.gguf", "user/big"),
-            "Ollama takes no model that is split into 2 files",
+            "Ollama cannot load a model that is split into 2 files",
             (
                 "hf download user/big Q4/big-00001-of-00002.gguf Q4/big-00002-of-00002.gguf --local-dir . && "
                 "llama-gguf-split --merge Q4/big-00001-of-00002.gguf ONE.gguf && ggufspec export -m ONE.gguf"
@@ -289,20 +289,20 @@ def test_a_modelfile_cannot_say_everything() -> None:
         ),
         (
             ModelFile("Q4/big.gguf", "user/big"),
-            "Ollama takes no file in a folder of a repository: Q4/big.gguf",
+            "Ollama cannot load a file in a folder of a repository: Q4/big.gguf",
             "hf download user/big Q4/big.gguf --local-dir . && ggufspec export -m Q4/big.gguf --to ollama",
         ),
     ],
 )
 def test_a_modelfile_names_one_file(target: ModelFile, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as refusal:
-        export("ollama", replace(PAIR, target=target))
+        export_for("ollama", replace(PAIR, target=target))
     assert hint in refusal.value.hint
-    assert target.name in export("llama-server", replace(PAIR, target=target)).text
+    assert target.name in export_for("llama-server", replace(PAIR, target=target)).text
 
 
 def test_lm_studio() -> None:
-    text = export("lm-studio", PAIR).text
+    text = export_for("lm-studio", PAIR).text
     assert text.splitlines()[-1] == "lms load 'big one.gguf' --gpu 0.5501 --context-length 4352"
     for name, value in {
         "GPU Offload": "44 of 80",
@@ -312,7 +312,7 @@ def test_lm_studio() -> None:
         assert any(line.startswith(f"# {name}") and line.endswith(value) for line in text.splitlines())
     assert "small.gguf" in text
     assert note("lm-studio", PAIR, "lms import '/models/big one.gguf'")
-    assert "Draft" not in export("lm-studio", ALONE).text
+    assert "Draft" not in export_for("lm-studio", ALONE).text
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_lm_studio() -> None:
 def test_lm_studios_share(layers: int, blocks: int, share: str) -> None:
     settings = replace(changed(PAIR, gpu_layers=layers), blocks=blocks)
     assert flag(command("lm-studio", settings), "--gpu") == share
-    assert export("lm-studio", settings).text
+    assert export_for("lm-studio", settings).text
 
 
 def test_lm_studios_share_gives_the_blocks_back() -> None:
@@ -362,7 +362,7 @@ def swap(text: str) -> dict[str, list[str]]:
 
 
 def test_a_preset() -> None:
-    lines = export("models-preset", replace(TWO_CARDS, name="a pair", rpc=("a:1",))).text.splitlines()
+    lines = export_for("models-preset", replace(TWO_CARDS, name="a pair", rpc=("a:1",))).text.splitlines()
     assert [line for line in lines if not line.startswith("; ")] == [
         "[a pair]",
         "model = /models/big one.gguf",
@@ -391,13 +391,13 @@ def test_a_preset() -> None:
 @pytest.mark.parametrize(
     "settings", [PAIR, ALONE, IN_HUB, TWO_CARDS, changed(PAIR, n_cpu_moe=7), changed(PAIR, strict=True)]
 )
-def test_files_of_a_server_have_its_options(settings: Settings) -> None:
+def test_files_of_a_server_have_its_options(settings: ExportSettings) -> None:
     settings = replace(settings, name='it\'s: "mine" é')
     wanted = command("llama-server", settings)
-    assert swap(export("llama-swap", settings).text) == {
+    assert swap(export_for("llama-swap", settings).text) == {
         settings.name: ["llama-server", "--port", "${PORT}", *wanted[1:]]
     }
-    ((name, values),) = ini(export("models-preset", replace(settings, name="it's mine")).text).items()
+    ((name, values),) = ini(export_for("models-preset", replace(settings, name="it's mine")).text).items()
     assert name == "it's mine"
     switches = [word for word in wanted if word in ("--swa-full", "--no-mmproj")]
     assert len(values) == (len(wanted) - 1 - len(switches)) // 2 + len(switches)
@@ -408,40 +408,40 @@ def test_files_of_a_server_have_its_options(settings: Settings) -> None:
 
 def test_odd_names_reach_the_server() -> None:
     odd = replace(PAIR, target=ModelFile(HOSTILE))
-    assert flag(swap(export("llama-swap", odd).text)["model"], "-m") == HOSTILE
-    assert ini(export("models-preset", odd).text)["model"]["model"] == HOSTILE
+    assert flag(swap(export_for("llama-swap", odd).text)["model"], "-m") == HOSTILE
+    assert ini(export_for("models-preset", odd).text)["model"]["model"] == HOSTILE
 
 
 @pytest.mark.parametrize("name", ["/m/a\nb.gguf", "/m/a;b.gguf", "/m/a #1.gguf", "/m/a.gguf ", "/m/\x1b[31m.gguf"])
 def test_what_a_preset_cannot_say(name: str) -> None:
     for settings in (replace(PAIR, target=ModelFile(name)), replace(PAIR, draft=ModelFile(name))):
-        with pytest.raises(UsageError, match="preset cannot say"):
-            export("models-preset", settings)
+        with pytest.raises(UsageError, match="preset cannot contain"):
+            export_for("models-preset", settings)
 
 
 @pytest.mark.parametrize("name", ["*", "a]b", "repo:q4_0", "a\nb", " a"])
 def test_what_a_preset_cannot_be_named(name: str) -> None:
     with pytest.raises(UsageError, match="cannot be named"):
-        export("models-preset", replace(PAIR, name=name))
+        export_for("models-preset", replace(PAIR, name=name))
 
 
 @pytest.mark.parametrize("name", ["/m/a\n#b.gguf", "/m/${env.HOME}.gguf", "/m/\x07.gguf"])
 def test_what_llama_swap_cannot_be_given(name: str) -> None:
     for settings in (replace(PAIR, target=ModelFile(name)), replace(PAIR, name=name)):
-        with pytest.raises(UsageError, match="llama-swap cannot be given"):
-            export("llama-swap", settings)
+        with pytest.raises(UsageError, match="llama-swap cannot take"):
+            export_for("llama-swap", settings)
 
 
 def test_the_plan_says_why() -> None:
     why = "The draft costs 12 target layers."
     for program, sign in (("models-preset", ";"), ("llama-swap", "#"), ("ollama", "#")):
-        assert export(program, replace(PAIR, why=why)).text.startswith(f"{sign} {why}\n")
-    assert export("llama-server", replace(PAIR, why=why)).notes[0] == why
+        assert export_for(program, replace(PAIR, why=why)).text.startswith(f"{sign} {why}\n")
+    assert export_for("llama-server", replace(PAIR, why=why)).notes[0] == why
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_program(program: str) -> None:
-    made = export(program, PAIR)
+    made = export_for(program, PAIR)
     assert made.text.strip() == made.text
     assert made.notes
     assert all(line.strip() == line and "\n" not in line for line in made.notes)
@@ -479,7 +479,7 @@ def test_the_document(cli: Cli, target: Path) -> None:
     assert list(document) == ["schema", "to", "text", "arguments", "notes"]
     assert (document["schema"], document["to"]) == ("ggufspec/export@1", "llama-bench")
     assert shlex.split(document["text"]) == document["arguments"]
-    assert any("no draft" in line for line in document["notes"])
+    assert any("cannot use a draft" in line for line in document["notes"])
 
 
 def test_what_does_not_pay_is_left_out(cli: Cli) -> None:
@@ -489,7 +489,7 @@ def test_what_does_not_pay_is_left_out(cli: Cli) -> None:
     assert alone.code == 0
     assert "-md" not in shlex.split(alone.stdout)
     assert "drafting does not pay here: " in alone.stderr
-    assert "Leave the draft away: " in alone.stderr
+    assert "Leave the draft out: " in alone.stderr
     kept = cli("export", "demo", *card, "--drafter", "draft")
     assert flag(shlex.split(kept.stdout), "--spec-type") == "draft-simple"
     pays = cli("export", "demo", "--vram", "1GiB", "--acceptance", "0.95", "--to", "llama-swap")
@@ -507,6 +507,26 @@ def test_a_file(cli: Cli, tmp_path: Path) -> None:
     missing = cli("export", "demo", "--to", "ollama", "-ngl", "9", "-o", tmp_path / "none" / "Modelfile")
     assert missing.code == 1
     assert "cannot be written" in missing.stderr
+
+
+def test_a_file_that_exists_is_asked_about(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "pair.ini"
+    path.write_text("mine")
+    words = ("export", "demo", "--to", "models-preset", "-ngl", "9", "-o", path)
+    refused = cli(*words)
+    assert (refused.code, path.read_text()) == (2, "mine")
+    assert refused.stderr == f"error: {path} exists already\n  next: add -y to overwrite it, or name another file\n"
+    for answer, code in (("", 2), ("n", 2), ("y", 0)):
+        child = cli.terminal(*map(str, words))
+        child.expect("Overwrite it?")
+        child.sendline(answer)
+        rest(child)
+        assert child.exitstatus == code
+        assert (path.read_text() == "mine") == (code != 0)
+    path.write_text("mine again")
+    assert cli(*words, "-y").code == 0
+    assert "demo-target" in path.read_text()
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 def test_lm_studio_asks_the_header_for_the_blocks(cli: Cli) -> None:

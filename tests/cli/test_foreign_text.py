@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import kept_results
 import pytest
-from gguf_files import rewritten
 from markdown_it import MarkdownIt
-from processes import Cli, rest
 from rich.table import Table
 from rich.text import Text
-from server import Server, serving
 
 import ggufspec
 from ggufspec.cli import ui
 from ggufspec.cli.terminal import Console
 from ggufspec.reports.table import escaped
+from tests.support import kept_results
+from tests.support.gguf_files import rewritten
+from tests.support.processes import Cli, rest
+from tests.support.server import Server, serving
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e[bold][/red]:smile:"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -72,7 +72,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, 
 # Each with the exit code that it ends with; a word in braces is of the fixture.
 COMMANDS = {
     "plan {architecture}": (1, "plan", "-m", "{architecture}"),
-    "plan {tokens}": (0, "plan", "-m", "{tokens}"),
+    "plan {tokens}": (1, "plan", "-m", "{tokens}"),
     "plan {model}": (0, "plan", "-m", "{model}", "--sweep"),
     "plan {profile}": (0, "plan", "{profile}"),
     "plan --gpu": (2, "plan", "--gpu", "{text}"),

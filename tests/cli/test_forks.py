@@ -11,9 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forks
 import pytest
-from processes import ENDLESS, PATIENCE_S, SCRIPT, Cli, Finished
+
+from tests.support import forks
+from tests.support.processes import ENDLESS, PATIENCE_S, SCRIPT, Cli, Finished
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="all is started elsewhere")
 ASKED = ("run", "demo", "-p", "def f(", "-n", "4", "--strict")

@@ -12,30 +12,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import Cli
 from test_rpc import worker  # noqa: F401
 
 from ggufspec import SpeculativeDecoder, load_pair
 from ggufspec.api.python import plan_pair
 from ggufspec.bench import divergence
 from ggufspec.decoding.drafters.head import HeadDrafter
-from ggufspec.decoding.loop import drive, prefill, read, rounds
+from ggufspec.decoding.loop import decode_prompt, rounds
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ChildError, ModelError, UsageError
 from ggufspec.llamacpp import gguf, staging
-from ggufspec.llamacpp.dryrun import Run, Spec, allocated, ask
+from ggufspec.llamacpp.dryrun import DryRunJob, PlacedModel, allocated, ask
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import LAST_HIDDEN, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.models.profile import Pair
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.memory import HOST, Request
+from ggufspec.planning.memory import HOST, MemoryRequest
 from lab.mimo2 import write_mimo2
 from tests.support import heads
+from tests.support.driving import decode_rounds, prefill
 from tests.support.heads import HEAD_SIZE
+from tests.support.processes import Cli
 
 PROMPT = "import os\n\n\ndef main(argv):\n    parser = "
 KINDS = heads.KINDS
@@ -43,7 +44,7 @@ GOOD = ("hybrid.gguf", "gemma4-assistant.gguf")  # of random weights, and yet ri
 
 
 def options(hidden: tuple[int, ...] = ()) -> ContextOptions:
-    return ContextOptions(ctx_size=512, width=16, threads=1, rewind=15, hidden=hidden)
+    return ContextOptions(ctx_size=512, max_outputs=16, threads=1, rewind=15, hidden=hidden)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def answer(
     rule = make_rule("exact", sampling, None)
     drafters = [drafter] if drafter else []
     context.rewind(0)
-    rows = prefill(context, read(prompt, drafters, batch=context.batch, apart=4))
+    rows = prefill(context, decode_prompt(prompt, drafters, batch=context.batch, apart=4))
     steps = rounds(
         prompt,
         rows,
@@ -83,11 +84,11 @@ def answer(
         is_end=lambda _: False,
         drafters=drafters,
         draft_max=draft_max,
-        width=lambda count: -(-count // 4) * 4,  # one width class, as in strict mode
+        batch_size=lambda count: -(-count // 4) * 4,  # one class of sizes, as in strict mode
         clock=lambda: 0.0,
     )
     found, accepted = [], 0
-    for one in drive(context, steps):
+    for one in decode_rounds(context, steps):
         found += one.emitted
         accepted += one.accepted
     return found, accepted
@@ -200,17 +201,17 @@ def test_logits_are_the_same_with_hidden_rows(target: Path) -> None:
 
 def test_an_architecture_without_rows_is_refused_before_llama_cpp_aborts(target: Path) -> None:
     with Model(target) as model:
-        with pytest.raises(ModelError, match="hands out no hidden rows of the architecture 'llama'"):
+        with pytest.raises(ModelError, match="returns no hidden rows for the architecture 'llama'"):
             Context(model, options((LAST_HIDDEN,)))
-        with pytest.raises(ModelError, match="no input of block 8"):
+        with pytest.raises(ModelError, match="there is no block 8"):
             Context(model, options((2, 8)))
 
 
 def test_a_missing_function_is_named(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
     monkeypatch.setitem(staging._PROTOTYPES, "llama_get_embeddings_layer_inp", (staging._VOID, (staging._BOOL,)))
     staging.function.cache_clear()
-    assert staging.missing("eagle3") == "llama_get_embeddings_layer_inp"
-    assert staging.missing("mtp") == ""
+    assert staging.missing_function("eagle3") == "llama_get_embeddings_layer_inp"
+    assert staging.missing_function("mtp") == ""
     with Model(target) as model, pytest.raises(ModelError, match="has no llama_get_embeddings_layer_inp"):
         Context(model, options((2,)))
     head = target.parent / "demo-eagle3-Q8_0.gguf"
@@ -225,7 +226,7 @@ def test_an_abort_that_no_header_foretold_is_told_in_llama_cpp_s_words(
 ) -> None:
     """The plan's dry run aborts, in a child, before anything is loaded here."""
     head = heads.write_eagle3(target, tmp_path / "head.gguf", value_size=HEAD_SIZE // 2)
-    with pytest.raises(ModelError, match="its keys have 64 numbers and its values 32"):
+    with pytest.raises(ModelError, match="its keys have size 64 and its values 32"):
         plan_pair(Pair("x", target, head))
     monkeypatch.setattr("ggufspec.models.heads.objections", lambda *_: iter(()))
     with pytest.raises(ChildError, match=r"SIGABRT: .*eagle3\.cpp.*GGML_ASSERT") as aborted:
@@ -239,17 +240,17 @@ def test_a_head_s_token_that_there_is_not_is_told(target: Path, tmp_path: Path, 
     head = heads.write_eagle3(target, tmp_path / "head.gguf", draft_vocab=1000)
     data = head.read_bytes()
     head.write_bytes(data.replace(np.int64([998, 999]).tobytes(), np.int64([998, wrong]).tobytes()))
-    with pytest.raises(ModelError, match=rf"head.gguf is damaged: .* name token {wrong} of 4,096") as refused:
+    with pytest.raises(ModelError, match=rf"head.gguf is damaged: d2t names token {wrong}, but .* 4,096") as refused:
         SpeculativeDecoder(target, head)
-    assert "download it again" in refused.value.hint
+    assert "download or convert it again" in refused.value.hint
 
 
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        ({"target_width": 64}, "made for rows of 64 numbers, and the target's have 320"),
-        ({"layers": (2, 4, 99)}, "reads the layers 2, 4, 99, and the target has 8 blocks"),
-        ({"width": 160, "own_output": False}, "borrows the target's embeddings, of 320 numbers, its own has 160"),
+        ({"target_width": 64}, "made for hidden states of size 64, but the target's have size 320"),
+        ({"layers": (2, 4, 99)}, "reads the layers 2, 4, 99, but the target has 8 blocks"),
+        ({"width": 160, "own_output": False}, "shares the target's embeddings of size 320, but expects size 160"),
         ({"tokens": 2048}, "the target has 4,096 tokens, the draft 2,048"),
     ],
 )
@@ -271,7 +272,7 @@ def test_a_head_that_is_cut_short_is_told_before_anything_is_loaded(cli: Cli, ta
         (tmp_path / "cut.gguf").write_bytes(whole[:cut])
         done = cli("run", "-m", target, "-md", tmp_path / "cut.gguf", "-p", "x", "--json")
         assert done.code == 1
-        assert "cut.gguf is cut short" in done.document()["error"]
+        assert "cut.gguf is truncated" in done.document()["error"]
         assert "download it again" in done.document()["hint"]
 
 
@@ -282,7 +283,7 @@ def test_a_decoder_drafts_with_a_head(files: dict[str, tuple[Path, Path]], kind:
     may leave the other where two tokens are as likely to within rounding.
     """
     target_path, head_path = files[kind]
-    name, strict, cases = kind.split()[0], kind != "mtp hybrid", list[divergence.Case]()
+    name, strict, cases = kind.split()[0], kind != "mtp hybrid", list[divergence.DivergenceCase]()
     options = DecoderOptions(
         ctx_size=512, threads=1, drafters=(name, "lookup"), draft_policy=policy, draft_max=3, strict=strict
     )
@@ -298,10 +299,10 @@ def test_a_decoder_drafts_with_a_head(files: dict[str, tuple[Path, Path]], kind:
             drafted = [one.token for one in found]
             assert drafted == plain or not strict
             if drafted != plain:
-                cases.append(divergence.Case(len(cases), prompt, tuple(plain), tuple(drafted)))
+                cases.append(divergence.DivergenceCase(len(cases), prompt, tuple(plain), tuple(drafted)))
         with pytest.raises(UsageError, match="draft-only needs a draft model"):
             list(decoder.generate(PROMPT, alone="draft"))
-    spec = divergence.Spec(target_path, options, tuple(cases))
+    spec = divergence.DivergenceJob(target_path, options, tuple(cases))
     explained = divergence.run(spec, lambda event: None, threading.Event())
     assert all(one.explained for one in explained), explained
 
@@ -377,10 +378,10 @@ def test_the_dry_run_of_a_head_is_what_a_real_load_takes(files: dict[str, tuple[
     for kind, (target_path, head_path) in files.items():
         in_target, mtp = head_path == target_path, kind.startswith("mtp")
         for layers, wanted, own in [*cases, (99, quantised, options())]:  # a head's cache stays f16
-            target = Run(target_path, Placement(layers, mtp=in_target), wanted)
+            target = PlacedModel(target_path, Placement(layers, mtp=in_target), wanted)
             placement = target.placement if in_target else Placement(layers, mtp=mtp)
-            runs += [target, Run(head_path, placement, own, target)]
-    dry, real = (ask(Spec((), 1, real=real), runs) for real in (False, True))
+            runs += [target, PlacedModel(head_path, placement, own, target)]
+    dry, real = (ask(DryRunJob((), 1, real=real), runs) for real in (False, True))
     assert [answer.error for answer in dry] == [""] * len(runs)
     assert dry == real
     shared = dry[runs.index(next(run for run in runs if run.target and run.path == run.target.path))]
@@ -393,8 +394,8 @@ def test_a_plan_counts_what_is_taken(loaded: tuple[Context, Head], tmp_path: Pat
     own = head.model is context.model
     known = [header(one.model.path) for one in (context, head)]
     wanted = options(head_sources(head.model))
-    target = Request(known[0], context.model.path, Placement(mtp=own), wanted)
-    requests = [target, Request(known[1], head.model.path, Placement(mtp=not head.is_eagle3), options(), target)]
+    target = MemoryRequest(known[0], context.model.path, Placement(mtp=own), wanted)
+    requests = [target, MemoryRequest(known[1], head.model.path, Placement(mtp=not head.is_eagle3), options(), target)]
     with DryRuns({}, simulated=False, rpc=(), folder=tmp_path) as dry_runs:
         planned = [answer[HOST] for answer in dry_runs(requests) if not isinstance(answer, str)]
     taken = [allocated(one)[HOST] for one in (context, head)]
@@ -405,7 +406,7 @@ def test_a_plan_counts_what_is_taken(loaded: tuple[Context, Head], tmp_path: Pat
 
 
 def header(path: Path) -> ModelHeader:
-    return interpret(path.name, [gguf.parse(path.read_bytes())], path.stat().st_size)
+    return interpret(path.name, [gguf.parse_header(path.read_bytes())], path.stat().st_size)
 
 
 ON_A_WORKER = ("mtp", "mtp hybrid", "mtp assistant", "eagle3")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import plain, rest
 
 from ggufspec.bench import hooked, trial, versus
 from ggufspec.decoding.decoder import Statistics
@@ -18,9 +17,10 @@ from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as report
-from ggufspec.reports.documents import parse
+from ggufspec.reports.documents import parse_document
 from ggufspec.reports.html.page import render
 from ggufspec.schema.base import SpeculativeRun, to_json
+from tests.support.processes import plain, rest
 
 RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_hook"]
 
@@ -40,12 +40,12 @@ RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_
 )
 def test_what_the_hook_cannot_do_is_refused(options, message):
     with pytest.raises(UsageError, match=message) as caught:
-        hooked.check(DecoderOptions(**options), Sampling())
+        hooked.check_hook(DecoderOptions(**options), Sampling())
     assert "--engine own" in caught.value.hint
 
 
 def test_what_it_can_do_is_not():
-    hooked.check(
+    hooked.check_hook(
         DecoderOptions(
             drafters=("draft",), draft_policy="fixed", draft_max=4, cache_type_k="q8_0", target=Placement(9)
         ),
@@ -71,8 +71,8 @@ def result(seconds, tokens=21, drafters=(), notes=(), ids=None):
         verify_s=seconds - 1.0,
         stop_reason="length",
     )
-    return trial.Result(
-        answers=(trial.Answer("", tuple(range(tokens)) if ids is None else ids, statistics),),
+    return trial.TrialResult(
+        answers=(trial.TrialAnswer("", tuple(range(tokens)) if ids is None else ids, statistics),),
         target=trial.LoadedModel("llama 1B", 16, 0, 1000),
         draft=trial.LoadedModel("llama 50M", 4, 0, 50) if drafters else None,
         load_s=1.0,
@@ -87,8 +87,8 @@ def result(seconds, tokens=21, drafters=(), notes=(), ids=None):
 @pytest.fixture
 def bench(monkeypatch):
     monkeypatch.setattr(versus, "machine_and_build", lambda system_info: {"cpu": "a cpu"})
-    spec = trial.Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(threads=2), Sampling(), ("one",), 20)
-    return versus.Bench(versus.Experiment(Pair("mine", spec.target, spec.draft), spec, 3, engine="hook"))
+    spec = trial.TrialJob(Path("t.gguf"), Path("d.gguf"), DecoderOptions(threads=2), Sampling(), ("one",), 20)
+    return versus.Bench(versus.BenchExperiment(Pair("mine", spec.target, spec.draft), spec, 3, engine="hook"))
 
 
 def measured(bench):
@@ -109,7 +109,7 @@ def test_both_ways_are_in_one_document(bench):
     assert document.hook.notes == ("no logits",)
     assert isinstance(document.runs["llama_hook"], SpeculativeRun)
     assert document.speedup.median == pytest.approx(2.33, abs=0.01)  # our own loop's, as without the hook
-    again = parse(json.loads(to_json(document)))
+    again = parse_document(json.loads(to_json(document)))
     assert (again.hook, again.runs) == (document.hook, document.runs)
 
 
@@ -147,7 +147,7 @@ def test_each_way_is_measured_its_own_way(bench, monkeypatch):
     asked, cases = [], []
 
     class Load:
-        ready = trial.Ready(1.0, (11,), True)
+        ready = trial.TrialReady(1.0, (11,), True)
 
         def __init__(self, spec, engine, **_):
             self.spec, self.engine = spec, "Llama" if engine == hooked.__name__ else "own"
@@ -231,7 +231,7 @@ def test_ctrl_c_shows_what_was_measured(cli):
     assert child.exitstatus == 130
     assert "target-only" in left
     assert "error: interrupted" not in left
-    assert "interrupted; what is shown was measured before" in left
+    assert "interrupted; the results so far are shown" in left
     assert "Traceback" not in left
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ggufspec.hardware import install
-from ggufspec.hardware.gpus import Survey
-from ggufspec.hardware.install import Facts, choose_wheels, pip_line, prebuilt_line
+from ggufspec.hardware.gpus import GpuSurvey
+from ggufspec.hardware.install import InstallFacts, choose_wheels, pip_line, prebuilt_line
 
-LINUX = Facts("Linux", "x86_64", (3, 12))
-WINDOWS = Facts("Windows", "AMD64", (3, 12))
-MAC = Facts("Darwin", "arm64", (3, 12))
+LINUX = InstallFacts("Linux", "x86_64", (3, 12))
+WINDOWS = InstallFacts("Windows", "AMD64", (3, 12))
+MAC = InstallFacts("Darwin", "arm64", (3, 12))
 RTX_4090, GTX_1080, RTX_5090 = (8, 9), (6, 1), (12, 0)
 
 
@@ -49,7 +49,7 @@ RTX_4090, GTX_1080, RTX_5090 = (8, 9), (6, 1), (12, 0)
         (replace(LINUX, arch="riscv64"), "cpu"),
     ],
 )
-def test_the_index(facts: Facts, index: str) -> None:
+def test_the_index(facts: InstallFacts, index: str) -> None:
     wheels = choose_wheels(facts)
     assert wheels is not None
     assert wheels.index == f"https://abetlen.github.io/llama-cpp-python/whl/{index}"
@@ -58,14 +58,14 @@ def test_the_index(facts: Facts, index: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [replace(MAC, arch="x86_64"), replace(LINUX, arch="s390x"), Facts("SunOS", "", (3, 12))]
+    "facts", [replace(MAC, arch="x86_64"), replace(LINUX, arch="s390x"), InstallFacts("SunOS", "", (3, 12))]
 )
-def test_machines_that_nobody_builds_for(facts: Facts) -> None:
+def test_machines_that_nobody_builds_for(facts: InstallFacts) -> None:
     assert choose_wheels(facts) is None
 
 
 def test_what_the_wheels_lack() -> None:
-    def lacks(facts: Facts) -> str:
+    def lacks(facts: InstallFacts) -> str:
         wheels = choose_wheels(facts)
         assert wheels is not None
         return "; ".join(wheels.lacks)
@@ -120,15 +120,15 @@ def test_an_environment_is_mended_by_its_pip_or_by_uv(monkeypatch: pytest.Monkey
     )
     assert shlex.split(line)[-1] == install.requirement()
     assert shlex.split(line)[-3:-1] == ["--only-binary", "llama-cpp-python"]
-    source = install.mend("cuda", source=True)  # with RPC, or where there are no wheels
+    source = install.repair_command("cuda", source=True)  # with RPC, or where there are no wheels
     assert "--no-binary llama-cpp-python" in source
     assert 'cmake.args=-DGGML_RPC=on;-DGGML_CUDA=on"' in source
 
 
 def test_a_checkout_is_mended_by_its_script() -> None:
     assert install.IN_CHECKOUT  # of the tests' own
-    assert install.mend() == "scripts/bootstrap"
-    assert install.mend("vulkan", source=True) == "scripts/bootstrap --backend vulkan"
+    assert install.repair_command() == "scripts/bootstrap"
+    assert install.repair_command("vulkan", source=True) == "scripts/bootstrap --backend vulkan"
 
 
 def test_the_requirement_is_the_project_s() -> None:
@@ -163,7 +163,7 @@ def test_what_is_missing_is_named(complaint: str, line: str) -> None:
 
 def test_what_a_machine_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install.platform, "system", lambda: "Linux")
-    bare = install.machine_facts(Survey((), (), None), tmp_path)
+    bare = install.machine_facts(GpuSurvey((), (), None), tmp_path)
     assert (bare.cuda, bare.capability, bare.amd, bare.rocm, bare.vulkan) == (None, None, False, False, False)
     vendor = tmp_path / "sys/class/drm/card0/device/vendor"
     vendor.parent.mkdir(parents=True)
@@ -173,13 +173,13 @@ def test_what_a_machine_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "dev/dri/renderD128").touch()
     monkeypatch.setattr(install, "_loads", lambda *names: names == ("libvulkan.so.1",))
-    found = install.machine_facts(Survey((), (), "575", (12, 9)), tmp_path)
+    found = install.machine_facts(GpuSurvey((), (), "575", (12, 9)), tmp_path)
     assert (found.amd, found.rocm, found.vulkan) == (True, True, True)
     assert found.cuda is None  # a driver without a card
 
 
 def test_the_driver_tells_its_cuda_and_doctor_the_line(cli, tmp_path: Path) -> None:
-    import nvml
+    from tests.support import nvml
 
     document = cli("doctor", "--quick", "--json", FAKE_NVML="card", **nvml.build(tmp_path)).document()
     found = document["prebuilt"]

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import (
+from pydantic_core import core_schema
+
+from ggufspec.schema.codec import dump, load
+from tests.support.processes import (
     ENDLESS,
     SCRIPT,
     Cli,
@@ -26,9 +29,6 @@ from processes import (
     rest,
     workers,
 )
-from pydantic_core import core_schema
-
-from ggufspec.schema.codec import dump, load
 
 ENDLESS_BENCH = ("bench", "demo", "-p", "def f(", "-n", "8", "-r", "1000000")
 
@@ -86,9 +86,9 @@ def test_ctrl_c_of_a_bench_shows_the_trials_that_are_done(cli: Cli) -> None:
     assert child.exitstatus == 130
     for row in ("target-only", "draft-only", "speculative"):
         assert row in left
-    assert "No verdict from so few trials" in left
+    assert "No verdict" in left
     assert "error: interrupted" not in left
-    assert "interrupted; what is shown was measured before" in left
+    assert "interrupted; the results so far are shown" in left
     assert "Traceback" not in left
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import shapes
-from libraries import compiled, without_rpc
-from processes import Cli
 
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import install
 from ggufspec.llamacpp import library
 from ggufspec.llamacpp.library import MissingFunctionError
+from tests.support import shapes
+from tests.support.libraries import compiled, without_rpc
+from tests.support.processes import Cli
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="made with the linker's options of Linux")
 
@@ -123,7 +123,7 @@ def test_libraries_without_a_function_that_is_needed(cli: Cli, tmp_path: Path) -
 
 
 def test_a_function_that_is_missing_is_a_failure_with_a_hint() -> None:
-    lib = library.load()
+    lib = library.load_library()
     for whole in (lib, lib._lib):
         assert not hasattr(whole, "llama_of_tomorrow")
         with pytest.raises(MissingFunctionError, match="has no llama_of_tomorrow") as caught:
@@ -137,7 +137,7 @@ def test_a_function_that_is_missing_is_a_failure_with_a_hint() -> None:
 @pytest.mark.parametrize("version", ["0.3.35", "0.3.4+cu124", "0.2.90", "0.4.0", "1.0"])
 def test_a_version_that_ggufspec_is_not_made_for(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     installed(monkeypatch, version)
-    with pytest.raises(GgufspecError, match="is installed, and ggufspec needs llama-cpp-python") as caught:
+    with pytest.raises(GgufspecError, match="is installed, but ggufspec needs llama-cpp-python") as caught:
         library._check_version()
     assert (caught.value.message.count(version), caught.value.hint) == (1, "scripts/bootstrap")
 
@@ -208,7 +208,7 @@ def test_packages_that_are_not_needed_stay_unloaded(cli: Cli, cuda: SimpleNamesp
     import subprocess
 
     program = (
-        "import json; from ggufspec.llamacpp.library import load; load();"
+        "import json; from ggufspec.llamacpp.library import load_library; load_library();"
         "print(json.dumps('libcudart' in open('/proc/self/maps').read()))"
     )
     environment = cli.environment | {"PYTHONPATH": str(cuda.packages)}

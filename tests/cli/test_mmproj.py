@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import gguf
-import projectors
 import pytest
-from processes import Cli
-from server import serving
 
 from ggufspec.errors import ModelError
 from ggufspec.models import mmproj
 from ggufspec.models.profile import demo_pair
+from tests.support import projectors
+from tests.support.processes import Cli
+from tests.support.server import serving
 
 WIDTH = 320  # of the demo target's embeddings
 ROOM = ("--vram", "600MiB", "--headroom", "0")
@@ -45,7 +45,7 @@ def weights(path: Path) -> int:
 
 def test_bytes_are_those_of_a_real_load(projector: Path) -> None:
     """Its log has the compute buffer to a hundredth of a MiB."""
-    used = mmproj.measure(str(projector))
+    used = mmproj.measure_projector(str(projector))
     assert (used.name, used.card_bytes) == ("mmproj-f16.gguf", 0)
     done = subprocess.run(
         [sys.executable, "-c", LOAD, demo_pair()[0], projector], capture_output=True, text=True, check=True, timeout=60
@@ -56,7 +56,10 @@ def test_bytes_are_those_of_a_real_load(projector: Path) -> None:
 
 
 def test_on_a_card_that_is_not_here(projector: Path) -> None:
-    here, there = mmproj.measure(str(projector)), mmproj.measure(str(projector), "GPU0", simulated=True)
+    here, there = (
+        mmproj.measure_projector(str(projector)),
+        mmproj.measure_projector(str(projector), "GPU0", simulated=True),
+    )
     assert there.card_bytes == here.host_bytes > weights(projector)
     assert there.host_bytes < here.host_bytes  # what it hands over
     assert WIDTH in there.widths
@@ -72,16 +75,16 @@ def test_on_a_card_that_is_not_here(projector: Path) -> None:
     ],
 )
 def test_the_projector_of_a_repository(files: list[str], chosen: str) -> None:
-    assert mmproj.choose("user/m", files) == chosen
+    assert mmproj.choose_projector("user/m", files) == chosen
 
 
 def test_a_repository_without_one_says_so() -> None:
     with pytest.raises(ModelError, match=r"user/m has no mmproj-….gguf"):
-        mmproj.choose("user/m", ["m-Q4_K_M.gguf"])
+        mmproj.choose_projector("user/m", ["m-Q4_K_M.gguf"])
 
 
 def test_a_plan_leaves_room_for_it(cli: Cli, projector: Path) -> None:
-    used = mmproj.measure(str(projector), "GPU0", simulated=True)
+    used = mmproj.measure_projector(str(projector), "GPU0", simulated=True)
     plain, beside = (cli("plan", *ROOM, "--json", *more).document() for more in ((), ("--mmproj", str(projector))))
     for device, size in ((0, used.card_bytes), (1, used.host_bytes)):
         assert plain["devices"][device]["mmproj_bytes"] == 0
@@ -92,7 +95,10 @@ def test_a_plan_leaves_room_for_it(cli: Cli, projector: Path) -> None:
     assert beside["target"]["gpu_layers"] < plain["target"]["gpu_layers"] == 9
     on_host = cli("plan", *tight, "--mmproj", projector, "--no-mmproj-offload").document()
     assert on_host["target"]["gpu_layers"] == 9
-    assert [device["mmproj_bytes"] for device in on_host["devices"]] == [0, mmproj.measure(str(projector)).host_bytes]
+    assert [device["mmproj_bytes"] for device in on_host["devices"]] == [
+        0,
+        mmproj.measure_projector(str(projector)).host_bytes,
+    ]
     assert "▪ mmproj 14 MiB" in cli("plan", *ROOM, "--mmproj", projector).stdout
 
 
@@ -132,10 +138,13 @@ def test_what_is_no_projector_of_this_model(cli: Cli, projector: Path, tmp_path:
     unknown.write_bytes(data[:at] + b"future" + data[at + 6 :])
     cut.write_bytes(data[:2000])
     for path, words in (
-        (other, "mmproj-other.gguf is the mmproj of another model: demo-target-F16.gguf has embeddings of 320, and it"),
+        (
+            other,
+            "mmproj-other.gguf is the mmproj of another model: demo-target-F16.gguf has embeddings of size 320, but",
+        ),
         (demo_pair()[1], "demo-draft-Q8_0.gguf is not an mmproj"),
         (unknown, "mmproj-new.gguf: llama.cpp cannot load it as an mmproj"),
-        (cut, "mmproj-cut.gguf is cut short"),
+        (cut, "mmproj-cut.gguf is truncated"),
         (tmp_path / "none.gguf", "none.gguf does not exist"),
     ):
         done = cli("plan", *ROOM, "--json", "--mmproj", path)

@@ -9,9 +9,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from gguf_files import rewritten
-from processes import Cli, plain
-from screens import Session
+
+from tests.support.gguf_files import rewritten
+from tests.support.processes import Cli, plain
+from tests.support.screens import Session
 
 
 @pytest.fixture
@@ -50,12 +51,14 @@ def test_a_table_and_the_command_below_it(cli: Cli, studio: Path, name: str) -> 
     assert done.code == 0, done.stderr
     assert re.search(r"Demo-10M-F16 +20 MB +10M +F16 +LM Studio +llama +\n +draft: Demo-1M-Q8_0", done.stdout)
     pair = [str(studio / "Demo-10M-F16.gguf"), "-md", str(studio / "Demo-1M-Q8_0.gguf")]
-    note, following = done.stderr.splitlines()
-    assert note.startswith("none of these has a chat template, they only continue text; to chat: ggufspec chat ")
-    assert following == f"  next: {shlex.join(['ggufspec', 'chat', '-m', *pair])}"
+    left_out, note, following = done.stderr.splitlines()
+    assert left_out == "left out: 1 damaged or unreadable file, 1 projector or adapter; -v says which and why"
+    assert note.startswith("none of these has a chat template, so they only continue text; to chat: ggufspec chat ")
+    raw = ("--raw", "-p", "Once upon a time")
+    assert following == f"  next: {shlex.join(['ggufspec', 'run', '-m', *pair, *raw])}"
     said = cli(name, "-v").stderr
-    assert "Half-Q8_0.gguf: Half-Q8_0.gguf is cut short" in said
-    assert "mmproj-Demo-F16.gguf: it is no model by its name" in said
+    assert "Half-Q8_0.gguf: Half-Q8_0.gguf is truncated" in said
+    assert "mmproj-Demo-F16.gguf: by its name it is not a model" in said
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -88,3 +91,25 @@ def test_a_damaged_cache_of_vocabularies_is_no_matter(cli: Cli, studio: Path) ->
     (Path(cli.environment["HOME"]) / ".cache" / "ggufspec" / "vocabularies.json").write_text("{")
     assert json.loads(cli("models", "--json").stdout) == before
     assert studio.exists()
+
+
+def test_folders_that_are_named(cli: Cli, studio: Path, target: Path, tmp_path: Path) -> None:
+    """Only these are searched; a model in them is named as it was typed."""
+    own = cli.folder / "mine"
+    own.mkdir()
+    rewritten(target, own / "chatty-F16.gguf", template="{{ messages[0].content }}")
+    found = cli("models", "mine", "--json").document()
+    assert [one["name"] for one in found["models"]] == ["chatty-F16"]
+    assert found["next"] == "ggufspec chat -m mine/chatty-F16.gguf"
+    both = cli("models", "mine", studio, "--json").document()
+    assert {one["name"] for one in both["models"]} == {"chatty-F16", "Demo-10M-F16", "Demo-1M-Q8_0"}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert f"there are no GGUF models in {empty}" in cli("models", empty).stderr
+
+
+def test_a_folder_that_is_none(cli: Cli, studio: Path) -> None:
+    for name, why in (("/no such folder", "does not exist"), (str(studio / "Half-Q8_0.gguf"), "is not a folder")):
+        done = cli("models", name, "--json")
+        assert (done.code, done.document()["error"], done.document()["hint"]) == (2, f"{name} {why}", "ggufspec models")
+        assert done.stderr == f"error: {name} {why}\n  next: ggufspec models\n"

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import shapes
-from processes import Cli, plain, rest
-from server import serving
 
 from ggufspec import demo_pair
 from ggufspec.hardware.host import cpu_name
 from ggufspec.planning import catalogue, machine_profile
+from tests.support import shapes
+from tests.support.processes import Cli, plain, rest
+from tests.support.server import serving
 
 TARGET, DRAFT = "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf"
 CARD = ("--gpu", "RTX 4090")
@@ -52,7 +52,8 @@ def test_the_answer_comes_first(cli: Cli, files: tuple[Path, Path], columns: str
     done = cli(*asked, COLUMNS=columns)
     lines = plain(done.stdout).splitlines()
     plan = cli(*asked, "--json").document()
-    assert " ".join(done.stdout.split()).startswith(f"{plan['why']} next: {plan['next']} ")
+    typed = " next: ".join([plan["why"], plan["next"], *plan["also"]])
+    assert " ".join(done.stdout.split()).startswith(f"{typed} ")
     assert re.match(
         r"Fits in part: \d\d/81 layers on the GPU.* the rest is in RAM\. (Use|Leave) the draft", plan["why"]
     )
@@ -73,7 +74,7 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again(cli: Cli, command
     """One thread, which others always leave: that the machine of the tests is busy tells nothing here."""
     folder = Path(cli.environment["HOME"], ".cache", "ggufspec")
     speed = replace(catalogue.from_catalogue([]), origin="measured once", disturbed="other programs used 1.0 CPUs")
-    machine_profile._keep(folder, speed, machine_profile.identity(1))
+    machine_profile._keep(folder, speed, machine_profile.machine_identity(1))
     done = cli(*command, "--json", GGUFSPEC_NO_CALIBRATE="")
     assert "it was measured while other programs used 1.0 CPUs" in done.stderr
     again = machine_profile._kept(folder, 1)
@@ -102,7 +103,7 @@ def test_a_pair_that_is_not_here_on_a_card_that_is_not_here(cli: Cli, hub) -> No
     assert run["tokens_per_s"] == max(at_pair, predicted["speculative_tokens_per_s"])
     assert plan["settings"]["acceptance_from"] == "from its profile"
     assert predicted["accepted_share"] > predicted["break_even_accepted_share"]
-    assert plan["assumptions"] == ["The speed of the CPU and of its memory is guessed"]
+    assert plan["assumptions"] == ["The speeds of the CPU and its memory are guesses"]
     assert (plan["next"], plan["tuned"]) == ("ggufspec bench llama3-70b", None)
     assert plan["choice"] in ("speculative", "target-only")
     assert plan["why"].endswith(".")
@@ -152,6 +153,48 @@ def test_the_plan_in_a_terminal(cli: Cli, files, columns: int, colour: bool) -> 
     assert set(rows) <= set(shown_rows)
 
 
+def test_without_a_gpu_no_row_reads_as_a_failure_to_fit(cli: Cli) -> None:
+    shown = cli("plan", "demo", "-v", COLUMNS="120").stdout
+    assert shown.startswith("No GPU found. Fits into memory, all on the CPU: ")
+    assert not re.search(r"\b0/\d", shown)
+    assert re.search(r"target-only +CPU .*\n *speculative +CPU +CPU ", plain(shown))
+
+
+@pytest.mark.parametrize("acceptance", ["0.9", "0.01"])
+def test_a_pair_is_always_benched_next(cli: Cli, files, acceptance: str) -> None:
+    """Its draft pays, or never does: then the target is also run without it. No line is wrapped."""
+    pair = ("-m", files[0], "-md", files[1])
+    lines = plain(cli("plan", *pair, *CARD, "--acceptance", acceptance, COLUMNS="80").stdout).splitlines()
+    assert f"next: ggufspec bench -m {files[0]} -md {files[1]}" in lines
+    alone = cli("plan", "-m", files[0], *CARD, COLUMNS="80").stdout
+    assert [line for line in alone.splitlines() if line.startswith("next: ")] == [
+        f"next: ggufspec run -m {files[0]} -p Hello"
+    ]
+
+
+def test_a_draft_that_loses_is_told_apart_from_the_default(cli: Cli, files) -> None:
+    plan = cli("plan", "-m", files[0], "-md", files[1], *CARD, "--acceptance", "0.3", "--json").document()
+    assert plan["choice"] == "target-only"
+    predicted = plan["predicted"]
+    drafting = predicted["speculative_tokens_per_s"] / predicted["target_only_tokens_per_s"]
+    default = predicted["default_tokens_per_s"] / predicted["target_only_tokens_per_s"]
+    assert f"Leave the draft out: drafting is guessed to be {drafting:.2f}× (" in plan["why"]
+    assert "with a 30% chance of acceptance per token (given with --acceptance 0.3; " in plan["why"]
+    assert f"The default would not draft: {default:.2f}×." in plan["why"]
+
+
+@pytest.mark.parametrize("command", [("plan",), ("export",)])
+def test_without_a_model_the_demo_pair_is_named_first(cli: Cli, command: tuple[str, ...]) -> None:
+    said = "no model is named: using the bundled demo pair, a toy; name yours with -m TARGET.gguf -md DRAFT.gguf"
+    assert cli(*command).stderr.splitlines()[0] == said
+    for named in (("demo",), ("-m", demo_pair()[0]), ("--json",)):
+        assert said not in cli(*command, *named).stderr
+
+
+def test_only_a_repository_without_a_quantisation_is_asked_for(cli: Cli, files) -> None:
+    assert "asking the hub" not in rest(cli.terminal("plan", "-m", str(files[1]), *CARD, columns=100))
+
+
 def test_the_sweep_is_in_the_document(cli: Cli, files) -> None:
     rows = cli("plan", "-m", files[0], *CARD, "--sweep", "--json").document()["sweep"]
     assert [rows[0]["gpu_layers"], rows[-1]["gpu_layers"]] == [0, 81]
@@ -161,14 +204,14 @@ def test_the_sweep_is_in_the_document(cli: Cli, files) -> None:
 
 def test_without_a_card_a_sweep_says_why_it_has_no_rows(cli: Cli) -> None:
     done = cli("plan", "demo", "--sweep", COLUMNS="80")
-    assert "There is no card: nothing is offloaded" in done.stdout
+    assert "No GPU found: nothing is offloaded" in done.stdout
     assert "Target layers" not in done.stdout
     assert "nothing was measured on this machine" not in done.stdout
 
 
 def test_a_card_that_nobody_named_is_taken_for_one_and_that_is_said_first(cli: Cli, files) -> None:
     plan = cli("plan", "-m", files[1], "--vram", "12GiB", "--json").document()
-    unknown = "GPU unknown, taken as 300 GB/s: name it with --gpu"
+    unknown = "GPU unknown, assuming 300 GB/s: name it with --gpu"
     assert re.match(rf"Fits whole: 33/33 layers on the GPU, \d\.\d of 12\.0 GiB\. {unknown}\. Without", plan["why"])
     assert plan["assumptions"][0] == unknown
     assert plan["devices"][0]["description"] == "unknown GPU"
@@ -218,10 +261,11 @@ def test_a_tuned_profile_is_planned_as_it_was_tuned(cli: Cli) -> None:
     assert "Tuned here on 2026-11-28: 8.30 tokens/s, 1.31× what was planned then, measured." in " ".join(
         done.stdout.split()
     )
-    assert re.search(r"tuned here +0/9 .* 8\.30", plain(done.stdout))
+    assert re.search(r"tuned here +CPU .* 8\.30", plain(done.stdout))
     assert "no usual rate would" not in done.stdout
     plan = cli("plan", "mine", "--json").document()
     assert (plan["choice"], plan["next"]) == ("speculative", "ggufspec run mine -p Hello")
+    assert plan["also"] == ["ggufspec bench mine"]
     assert plan["tuned"]["tokens_per_s"] == 8.3
     for changed in (("other",), ("mine", "-c", "1024"), ("mine", "--vram", "12GiB")):
         assert cli("plan", *changed, "--json").document()["tuned"] is None
@@ -251,7 +295,7 @@ def test_more_memory_holds_more_layers(cli: Cli, files) -> None:
         (("--vram", "8"), ("'8' has no unit", "--vram 8GiB")),
         (("--vram", "99999999TiB"), ("is not a memory size",)),
         (("--gpu", "RTX 4090", "--vram", "1G", "--vram", "2G"), ("more --vram than --gpu",)),
-        (("--vram", "24G", "--rpc", "127.0.0.1:1"), ("--rpc is a card that is here",)),
+        (("--vram", "24G", "--rpc", "127.0.0.1:1"), ("--rpc cannot be combined with --gpu",)),
         (("--vram", "24G", "-ngl", "82"), ("needs", "the budget is 23.75 GiB", "auto")),
         (("--vram", "24G", "-ub", "4097"), ("--ubatch-size 4097 is out of range", "1 to 4096")),
         (("--vram", "24G", "-ub", "many"), ("--ubatch-size", "is not a whole number")),
@@ -261,7 +305,7 @@ def test_more_memory_holds_more_layers(cli: Cli, files) -> None:
         (("--vram", "24G", "--allow-kv", "q9_9"), ("q9_9", "q8_0")),
         (("--vram", "24G", "--n-cpu-moe", "3"), ("no experts", "--n-cpu-moe")),
         (("--vram", "100M", "--headroom", "1G"), ("the budget is 0 MiB", "--headroom")),
-        (("--vram", "24G", "-ctv", "q8_0", "-fa", "off"), ("quantized V cache", "-fa on")),
+        (("--vram", "24G", "-ctv", "q8_0", "-fa", "off"), ("-ctv q8_0 needs flash attention", "-fa on")),
     ],
 )
 def test_bad_input(cli: Cli, files, flags: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -305,18 +349,18 @@ def test_a_machine_that_is_not_here(cli: Cli, files) -> None:
     assert any("--ram SIZE plans with less" in note for note in fast["notes"])
     little = cli(*pair, "--ram", "6GiB").document()
     assert little["devices"][-1]["free_bytes"] == 6 * 2**30
-    assert any("stay on the host" in note or "too little" in note for note in little["notes"])
+    assert any("are needed in RAM" in note or "too little" in note for note in little["notes"])
     assert little["predicted"]["speculative_tokens_per_s"] < fast["predicted"]["speculative_tokens_per_s"]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--link", "usb"), "is not a link of PCIe"),
-        (("--link", "pcie4x3"), "is not a link of PCIe"),
-        (("--cpu", "fast"), "is not a number of cores with avx2"),
-        (("--cpu", "0xavx2"), "is not a number of cores with avx2"),
-        (("--cpu", "8xmmx"), "is not a number of cores with avx2"),
+        (("--link", "usb"), "is not a valid PCIe link"),
+        (("--link", "pcie4x3"), "is not a valid PCIe link"),
+        (("--cpu", "fast"), "is not a valid CPU"),
+        (("--cpu", "0xavx2"), "is not a valid CPU"),
+        (("--cpu", "8xmmx"), "is not a valid CPU"),
         (("--ram", "lots"), "--ram 'lots' is not a memory size"),
         (("--ram-bandwidth", "0"), "--ram-bandwidth 0 is out of range"),
         (("--ram-bandwidth", "fast"), "--ram-bandwidth 'fast' is not a number"),
@@ -359,7 +403,7 @@ def test_a_card_without_room_for_a_batch_s_copies_is_told_to_make_none(cli: Cli,
     plan = cli("plan", *little, "--json").document()
     assert (plan["target"]["gpu_layers"], plan["target"]["op_offload"]) == (0, False)
     assert plan["target"]["bytes"]["GPU0"]["compute"] == 0
-    assert "GPU0 has no room to read prompts with the CPU's weights" in " ".join(plan["notes"])
+    assert "GPU0 has no room to process prompts with the CPU's weights" in " ".join(plan["notes"])
     assert "--no-op-offload" in cli("export", *little, "--to", "llama-server").stdout.split()
     assert "-nopo 1" in cli("export", *little, "--to", "llama-bench").stdout
     more = cli("plan", *little[:3], "1GiB", *little[4:], "--json").document()["target"]
@@ -379,4 +423,4 @@ def test_a_pair_without_room_for_them_has_the_cpu_read_prompts(cli: Cli, files) 
     alone, pair = (found["options"][name]["target"] for name in ("target_only", "speculative"))
     assert (alone["op_offload"], alone["no_host"]) == (True, False)
     assert (pair["op_offload"], pair["no_host"]) == (False, True)
-    assert any("GPU0 has no room beside the draft to read prompts" in note for note in found["notes"])
+    assert any("GPU0 has no room next to the draft to process prompts" in note for note in found["notes"])

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shapes
-from processes import Cli, plain, rest
-from server import COMMIT, serving
 
-from ggufspec.api.options import machine
+from ggufspec.api.options import machine_to_plan_for
 from ggufspec.cli import profiles
 from ggufspec.cli.app import main
 from ggufspec.models.profile import bundled_folder
-from ggufspec.planning.plan import Machine
+from ggufspec.planning.plan import PlanMachine
 from ggufspec.settings.table import Settings
-from tests.support import heads
+from tests.support import heads, shapes
+from tests.support.processes import Cli, plain, rest
+from tests.support.server import COMMIT, serving
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
 TARGET, DRAFT = "user/big-GGUF:Q4_K_M", "user/small-GGUF:Q8_0"
@@ -28,7 +27,7 @@ TARGET, DRAFT = "user/big-GGUF:Q4_K_M", "user/small-GGUF:Q8_0"
 def write(path: Path, shape: str, words: str = "text", **keys: Any) -> Path:
     """A model of 4,096 tokens."""
     made = shapes.SHAPES[shape]
-    own = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"{words} {i}" for i in range(4096)]} | keys
+    own = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"{words} {i}" for i in range(4096)], "merges": ["t e"]} | keys
     return shapes.write_file(path, made.metadata | {f"tokenizer.ggml.{k}": v for k, v in own.items()}, made.tensors)
 
 
@@ -102,10 +101,10 @@ def test_on_a_card_the_list_says_how_many_layers_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
 
-    def with_a_card(given: Settings, threads: int) -> Machine:
-        return replace(machine(replace(given, vram=("24GiB",)), threads), memory_bytes=64 << 30)
+    def with_a_card(given: Settings, threads: int) -> PlanMachine:
+        return replace(machine_to_plan_for(replace(given, vram=("24GiB",)), threads), memory_bytes=64 << 30)
 
-    monkeypatch.setattr(profiles, "machine", with_a_card)
+    monkeypatch.setattr(profiles, "machine_to_plan_for", with_a_card)
     monkeypatch.setenv("COLUMNS", "120")
     for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path))
@@ -172,7 +171,7 @@ def test_sizes_of_a_profile_are_not_needed(cli: Cli, mine: Path) -> None:
     assert (rows["half"]["fits"], rows["half"]["target"]["size_bytes"]) == ("unknown", 1000)
     shown = cli("profiles", "list")
     assert next(line for line in shown.stdout.splitlines() if line.strip().startswith("good*")).rstrip().endswith("?")
-    assert "? is not known until its headers are read" in shown.stderr
+    assert "? is unknown until its headers are read" in shown.stderr
     (mine / "half.toml").write_text(GOOD.replace("[draft]", "size_byte = 1000\n[draft]"))
     wrong = cli("profiles", "show", "half", "--json")
     assert (wrong.code, wrong.document()["hint"]) == (1, "did you mean 'size_bytes'?")
@@ -202,7 +201,7 @@ def test_show(cli: Cli) -> None:
     for words in (
         "bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf",
         "0.89",
-        "(≈ 1.3 GB, 17 layers, by the profile, unchecked)",
+        "(≈ 1.3 GB, 17 layers, according to the profile, unchecked)",
     ):
         assert words in shown
     unknown = cli("profiles", "show", "dmeo", "--json")
@@ -254,7 +253,7 @@ def test_a_profile_of_files_here(cli: Cli, tmp_path: Path) -> None:
 
 def test_what_is_missing_is_asked_for_on_a_terminal(cli: Cli, online: dict[str, str]) -> None:
     child = cli.terminal("profiles", "new", "asked", **online)
-    child.expect("The target: a file, or USER/REPO:QUANT in the hub")
+    child.expect("The target: a file, or USER/REPO:QUANT on the hub")
     child.sendline(TARGET)
     child.expect("The draft: a file")
     child.sendline(DRAFT)
@@ -296,7 +295,7 @@ def test_nothing_is_asked_where_the_models_are_given(cli: Cli, online: dict[str,
         ("x.toml", ("-hf", TARGET, "-hfd", DRAFT), 2, "'x.toml' is not a profile name"),
         ("x", (), 2, "no target is given"),
         ("x", ("-hf", TARGET, "-m", "a.gguf", "-hfd", DRAFT), 2, "and -hf are given"),
-        ("x", ("-hf", TARGET, "-md", "http://127.0.0.1:1/x.gguf"), 2, "a profile names files of this machine"),
+        ("x", ("-hf", TARGET, "-md", "http://127.0.0.1:1/x.gguf"), 2, "a profile names files on this machine"),
         ("x", ("-hf", TARGET, "-hfd", "user/none:Q8_0"), 1, "no repository user/none"),
         ("x", ("-hf", TARGET, "-hfd", "user/small-GGUF:Q2_K"), 1, "has no model in Q2_K; it has Q8_0"),
         ("x", ("-hf", TARGET, "-md", "none.gguf"), 1, "none.gguf does not exist"),
@@ -372,14 +371,14 @@ def test_a_terminal_is_not_asked_with_yes(cli: Cli, mine: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "hint"),
     [
-        ("godo", "there is no profile 'godo' of yours", "did you mean 'good'?"),
-        ("quite-another", "there is no profile 'quite-another' of yours", "yours are: good"),
+        ("godo", "you have no profile 'godo'", "did you mean 'good'?"),
+        ("quite-another", "you have no profile 'quite-another'", "yours are: good"),
         ("llama3-70b", "'llama3-70b' is a bundled profile", "ggufspec profiles new llama3-70b"),
         ("good.toml", "'good.toml' is not a profile name", "profiles list"),
         ("../profiles/good", "'../profiles/good' is not a profile name", "profiles list"),
         ("/etc/passwd", "'/etc/passwd' is not a profile name", "profiles list"),
-        ("..", "there is no profile '..' of yours", "yours are: good"),
-        ("", "there is no profile '' of yours", "yours are: good"),
+        ("..", "you have no profile '..'", "yours are: good"),
+        ("", "you have no profile ''", "yours are: good"),
     ],
 )
 def test_what_is_not_removed(cli: Cli, mine: Path, name: str, error: str, hint: str) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import Cli, all_end, eventually, plain, rest, workers
 
 from ggufspec.llamacpp.quantize import FILE_TYPES
 from ggufspec.reports.quantize import outputs
+from tests.support.processes import Cli, all_end, eventually, plain, rest, workers
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_the_grid(cli: Cli, target: Path, folder: Path) -> None:
     done = cli("quantize", target, "--types", "q8_0, Q4_0,Q4_K_M,Q8_0", "-o", folder, "--json")
     assert done.code == 0
-    unfit = "{}: another type for {} of 74 tensors, whose rows are no multiple of its block\n"
+    unfit = "{}: another type for {} of 74 tensors, because their rows are not a multiple of its block\n"
     assert done.stderr == unfit.format("Q4_0", 1) + unfit.format("Q4_K_M", 56)
     document = done.document()
     assert next(iter(document)) == "schema"
@@ -95,7 +95,7 @@ def test_the_help_lists_the_types_and_no_other(cli: Cli, columns: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--types", "Q9_9"), ("'Q9_9' is not a file type", "did you mean Q")),
+        (("--types", "Q9_9"), ("'Q9_9' is not a supported file type", "did you mean Q")),
         (("--types", "Q4_K_X"), ("Q4_K_X", "did you mean Q4_K_")),
         (("--types", "q4km"), ("q4km", "did you mean Q4_K_M", "--help lists all")),
         (("--types", "%%%"), ("'%%%'", "F32, F16, BF16, Q8_0", "Q2_K")),
@@ -124,7 +124,7 @@ def test_sources_that_are_no_models(cli: Cli, damaged: dict[str, Path], tmp_path
 def test_a_disk_without_room(cli: Cli, target: Path) -> None:
     done = cli("quantize", target, "--types", "Q4_0,Q8_0", "-o", "/proc", "--json")
     assert done.code == 1
-    assert "and /proc has 0 B free" in done.document()["error"]
+    assert "but /proc has only 0 B free" in done.document()["error"]
     assert "Q4_0 6.5 MB, Q8_0 10.9 MB" in done.document()["error"]
 
 

@@ -9,23 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import heads
 import pytest
-import repositories
-import shapes
 from gguf import GGUFWriter
-from processes import Cli, Finished, plain, rest
-from repositories import SMALL
-from server import COMMIT, Server, serving
 
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models.headers import Known, read_headers, read_in_part
-from ggufspec.models.hub.repository import Repository, RepositoryModel
+from ggufspec.models.headers import KnownHeader, read_headers, read_in_part
+from ggufspec.models.hub.repository import HubRepository, RepositoryModel
 from ggufspec.models.locate import LocalFile, ModelFiles
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.memory import Bytes, Request
+from ggufspec.planning.memory import DeviceBytes, MemoryRequest
 from ggufspec.planning.quantisations import DIVERGENCE, bits_per_weight, pareto, sharing
+from tests.support import heads, repositories, shapes
+from tests.support.processes import Cli, Finished, plain, rest
+from tests.support.repositories import SMALL
+from tests.support.server import COMMIT, Server, serving
 
 REPO = "user/Small-GGUF"
 MIXES = ("Q2_K", "Q4_K_M", "Q6_K", "Q8_0", "F16")
@@ -59,7 +57,7 @@ def here(path: Path) -> ModelFiles:
     return ModelFiles(str(path), f"file {path}", (LocalFile.at(path),))
 
 
-def read_whole(paths: list[Path], folder: Path) -> list[Known]:
+def read_whole(paths: list[Path], folder: Path) -> list[KnownHeader]:
     return read_headers(paths, folder)
 
 
@@ -124,7 +122,7 @@ def test_bytes_at_the_end_of_a_file_are_not_taken_for_weights(folder: Path, tmp_
     like = read_whole([folder / "Small-Q8_0.gguf"], tmp_path / "cache")[0]
     (found,) = read_in_part([here(path)], like.sparse)
     assert found.header is None
-    assert "is cut short" in found.error
+    assert "is truncated" in found.error
 
 
 def test_the_extent_of_a_header(folder: Path) -> None:
@@ -132,7 +130,7 @@ def test_the_extent_of_a_header(folder: Path) -> None:
     extent = gguf.extent(data)
     assert extent is not None
     places, end = extent
-    parsed = gguf.parse(data)
+    parsed = gguf.parse_header(data)
     assert places.keys() == parsed.metadata.keys() | parsed.lengths.keys()
     assert end <= parsed.data_offset < end + 32
     assert gguf.extent(data[: end - 1]) is None
@@ -150,13 +148,13 @@ def test_compute_buffers_are_those_of_any_model_of_the_shape(folder: Path, tmp_p
     with DryRuns({"GPU0": "any card"}, simulated=True, rpc=(), folder=tmp_path) as dry_runs:
         shared = sharing(dry_runs, [(like.header, like.metadata_only)], ("GPU0",))
         for layers in (0, 3, 5):
-            own = [Request(one.header, one.metadata_only, Placement(layers), context) for one in known]
+            own = [MemoryRequest(one.header, one.metadata_only, Placement(layers), context) for one in known]
             found = shared([replace(one, file=like.metadata_only) for one in own])
             for one, truth in zip(found, dry_runs(own), strict=True):
                 assert not isinstance(one, str)
                 assert not isinstance(truth, str)
                 more = one["GPU0"].compute - truth["GPU0"].compute
-                assert one == truth | {"GPU0": truth["GPU0"] + Bytes(compute=more)}
+                assert one == truth | {"GPU0": truth["GPU0"] + DeviceBytes(compute=more)}
                 assert more == 0 if layers == 5 else 0 <= more <= COPIES
 
 
@@ -191,7 +189,7 @@ def test_a_model_is_named_by_its_quantisation_where_that_is_enough() -> None:
     models = tuple(
         RepositoryModel((file,), (1,)) for file in ("a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "a-UD-Q4_K_XL.gguf", "odd.gguf")
     )
-    repository = Repository("u/r", None, models)
+    repository = HubRepository("u/r", None, models)
     assert [repository.named(model) for model in models] == [
         "u/r:a-Q4_K_M.gguf",
         "u/r:b-Q4_K_M.gguf",
@@ -378,7 +376,7 @@ def test_a_search(online: Callable[..., Finished], hub: Server, drafts: str) -> 
         (("-hf", REPO, "--draft-repo", "user/x", "-hfd", "user/y"), {}, "both --draft-repo and a draft are given"),
         (("-hf", REPO, "--draft-repo", "user/x:Q8_0"), {}, "'user/x:Q8_0' is not a repository of the hub"),
         (("-hf", REPO, "--draft-repo", "user/nothing"), {}, "there is no repository user/nothing"),
-        (("-hf", REPO, "--sweep"), {}, "--sweep is of one pair"),
+        (("-hf", REPO, "--sweep"), {}, "--sweep needs a single pair"),
         (("-hf", "user/nothing"), {}, "there is no repository user/nothing"),
         (("-hf", REPO), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids requests"),
     ],
@@ -429,8 +427,8 @@ def empty(path: Path, folder: Path) -> None:
     [
         (unknown_type, "token_embd.weight has the type 156, IQ3_KS of ik_llama.cpp"),
         (web_page, "is not a GGUF file but a web page"),
-        (cut_short, "is cut short"),
-        (cut_in_the_header, "is cut short"),
+        (cut_short, "is truncated"),
+        (cut_in_the_header, "is truncated"),
         (empty, "is not a GGUF file: it is empty"),
     ],
 )
@@ -492,7 +490,7 @@ def test_a_usable_file_among_those_of_another_fork(
 def test_an_endpoint_that_is_no_address(cli: Cli, address: str) -> None:
     done = cli("plan", "-hf", REPO, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
     assert done.code == 2
-    assert f"HF_ENDPOINT={address} is no address of a server" in done.stderr
+    assert f"HF_ENDPOINT={address} is not a server address" in done.stderr
 
 
 def test_a_repository_with_split_files(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
@@ -547,7 +545,7 @@ def test_a_file_of_another_kind_is_no_row(
     assert pulled["file"] == files[0]
     for name, what in (("calibration", "an importance matrix"), ("style", "an adapter"), ("seeing", "a projector")):
         refused = online("plan", "-hf", f"user/Mixed-GGUF/{name}.gguf", *CARD, "--json")
-        assert refused.document()["error"] == f"{name}.gguf is {what} and no model"
+        assert refused.document()["error"] == f"{name}.gguf is {what}, not a model"
         assert refused.document()["hint"]
 
 
@@ -597,7 +595,7 @@ def test_of_hundreds_of_models_the_smaller_ones_are_ranked(
     hub.add_repo("user/Many-GGUF", tmp_path)
     done = online("plan", "-hf", "user/Many-GGUF", *CARD)
     assert done.code == 0, done.stderr
-    assert "has 261 larger models more" in " ".join(done.stdout.split())
+    assert "261 larger models not listed" in " ".join(done.stdout.split())
     assert sum(hub.sent.values()) < 40e6
 
 
@@ -651,8 +649,8 @@ def test_pull_takes_the_number_of_a_row(online: Callable[..., Finished], folder:
         (("-hf", REPO, "--row", "6"), f"the table of {REPO} has 5 rows"),
         (("-hf", REPO, "--row", "0"), f"the table of {REPO} has 5 rows"),
         (("-hf", "user/Other", "--row", "1"), "no table of user/Other was printed here"),
-        (("-hf", f"{REPO}:Q8_0", "--row", "1"), "--row is of a repository's table"),
-        (("demo", "--row", "1"), "--row is of a repository's table"),
+        (("-hf", f"{REPO}:Q8_0", "--row", "1"), "--row needs a repository without a QUANT"),
+        (("demo", "--row", "1"), "--row needs a repository without a QUANT"),
     ],
 )
 def test_a_row_that_is_not_there(online: Callable[..., Finished], words: tuple[str, ...], message: str) -> None:

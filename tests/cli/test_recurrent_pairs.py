@@ -7,14 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import random_weights
 from llama_cpp import Llama
-from processes import Cli
-from shapes import Dims, Label, Ssm, hybrid, lfm2, pure_mamba, transformer
 from test_rpc import worker as card  # noqa: F401
 
 from ggufspec.decoding.hook import DraftModel
 from ggufspec.errors import ModelError
+from tests.support import random_weights
+from tests.support.processes import Cli
+from tests.support.shapes import Dims, Label, Ssm, hybrid, lfm2, pure_mamba, transformer
 
 VOCABULARY = 1024
 BIG, SMALL = Dims(4, 256, 4, 2, 512, VOCABULARY), Dims(1, 256, 4, 2, 512, VOCABULARY)
@@ -27,10 +27,10 @@ MODELS = (
     pure_mamba(Label("small-mamba", "recurrent", "mamba", "Q8_0"), SMALL, Ssm(512, 16, 32)),
 )
 PAIRS = {
-    ("mamba", "small"): "the target is recurrent (mamba): after a rejection it decodes once more",
-    ("granite", "small"): "the target is hybrid (granitehybrid): after a rejection it decodes once more",
+    ("mamba", "small"): "the target is recurrent (mamba): after a rejection it decodes the accepted",
+    ("granite", "small"): "the target is hybrid (granitehybrid): after a rejection it decodes the accepted",
     ("lfm2", "small"): "the target is hybrid (lfm2): it keeps a state for each token of a draft",
-    ("llama", "small-mamba"): "the draft is recurrent (mamba): after a rejection it decodes once more",
+    ("llama", "small-mamba"): "the draft is recurrent (mamba): after a rejection it decodes the accepted",
 }
 SHORT = ("-p", "def f(", "-n", "8", "--json")
 Card = tuple[str, subprocess.Popen[bytes]]
@@ -91,6 +91,6 @@ def test_a_llama_does_not_take_their_tokens_back(models: dict[str, Path]) -> Non
     for name in ("mamba", "granite", "lfm2"):
         with (
             contextlib.closing(Llama(str(models[name]), n_ctx=512, n_threads=1, verbose=False)) as llama,
-            pytest.raises(ModelError, match="cannot take tokens back"),
+            pytest.raises(ModelError, match="cannot roll back tokens"),
         ):
             DraftModel(models["small"], llama, threads=1)

@@ -10,13 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import shapes
-from processes import Cli, all_end, eventually, plain, rest, rpc_worker, workers
-from server import serving
 
 from ggufspec.bench import batch_timing, rehearse
 from ggufspec.llamacpp import dryrun
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import dummy_weights
 from ggufspec.models.headers import read_headers
@@ -26,7 +23,9 @@ from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import MeasuredBatches, pass_s
 from ggufspec.reports.doctor import features
 from ggufspec.settings.table import DRAFT_MAX
-from tests.support import heads
+from tests.support import heads, shapes
+from tests.support.processes import Cli, all_end, eventually, plain, rest, rpc_worker, workers
+from tests.support.server import serving
 
 SHORT = ("-r", "1", "--depth", "16", "-c", "256")
 SECONDS = {1: 0.5, 2: 0.55, 4: 0.7, 8: 1.0}
@@ -54,7 +53,7 @@ def counted(weights: int, slack: int = 0) -> range:
     AMX has a repacked copy of matrices, of Q8_0 with four bytes more for every block of 34, and the file of all stays
     mapped beside it.
     """
-    has_amx = "AMX_INT8" in features(load().llama_print_system_info().decode())
+    has_amx = "AMX_INT8" in features(load_library().llama_print_system_info().decode())
     return range(weights - slack, weights + slack + (weights * 38 // 34 if has_amx else 0) + 1)
 
 
@@ -174,9 +173,9 @@ def test_a_model_that_is_too_large_is_refused_with_figures(cli: Cli, tmp_path: P
     error = done.document()
     assert error["schema"] == "ggufspec/error@1"
     assert "llama3-70b-q3_k_s.gguf with llama3-8b-q3_k_l.gguf needs" in error["error"]
-    assert "0/81 target layers on a card" in error["error"]
+    assert "0/81 target layers on GPUs" in error["error"]
     assert "are free" in error["error"]
-    assert "more on cards" in error["hint"]
+    assert "more on GPUs" in error["hint"]
 
 
 @pytest.mark.parametrize(
@@ -227,12 +226,12 @@ def test_bytes_are_those_of_the_real_files(target: Path, draft: Path, tmp_path: 
     made = []
     for index, known in enumerate(models):
         (tmp_path / str(index)).mkdir()
-        made.append(dummy_weights.make(known, tmp_path / str(index)).path)
-    parts = tuple(batch_timing.Part(path, Placement(), context, (1,)) for path in (*made, target, draft))
-    timed = batch_timing.measure(batch_timing.Spec(parts, depth=8, rounds=1)).parts
+        made.append(dummy_weights.make_dummy(known, tmp_path / str(index)).path)
+    parts = tuple(batch_timing.ModelToTime(path, Placement(), context, (1,)) for path in (*made, target, draft))
+    timed = batch_timing.time_batches(batch_timing.BatchTimingJob(parts, depth=8, rounds=1)).parts
     assert [part.bytes for part in timed[:2]] == [part.bytes for part in timed[2:]]
-    runs = [dryrun.Run(path, Placement(), context) for path in (target, draft)]
-    for part, answer in zip(timed, dryrun.ask(dryrun.Spec(real=True), runs), strict=False):
+    runs = [dryrun.PlacedModel(path, Placement(), context) for path in (target, draft)]
+    for part, answer in zip(timed, dryrun.ask(dryrun.DryRunJob(real=True), runs), strict=False):
         allocated = answer.devices[HOST]
         found = part.bytes[HOST]
         assert part.bytes == {HOST: found | {"kv": allocated.kv, "compute": allocated.compute}}
@@ -241,8 +240,8 @@ def test_bytes_are_those_of_the_real_files(target: Path, draft: Path, tmp_path: 
 
 def test_a_model_that_cannot_rewind_is_timed(tmp_path: Path) -> None:
     path = shapes.write(tmp_path / "m.gguf", shapes.SHAPES["tiny-mamba"], tokenizer=True)
-    part = batch_timing.Part(path, Placement(), ContextOptions(32, 2, 1), (1, 2))
-    measured = batch_timing.measure(batch_timing.Spec((part,), depth=4, rounds=12))
+    part = batch_timing.ModelToTime(path, Placement(), ContextOptions(32, 2, 1), (1, 2))
+    measured = batch_timing.time_batches(batch_timing.BatchTimingJob((part,), depth=4, rounds=12))
     assert sum(map(len, measured.parts[0].seconds.values())) + measured.disturbed == 24  # others may be at work here
 
 
@@ -264,8 +263,8 @@ def test_with_a_card_the_rival_and_two_more_placements_are_measured(cli: Cli, en
     best = max(run["target"]["tokens_per_s"]["median"] for run in runs.values())
     assert document["rival_tokens_per_s"]["median"] == best
     context = ContextOptions(256, DRAFT_MAX + 1, 1)
-    dry_runs = [dryrun.Run(target, Placement(5), context)]
-    real = dryrun.ask(dryrun.Spec(rpc=(endpoint,), real=True), dry_runs)[0].devices["RPC0"]
+    dry_runs = [dryrun.PlacedModel(target, Placement(5), context)]
+    real = dryrun.ask(dryrun.DryRunJob(rpc=(endpoint,), real=True), dry_runs)[0].devices["RPC0"]
     rehearsed_bytes = runs["pair"]["target"]["bytes"]["RPC0"]
     assert rehearsed_bytes == {"weights": real.weights, "kv": real.kv, "compute": real.compute}
     plan = cli("plan", "demo", "--rpc", endpoint, "--json").document()
@@ -276,7 +275,7 @@ def test_with_a_card_the_rival_and_two_more_placements_are_measured(cli: Cli, en
 
 
 def test_expectations_are_those_of_the_speed_model() -> None:
-    rows = list(rehearse.expectations(SECONDS, 0.05, rival=2.0, most=7))
+    rows = list(rehearse.expectations(SECONDS, 0.05, best_target_only=2.0, most=7))
     assert [row.acceptance for row in rows] == list(rehearse.ACCEPTANCES)
     assert [row.tokens_per_s for row in rows] == sorted(row.tokens_per_s for row in rows)
     one = rows[0]
@@ -287,8 +286,8 @@ def test_expectations_are_those_of_the_speed_model() -> None:
     assert one.gain == one.tokens_per_s / 2.0
 
 
-def point(seconds: dict[int, float], layers: int = 0, machine: str = "m") -> rehearsed.Point:
-    return rehearsed.Point(Placement(layers), 4, 16, "f16", "f16", seconds, machine, "2026-01-01")
+def point(seconds: dict[int, float], layers: int = 0, machine: str = "m") -> rehearsed.RehearsedSpeed:
+    return rehearsed.RehearsedSpeed(Placement(layers), 4, 16, "f16", "f16", seconds, machine, "2026-01-01")
 
 
 def test_points_are_kept_by_shape_threads_and_machine(header, tmp_path: Path) -> None:
@@ -300,7 +299,7 @@ def test_points_are_kept_by_shape_threads_and_machine(header, tmp_path: Path) ->
     renamed = replace(header, name="elsewhere.gguf")
     assert len(rehearsed.known(tmp_path, renamed, 4, "m")) == 2
     assert rehearsed.known(tmp_path, replace(header, tensors=header.tensors[1:]), 4, "m") == []
-    (tmp_path / "rehearsed.json").write_text(json.dumps({rehearsed.key(header): [{"placement": 1}]}))
+    (tmp_path / "rehearsed.json").write_text(json.dumps({rehearsed.shape_key(header): [{"placement": 1}]}))
     assert rehearsed.known(tmp_path, header, 4, "m") == []
 
 

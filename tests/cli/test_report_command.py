@@ -7,11 +7,11 @@ import re
 import subprocess
 from pathlib import Path
 
-import kept_results
 import pytest
-from processes import Cli, plain
 
-from ggufspec.reports.documents import parse
+from ggufspec.reports.documents import parse_document
+from tests.support import kept_results
+from tests.support.processes import Cli, plain
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_without_files_it_is_everything_that_is_kept(cli: Cli, kept: Path):
     assert done.code == 0
     assert "Tuning of llama3-70b" in done.stdout
     reported = plain(done.stderr)
-    assert f"left out: {kept / 'torn.json'} is no whole JSON document" in reported
+    assert f"left out: {kept / 'torn.json'} is not a complete JSON document" in reported
     assert f"left out: {kept / 'later.json'} has the schema ggufspec/compare@9" in reported
     assert "run_log" not in reported
     assert {path: path.read_bytes() for path in kept.iterdir()} == before
@@ -67,7 +67,7 @@ def test_without_files_it_is_everything_that_is_kept(cli: Cli, kept: Path):
 def test_the_users_own_folder_is_the_usual_one(cli: Cli):
     done = cli("report")
     assert done.code == 1
-    assert "no results are kept in" in plain(done.stderr)
+    assert "no results are saved in" in plain(done.stderr)
     folder = Path(cli.environment["HOME"]) / ".local" / "share" / "ggufspec" / "results"
     folder.mkdir(parents=True)
     (folder / "mine.json").write_text(json.dumps(kept_results.as_json(kept_results.sweep())))
@@ -82,7 +82,7 @@ def test_json_is_the_documents_themselves(cli: Cli, kept: Path):
     body = json.loads(done.stdout)
     assert body["schema"] == "ggufspec/report@1"
     assert list(body["results"]) == [path]
-    assert parse(body["results"][path]) == kept_results.tune()
+    assert parse_document(body["results"][path]) == kept_results.tune()
 
 
 def test_what_it_gave_as_json_is_a_file_of_results(cli: Cli, kept: Path, tmp_path: Path):
@@ -115,8 +115,8 @@ def test_every_sweep_has_its_figures_in_numbers(cli: Cli, kept: Path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"schema": "ggufspec/compare@2"}', "ggufspec/compare@2, and this ggufspec reads ggufspec/compare@1"),
-        ('{"schema": "ggufspec/compare@1", "cells": [', "no whole JSON document"),
+        ('{"schema": "ggufspec/compare@2"}', "ggufspec/compare@2, but this ggufspec reads ggufspec/compare@1"),
+        ('{"schema": "ggufspec/compare@1", "cells": [', "not a complete JSON document"),
         ('{"schema": "ggufspec/compare@1"}', "field required"),
         ("", "is empty"),
     ],
@@ -139,7 +139,7 @@ def test_a_file_is_overwritten_only_with_y(cli: Cli, kept: Path):
     page.write_text("from before")
     done = cli("report", result, "--html", page)
     assert done.code == 2
-    assert done.stderr == f"error: {page} exists already\n  next: -y overwrites it; or name another file\n"
+    assert done.stderr == f"error: {page} exists already\n  next: add -y to overwrite it, or name another file\n"
     assert page.read_text() == "from before"
     assert cli("report", result, "--html", page, "-y").stderr == f"wrote {page}\n"
     assert page.read_text().startswith("<!doctype html>")

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from processes import Cli, rpc_worker
+
+from tests.support.processes import Cli, rpc_worker
 
 FLAGS = ("-p", "def f(", "-n", "16", "-ngl", "4", "-ngld", "0")
 
@@ -119,7 +120,7 @@ def lie(peer: socket.socket) -> None:
 
 
 def test_a_bench_measures_the_rival_at_its_own_placement(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:
-    """Four target layers are asked for beside the draft; target-only may have all of them, and has."""
+    """Four target layers are asked for next to the draft; target-only may have all of them, and has."""
     done = cli("bench", "demo", *FLAGS, "--draft-policy", "fixed", "--rpc", worker[0], "-r", "1", "--json", "-q")
     assert (done.code, done.stderr) == (0, "")
     document = done.document()

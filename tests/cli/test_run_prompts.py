@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import chat_models
 import pytest
-from chat_models import END, START, with_marks
-from gguf_files import rewritten
-from processes import Cli
 
-from ggufspec import ModelError, chat_prompt
+from ggufspec import DecoderOptions, ModelError, SpeculativeDecoder, chat_prompt
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.llamacpp.model import Model
+from tests.support import chat_models
+from tests.support.chat_models import END, START, with_marks
+from tests.support.gguf_files import rewritten
+from tests.support.processes import Cli
 
 SHORT = ("-n", "4", "-c", "512", "--temp", "0")
 MESSAGE = "def main("
@@ -107,3 +108,92 @@ def test_a_template_that_fails_names_the_way_without_it(cli: Cli, target: Path, 
     assert "chat template fails" in done.stderr
     assert "--raw" in done.stderr
     assert cli("run", "-m", broken, "-p", MESSAGE, *SHORT, "--raw").code == 0
+
+
+ADD_BOS, ADD_EOS = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"
+
+
+def test_no_end_token_follows_a_prompt(cli: Cli, target: Path, draft: Path, tmp_path: Path) -> None:
+    file = rewritten(draft, tmp_path / "ends.gguf", add={ADD_EOS: True, ADD_BOS: True})
+    with Model(draft, vocab_only=True) as plain, Model(file, vocab_only=True) as model:
+        assert model.tokenize(MESSAGE) == [model.first_token, *plain.tokenize(MESSAGE)]
+        assert model.tokenize(MESSAGE, start=False) == plain.tokenize(MESSAGE)
+        assert model.tokenize("") == [model.first_token]
+
+
+def test_a_text_that_begins_with_its_bos_token_gets_no_other(draft: Path, tmp_path: Path) -> None:
+    file = rewritten(draft, tmp_path / "begins.gguf", add={ADD_BOS: True})
+    with Model(file, vocab_only=True) as model:
+        first = model.token_texts[0]
+        once = model.tokenize(MESSAGE)
+        assert model.tokenize(first + MESSAGE, special=True) == once
+        assert model.tokenize(2 * first + MESSAGE, special=True) == [once[0], *once]  # only the added one is left out
+        assert len(model.tokenize(first + MESSAGE)) > len(once)  # as text
+
+
+def test_a_draft_that_only_adds_a_bos_token_serves(cli: Cli, target: Path, draft: Path, tmp_path: Path) -> None:
+    file = rewritten(draft, tmp_path / "begins.gguf", add={ADD_BOS: True})
+    answers = []
+    for other in (draft, file):
+        done = cli("run", "-m", target, "-md", other, "--drafter", "draft", "-p", MESSAGE, *SHORT, "--json")
+        assert done.code == 0, done.stderr
+        answers.append((done.document()["text"], done.document()["statistics"]["prompt_tokens"]))
+    assert answers[0] == answers[1]
+
+
+def test_a_model_without_an_end_token(cli: Cli, draft: Path, tmp_path: Path) -> None:
+    """llama.cpp assumes that token 11 of such a vocabulary ends texts."""
+
+    def renamed(name: str, value: Any) -> Any:
+        return ["<first>", *value[1:]] if name == "tokenizer.ggml.tokens" else value
+
+    file = rewritten(draft, tmp_path / "endless.gguf", value=renamed, drop=("tokenizer.ggml.eos_token_id",))
+    with Model(file, vocab_only=True) as model:
+        assert not any(map(model.is_end, range(model.vocab_size)))
+        assert (model.has_end, model.token_texts) == (False, ("<first>", ""))
+        (plus,) = model.tokenize("+")
+        assert plus == 11
+    with SpeculativeDecoder(file, options=DecoderOptions(ctx_size=256, threads=1, drafters=("lookup",))) as decoder:
+        texts = [one.text for one in decoder.generate(MESSAGE, max_tokens=5, bias={plus: 1000.0})]
+        assert texts == ["+"] * 5
+        assert decoder.statistics is not None
+        assert decoder.statistics.stop_reason == "length"
+        assert "".join(one.text for one in decoder.generate(MESSAGE, max_tokens=5, grammar='root ::= "x"')) == "x"
+    done = cli("run", "-m", file, "-p", MESSAGE, *SHORT)
+    assert "endless.gguf has no token that ends an answer" in done.stderr
+
+
+def test_a_byte_order_mark_on_standard_input_is_dropped(cli: Cli) -> None:
+    tokens = [
+        cli("run", "demo", "-p", "-", *SHORT, "--json", stdin=text).document()["statistics"]["prompt_tokens"]
+        for text in (MESSAGE, "\ufeff" + MESSAGE)
+    ]
+    assert tokens[0] == tokens[1]
+
+
+def test_a_predicted_answer_comes_from_a_file(cli: Cli, target: Path, tmp_path: Path) -> None:
+    expected = cli("run", "-m", str(target), "--raw", "-p", MESSAGE, *SHORT).stdout
+    file = tmp_path / "expected.py"
+    file.write_text(expected)
+    done = cli("run", "-m", str(target), "--raw", "-p", MESSAGE, *SHORT, "--prediction", str(file))
+    assert done.stdout == expected
+    assert "of the prediction's" in done.stderr
+    document = cli("run", "-m", str(target), "--raw", "-p", MESSAGE, *SHORT, "--prediction", str(file), "--json")
+    assert document.document()["settings"]["drafter"] == "lookup"  # without a draft model
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"\xff\xfe\x00GGUF", "UTF-8")])
+def test_a_prediction_that_is_no_text(cli: Cli, tmp_path: Path, content: bytes | None, reason: str) -> None:
+    file = tmp_path / "expected.py"
+    if content is not None:
+        file.write_bytes(content)
+    done = cli("run", "demo", "-p", MESSAGE, *SHORT, "--prediction", str(file))
+    assert done.code == 2
+    assert str(file) in done.stderr
+    assert reason.casefold() in done.stderr.casefold()
+
+
+def test_a_prediction_with_nothing_that_drafts(cli: Cli, tmp_path: Path) -> None:
+    (file := tmp_path / "expected.py").write_text("x")
+    for more in (("--drafter", "none"), ("--no-draft",)):
+        assert "--prediction" in cli("run", "demo", "-p", MESSAGE, *SHORT, "--prediction", str(file), *more).stderr

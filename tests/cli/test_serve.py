@@ -8,25 +8,29 @@ import re
 import shlex
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import chat_models
 import httpx2
 import pexpect
 import psutil
 import pytest
-from endpoints import CHATML, PATIENCE_S, Endpoint, events, serving, template
-from gguf_files import rewritten
-from processes import Cli
 
 from ggufspec import Sampling, load_pair
 from ggufspec.bench.prompting import read_prompts
+from ggufspec.errors import UsageError
 from ggufspec.schema.text import number
+from ggufspec.serve.app import LOCAL, AccessRules
 from ggufspec.serve.engine import FairQueue
+from tests.support import chat_models, endpoints
+from tests.support.endpoints import CHATML, PATIENCE_S, Endpoint, events, serving, template
+from tests.support.gguf_files import rewritten
+from tests.support.processes import Cli, eventually
 
 CODE = {"role": "user", "content": "def main(argv):"}
 
@@ -133,8 +137,41 @@ def test_the_same_seed_is_the_same_text_while_others_ask(endpoint: Endpoint, tmp
             thread.join()
     assert busy == [alone] * 2
     assert min(counts) > 0
-    with serving(tmp_path, "--no-draft", "--strict", "--chat-template", template(tmp_path)) as undrafted:
-        assert answers(undrafted) == alone
+    with serving(tmp_path, "--no-draft", "--strict", "--chat-template", template(tmp_path)) as target_only:
+        assert answers(target_only) == alone
+
+
+def test_several_answers_are_given_at_once(plain: Endpoint) -> None:
+    """Three streams have begun and none has ended; a fourth waits, and one that is left makes room."""
+    begun, counted = threading.Barrier(4), threading.Barrier(4)
+    body = {"prompt": "import os\n\ndef ", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+    def stream(seed: int) -> None:
+        with (
+            plain.client() as client,
+            client.stream("POST", "/v1/completions", json={**body, "seed": seed}) as response,
+        ):
+            chunks = events(response)  # kept: without it the connection is closed
+            assert next(chunks)["choices"][0]["finish_reason"] is None
+            begun.wait(PATIENCE_S)
+            counted.wait(PATIENCE_S)
+
+    def gauge(client: httpx2.Client, name: str) -> int:
+        found = re.search(rf"^llamacpp:{name} (\d+)", client.get("/metrics").text, re.MULTILINE)
+        assert found
+        return int(found[1])
+
+    with ThreadPoolExecutor(4) as pool, plain.client() as client:
+        streams = [pool.submit(stream, seed) for seed in range(3)]
+        begun.wait(PATIENCE_S)
+        fourth = pool.submit(complete, client, "def main(")
+        assert eventually(lambda: gauge(client, "requests_deferred") == 1)
+        assert gauge(client, "requests_processing") == 3
+        counted.wait(PATIENCE_S)
+        for one in streams:
+            one.result()
+        assert fourth.result()["usage"]["completion_tokens"] == 24
+        assert eventually(lambda: gauge(client, "requests_processing") == 0)
 
 
 def test_json_follows_its_schema(client: httpx2.Client) -> None:
@@ -174,7 +211,15 @@ def test_requests_are_logged_as_bench_reads_them(cli: Cli, tmp_path: Path) -> No
         complete(client, "def main(", max_tokens=2)
         client.post("/v1/chat/completions", json={"messages": [CODE], "max_tokens": 2, "user": "me"})
         error(client.post("/v1/completions", content=b"{}"), 400)
-    assert [(one.text, one.messages) for one in read_prompts(log)] == [("def main(", ()), ("", (CODE,))]
+        begun = [CODE, {"role": "assistant", "content": "return "}]
+        client.post("/v1/chat/completions", json={"messages": begun, "max_tokens": 2})
+        client.post("/v1/completions", json={"prompt": [[70, 71]], "max_tokens": 2})
+    assert [(one.text, one.messages, one.goes_on, one.tokens) for one in read_prompts(log)] == [
+        ("def main(", (), False, ()),
+        ("", (CODE,), False, ()),
+        ("", tuple(begun), True, ()),
+        ("", (), False, (70, 71)),
+    ]
     assert log.stat().st_mode & 0o777 == 0o600
     failed = cli("serve", "demo", "--log-requests", tmp_path / "none" / "x")
     assert (failed.code, "cannot be written" in failed.stderr) == (2, True)
@@ -203,9 +248,64 @@ def test_names_tags_and_reasoning(tmp_path: Path) -> None:
         listed = client.get("/v1/models").json()["data"][0]
         assert (listed["id"], listed["aliases"], listed["tags"]) == ("code", ["code", "small"], ["fim", "chat"])
         assert client.get("/v1/models/small").json() == listed
-        for more, off in (({}, True), ({"chat_template_kwargs": {"enable_thinking": True}}, False)):
+        for more, off in (
+            ({}, True),
+            ({"chat_template_kwargs": {"enable_thinking": True}}, False),
+            ({"reasoning_effort": "high"}, False),
+            ({"chat_template_kwargs": {"reasoning_effort": "low"}}, False),
+            ({"reasoning_effort": "none"}, True),
+        ):
             prompt = client.post("/apply-template", json={"messages": [CODE], **more}).json()["prompt"]
-            assert prompt.endswith("<think></think>") is off
+            assert prompt.endswith("<think></think>") is off, more
+    with serving(tmp_path, "--reasoning", "on", "--chat-template", thinking) as endpoint, endpoint.client() as client:
+        for effort, off in ((None, False), ("none", True), ("medium", False)):
+            body = {"messages": [CODE], "reasoning_effort": effort}
+            prompt = client.post("/apply-template", json=body).json()["prompt"]
+            assert prompt.endswith("<think></think>") is off, effort
+
+
+def test_the_cache_is_left_alone_where_that_is_asked_for(plain: Endpoint) -> None:
+    prompt = "# a prompt of its own\n" + "import sys\n" * 30
+
+    def cached(**more: Any) -> int:
+        usage = complete(client, prompt, max_tokens=2, **more)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    with plain.client() as client:
+        cached()
+        assert cached() > 60
+        assert cached(cache_prompt=False) == 0
+        assert cached(cache_prompt=True) > 60
+
+
+def test_a_grammar_that_ends_within_a_stop_ends_no_server(tmp_path: Path) -> None:
+    """The answer's end is forbidden, so the grammar ends it while "def main" may still become the stop."""
+    with (
+        serving(tmp_path, "--no-draft", "--chat-template", template(tmp_path)) as endpoint,
+        endpoint.client() as client,
+    ):
+        bound = {"grammar": 'root ::= "def main"', "ignore_eos": True, "stop": ["main("]}
+        body: dict[str, Any] = {"messages": [CODE], "max_tokens": 20, "temperature": 0}
+        for stream in (False, True):
+            response = client.post("/v1/chat/completions", json=body | bound | {"stream": stream})
+            assert response.status_code == 200
+        said = client.post("/v1/chat/completions", json=body | bound).json()
+        message = said["choices"][0]["message"]
+        assert message["content"] == "def main"
+        tokens = client.post("/tokenize", json={"content": "def main"}).json()["tokens"]
+        assert said["usage"]["completion_tokens"] <= len(tokens) + 2
+        body["messages"] = [CODE, {"role": "assistant", "content": "def main"}]
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        body["messages"] += [{"role": "user", "content": "Go on."}]
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        assert "ggufspec:restarts_total 0" in client.get("/metrics").text
+    with load_pair("demo", threads=1, ctx_size=256) as decoder:
+        for wrong in (-1, decoder.target.vocab_size):
+            with pytest.raises(UsageError, match="is not one of the model's"):
+                decoder.target.piece(wrong)
+            with pytest.raises(UsageError, match="is not one of the model's"):
+                next(iter(decoder.generate([5, wrong], max_tokens=1)))
+        assert not decoder.target.is_end(-1)
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
@@ -222,6 +322,12 @@ def test_half_a_character_is_replaced(client: httpx2.Client) -> None:
         client.post("/tokenize", content=rb'{"content": "\ud83d\ude00"}').json()
         == client.post("/tokenize", json={"content": "😀"}).json()
     )
+
+
+def test_a_byte_order_mark_before_a_body_is_dropped(client: httpx2.Client) -> None:
+    response = client.post("/v1/completions", content=b'\xef\xbb\xbf{"prompt": "x", "max_tokens": 1}')
+    assert response.status_code == 200, response.text
+    error(client.post("/v1/completions", content=b"\xef\xbb\xbf"), 400)
 
 
 BAD = {
@@ -281,6 +387,14 @@ BAD_CHATS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("body", BAD_CHATS.values(), ids=BAD_CHATS)
 def test_bad_chats_are_400(client: httpx2.Client, body: dict[str, Any]) -> None:
     error(client.post("/v1/chat/completions", json=body), 400)
+
+
+def test_a_part_that_is_no_text_is_named(client: httpx2.Client) -> None:
+    messages: list[dict[str, Any]] = [CODE] * 40
+    messages[17] = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}]}
+    found = error(client.post("/v1/chat/completions", json={"messages": messages}), 400)
+    assert found["message"].startswith("messages[17].content[1]: a part of type 'image_url'")
+    assert found["param"] == "messages[17].content[1]"
 
 
 def test_a_prompt_beyond_the_context(client: httpx2.Client) -> None:
@@ -458,6 +572,26 @@ def test_other_hosts_are_refused(client: httpx2.Client) -> None:
     assert client.get("/v1/models", headers={"Host": "localhost:1"}).status_code == 200
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.1 is the only loopback address of other systems")
+def test_the_host_that_is_served_on_is_allowed(tmp_path: Path) -> None:
+    for host, names in (("127.0.1.1", ("127.0.1.1", "localhost")), ("LOCALHOST", ("localhost", "127.0.0.1"))):
+        with serving(tmp_path, "--host", host) as endpoint, endpoint.client() as client:
+            for name in names:
+                assert client.get("/v1/models", headers={"Host": f"{name}:80"}).status_code == 200, name
+            assert client.get("/v1/models").status_code == 200
+            error(client.get("/v1/models", headers={"Host": "evil.example"}), 403)
+    assert endpoint_names("::1") == (True, False)
+
+
+def endpoint_names(address: str) -> tuple[bool, bool]:
+    rules = AccessRules(hosts=(*LOCAL, "box.lan"))
+    allowed = [
+        rules.refusal({"headers": [(b"host", host.encode())], "path": "/"}) is None
+        for host in (f"[{address}]:8080", "[::2]:8080")
+    ]
+    return allowed[0], allowed[1]
+
+
 def test_pages_of_other_sites_are_refused(client: httpx2.Client) -> None:
     """Without reading the answer they could ask all the same: a simple request needs no leave (CORS)."""
     body = b'{"prompt": "x", "max_tokens": 1}'
@@ -525,6 +659,21 @@ def test_it_ends_when_told(tmp_path: Path, number: int, code: int) -> None:
         assert b"Traceback" not in endpoint.process.stderr.read()
 
 
+@pytest.mark.parametrize(
+    ("flags", "idle"), [((), False), (("--drafter", "none"), True), (("--drafter", "lookup"), False)]
+)
+def test_its_first_line_says_if_nothing_is_drafted(cli: Cli, flags: tuple[str, ...], idle: bool) -> None:
+    """As with a profile for which tuning found that drafts do not pay."""
+    child = cli.terminal("serve", "demo", "--port", "0", *flags, columns=120)
+    child.expect(r"serving demo( \(target-only: nothing is drafted\))? at http")
+    assert bool(child.match[1]) == idle
+    child.expect(r"page: http")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+
+
 def test_its_first_lines_can_be_copied(cli: Cli) -> None:
     """A terminal breaks a long line itself, and copies it as one; a line end of ours would be copied, too."""
     child = cli.terminal("serve", "demo", "--port", "0", columns=80)
@@ -573,6 +722,13 @@ def test_keys(tmp_path: Path) -> None:
         assert wrong.headers["access-control-allow-origin"] == "https://a.example"  # so that the page can read it
 
 
+def test_a_key_of_the_environment_is_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "VARIABLES", {"GGUFSPEC_API_KEY": "blue  whale"})
+    with serving(tmp_path) as endpoint, endpoint.client() as client:
+        for key, status in (("blue  whale", 200), ("blue", 401), ("whale", 401), ("blue whale", 401)):
+            assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == status, key
+
+
 def test_what_is_wrong_before_it_begins(cli: Cli, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -585,7 +741,7 @@ def test_what_is_wrong_before_it_begins(cli: Cli, tmp_path: Path) -> None:
     cases = [
         (("--host", "192.0.2.1"), "not an address of this machine"),
         (("--host", "no such host"), "not an address or name"),
-        (("--host", "0.0.0.0", "--port", "0"), "that needs a key"),
+        (("--host", "0.0.0.0", "--port", "0"), "so a key is required"),
         (("--api-key-file", str(keys)), "chmod 600"),
         (("--api-key-file", str(tmp_path / "none")), "none"),
         (("--api-key", ""), "an API key is empty"),
@@ -638,7 +794,7 @@ results = "none.json"
         assert done.code == 0, done.stderr
         assert (done.document()["settings"]["ctx_size"], done.document()["settings"]["draft_max"]) == (768, 5)
     done = cli("serve", "-m", str(draft), "--profile-from-tune", "--dry-run")
-    assert (done.code, "nothing was tuned" in done.stderr) == (2, True)
+    assert (done.code, "no profile was tuned" in done.stderr) == (2, True)
 
 
 def test_a_template_that_ends_the_child_is_a_bad_request(cli: Cli, target: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import Cli
 from typer.main import get_command
 
 from ggufspec import plan_pair
@@ -18,6 +17,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import Placement, offloaded
 from ggufspec.settings.table import DRAFT_MAX, Settings
+from tests.support.processes import Cli
 
 CARD = ("--vram", "24GiB")
 EVERYTHING = ("-ngl", "99", "-ngld", "1000")

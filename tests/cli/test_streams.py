@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_S, SCRIPT, Cli
+
+from tests.support.processes import PATIENCE_S, SCRIPT, Cli
 
 PROMPT = ("-p", "größe = ", "-n", "4")
 POSIX = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

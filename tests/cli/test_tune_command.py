@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Cli, Finished, all_end, eventually, plain, rest, workers
 
-from ggufspec.models.profile import Tuned, load_profile
+from ggufspec.models.profile import TuneEvidence, load_profile
 from ggufspec.tune.profile import profile_text
+from tests.support.processes import Cli, Finished, all_end, eventually, plain, rest, workers
 
 SHORT = ("-p", "def f(", "-n", "8", "-r", "2", "-fa", "auto")  # one thread, by the variable: a small space
 SMALL = (*SHORT, "--draft-policy", "adaptive")
@@ -175,7 +175,7 @@ def test_what_is_too_close_to_call_is_not_saved_unless_a_name_is_given(cli: Cli)
     document = json.loads(run_logs(cli)[0].with_suffix(".json").read_text())
     if not document["decided"]:
         assert "Leading: " in done.stdout
-        assert "Nothing was saved; --save demo keeps it anyway." in done.stdout
+        assert "Nothing was saved; --save demo saves it anyway." in done.stdout
         assert not own(cli).exists()
     saved = cli("tune", *flags, "--save", "mine")
     assert saved.code == 0, saved.stderr
@@ -248,7 +248,7 @@ def test_results_that_cannot_be_kept_are_told_before_the_first_trial(cli: Cli) -
     file.write_text("")
     done = cli("tune", *SHORT, "--results", str(file / "below"))
     assert done.code == 1
-    assert "results cannot be kept" in done.stderr
+    assert "results cannot be saved" in done.stderr
     assert "--results" in done.stderr
 
 
@@ -305,7 +305,7 @@ def test_a_profile_that_cannot_be_written_is_told_before_the_first_trial(cli: Cl
 
 # ---- the profile's text
 
-EVIDENCE = Tuned(
+EVIDENCE = TuneEvidence(
     date="2026-11-21",
     tokens_per_s=12.5,
     gain=1.25,
@@ -327,6 +327,7 @@ def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
     text = profile_text(
         path,
         name="mine",
+        why="new words",
         target=Path("/t"),
         draft=None,
         layers=layers,
@@ -336,6 +337,7 @@ def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
     found = tomllib.loads(text)
     assert text.startswith("# my words\n")
     assert "[target]  # big" in text
+    assert found["why"] == "w"
     assert found["target"] == {"repo": "a/b", "file": "t.gguf", "gpu_layers": 5}
     assert found["draft"] == {"file": str(tmp_path / "d.gguf")}
     assert found["settings"] == {"acceptance": 0.6, "threads": 4}
@@ -344,6 +346,7 @@ def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
     again = profile_text(
         path,
         name="mine",
+        why="new words",
         target=Path("/t"),
         draft=None,
         layers=layers,
@@ -351,3 +354,28 @@ def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
         tuned=EVIDENCE,
     )
     assert again == text
+
+
+@pytest.mark.parametrize(
+    ("why", "expected"),
+    [
+        ("The fastest setting of this pair that tuning found on this machine.", "new"),
+        ("Tuned on this machine: the only setting that was measured.", "new"),
+        ("My own words.", "My own words."),
+        (None, "new"),
+    ],
+)
+def test_a_description_of_ours_is_replaced_and_nobody_else_s(tmp_path: Path, why: str | None, expected: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'name = "mine"\nwhy = "{why}"\nsource = "s"\n\n[target]\nfile = "t.gguf"\n')
+    text = profile_text(
+        path if why else None,
+        name="mine",
+        why="new",
+        target=Path("/t"),
+        draft=None,
+        layers={},
+        settings={},
+        tuned=EVIDENCE,
+    )
+    assert tomllib.loads(text)["why"] == expected

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import Cli
 
 from ggufspec.api.pairs import open_pair
 from ggufspec.api.plan import make_plan
@@ -14,8 +13,9 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.models.profile import PairSpec, bundled_folder, load_profile
 from ggufspec.schema.tune import TunedSetting
 from ggufspec.settings.table import Settings
-from ggufspec.tune.space import Free, candidates, difference, nearest
+from ggufspec.tune.space import FreeValues, difference, nearest_setting, tune_candidates
 from tests.support import heads
+from tests.support.processes import Cli
 
 ONE = ("-p", "def f(", "-n", "4", "-r", "1", "-fa", "auto", "-ub", "512", "--draft-policy", "adaptive")
 DEMO = bundled_folder() / "demo"
@@ -35,11 +35,11 @@ def test_the_memory_of_a_setting_is_that_of_the_plan(target: Path, whole: Path, 
     planned = make_plan(open_pair(spec, Settings(vram=("24GiB",), draft_max=8), options))
     plan, card = planned.plan, planned.plan.machine.cards[0]
     assert plan.pair is not None
-    free = Free((1,), (f"{kind}+lookup", "lookup", "none"), (("adaptive", 8),), ("auto",), ubatch_sizes=(512,))
+    free = FreeValues((1,), (f"{kind}+lookup", "lookup", "none"), (("adaptive", 8),), ("auto",), ubatch_sizes=(512,))
     with planned.dry_runs:
-        space = candidates(plan, with_placement(options, plan.pair), free, planned.dry_runs)
+        space = tune_candidates(plan, with_placement(options, plan.pair), free, planned.dry_runs)
     for option, drafted in ((plan.pair, True), (plan.target_only, False)):
-        index = nearest(space, with_placement(options, option), drafted=drafted)
+        index = nearest_setting(space, with_placement(options, option), drafted=drafted)
         assert index is not None
         found = space[index]
         assert found.setting.drafter == (f"{kind}+lookup" if drafted else "none")
@@ -97,7 +97,7 @@ def test_a_profile_without_a_draft_is_benched_by_its_own_drafter(cli: Cli, targe
     assert done.code == 0, done.stderr
     assert done.document()["settings"]["drafter"] == "lookup"
     path.write_text(text)
-    assert "a bench compares with a draft, and none is given" in cli("bench", path, "-n", "4", "-r", "1").stderr
+    assert "a bench compares with a draft, but none is given" in cli("bench", path, "-n", "4", "-r", "1").stderr
 
 
 def test_another_draft_than_a_profile_s_head_need_be_none(cli: Cli, draft: Path) -> None:

@@ -7,13 +7,13 @@ import os
 import threading
 from pathlib import Path
 
-import kept_results
 import pytest
-from processes import Cli
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import untrusted
-from ggufspec.reports.documents import parse
+from ggufspec.reports.documents import parse_document
+from tests.support import kept_results
+from tests.support.processes import Cli
 
 NO_JSON = {
     "not a number": ('{"a": NaN}', "NaN is not an allowed number"),
@@ -21,8 +21,8 @@ NO_JSON = {
     "more than a double": ('{"a": 1e999}', "1e999 is not an allowed number"),
     "more than 64 bits": ('{"a": 123456789012345678901}', "21 digits"),
     "thousands of digits": ("9" * 50_000, "50,000 digits"),
-    "torn": ('{"a": [1, 2', "no whole JSON document"),
-    "null character": ('{"a": "\0"}', "no whole JSON document"),
+    "torn": ('{"a": [1, 2', "not a complete JSON document"),
+    "null character": ('{"a": "\0"}', "not a complete JSON document"),
     "empty": (" \n", "is empty"),
     "deep lists": ("[" * 65, "nested more than 64 deep"),
     "very deep": ('{"a":' * 1_000_000, "nested more than 64 deep"),
@@ -51,7 +51,7 @@ def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
     assert untrusted.read_bytes(file, 4, cut=True) == b"\xef\xbb\xbf1"
     with pytest.raises(UsageError, match="has more than 0 KiB") as refused:
         untrusted.read_bytes(file, 7, failure=UsageError)
-    assert refused.value.hint == f"ls {tmp_path}"
+    assert refused.value.hint == f"ls -l {file}"
     file.write_bytes(b"\xff\xfe1\0")
     with pytest.raises(GgufspecError, match=r"a\.txt is not UTF-8 text"):
         untrusted.read_text(file, 8)
@@ -67,6 +67,16 @@ def test_what_is_no_file(tmp_path: Path, name: str) -> None:
     assert refused.value.hint
 
 
+def test_a_mistyped_file_gets_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "prediction.txt").write_text("x")
+    with pytest.raises(GgufspecError) as refused:
+        untrusted.read_text(tmp_path / "predicton.txt", 8)
+    assert refused.value.hint == "did you mean 'prediction.txt'?"
+    with pytest.raises(GgufspecError) as refused:
+        untrusted.read_text(tmp_path / "none" / "x", 8)
+    assert refused.value.hint == f"ls {tmp_path / 'none'}"
+
+
 def test_a_device_without_end_is_too_large() -> None:
     with pytest.raises(GgufspecError, match="/dev/zero has more than 1 MiB"):
         untrusted.read_bytes(Path("/dev/zero"), 1 << 20)
@@ -80,7 +90,7 @@ def test_a_pipe_is_read_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     assert untrusted.read_json(pipe) == [1]
     writer.join()
     monkeypatch.setattr(untrusted, "PATIENCE_S", 0.01)
-    with pytest.raises(GgufspecError, match="nothing comes through it"):
+    with pytest.raises(GgufspecError, match="no data arrived within"):
         untrusted.read_json(pipe)
 
 
@@ -99,7 +109,7 @@ def test_a_profile_that_is_large_or_deep_is_refused(cli: Cli, tmp_path: Path, te
     assert (done.code, done.stdout) == (1, "")
     assert f"error: {file} " in done.stderr
     assert words in done.stderr
-    assert "next: mend the file" in done.stderr
+    assert "next: fix the file" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -113,10 +123,10 @@ def test_a_profile_that_is_large_or_deep_is_refused(cli: Cli, tmp_path: Path, te
 )
 def test_a_result_has_no_counts_below_zero(place: tuple[str | int, ...], value: float) -> None:
     body = kept_results.as_json(kept_results.bench())
-    parse(body)
+    parse_document(body)
     part = body
     for key in place[:-1]:
         part = part[key]  # type: ignore[index]
     part[place[-1]] = value  # type: ignore[index]
     with pytest.raises(GgufspecError, match=str(place[-1])):
-        parse(body)
+        parse_document(body)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Cli, plain, rest
 
 from ggufspec import DecoderOptions, Sampling
 from ggufspec.bench.prompts import PROMPTS
@@ -21,9 +20,10 @@ from ggufspec.decoding import decoder as decoder_module
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.errors import ModelError
 from ggufspec.reports import verify as report
-from ggufspec.schema.verify import Check, Difference, Place
+from ggufspec.schema.verify import AnswerDifference, CertificateCheck, RankCounts
 from ggufspec.verify import certificate
 from ggufspec.verify import run as verify
+from tests.support.processes import Cli, plain, rest
 
 SHORT = ("--quick", "-q")
 
@@ -160,7 +160,7 @@ def test_ctrl_c_shows_what_was_checked(cli: Cli, tmp_path: Path) -> None:
     assert child.exitstatus == 130
     assert "No certificate: interrupted after 2 checks" in left
     assert "error: interrupted" not in left
-    assert "interrupted; what is shown was measured before" in left
+    assert "interrupted; the results so far are shown" in left
     assert "Traceback" not in left
     document = json.loads(kept.read_text())
     assert (document["interrupted"], document["passed"]) == (True, False)
@@ -183,8 +183,8 @@ def test_ctrl_c_before_anything_was_checked(cli: Cli) -> None:
 SMALL = ("draft",)
 
 
-def spec(target: Path, draft: Path | None, **changes: Any) -> certificate.Spec:
-    base = certificate.Spec(
+def spec(target: Path, draft: Path | None, **changes: Any) -> certificate.CertificateJob:
+    base = certificate.CertificateJob(
         target,
         draft,
         DecoderOptions(ctx_size=512, threads=1),
@@ -199,7 +199,7 @@ def spec(target: Path, draft: Path | None, **changes: Any) -> certificate.Spec:
     return replace(base, **changes)
 
 
-def job(asked: certificate.Spec) -> tuple[dict[tuple[str, str], Check], list[dict[str, Any]]]:
+def job(asked: certificate.CertificateJob) -> tuple[dict[tuple[str, str], CertificateCheck], list[dict[str, Any]]]:
     """Checks by section and rule, and the events, of a job in this process."""
     events: list[dict[str, Any]] = []
     result = verify.run(asked, events.append, threading.Event())
@@ -279,7 +279,7 @@ def test_a_rule_that_keeps_wrong_tokens_fails(target: Path, draft: Path, broken:
         if section == "default":
             assert all(one.margin is None or one.margin > one.noise for one in wrong)
     assert checks["distribution", "coupled"].status == "passed"  # target-only drafts nothing
-    assert not certificate.judge(list(checks.values()))[0]
+    assert not certificate.certificate_verdict(list(checks.values()))[0]
 
 
 def accept_all(rule: Any) -> None:
@@ -342,9 +342,9 @@ def test_a_device_that_cannot_keep_strict_mode(target: Path, draft: Path, monkey
     strict = checks["strict", "exact"]
     assert (strict.status, strict.drafter, strict.answers) == ("not possible", "all", 0)
     assert strict.reason == "strict mode is impossible on this device: a reason"
-    passed, text = certificate.judge(list(checks.values()))
+    passed, text = certificate.certificate_verdict(list(checks.values()))
     assert passed
-    assert "the certificate rests on the default mode" in text
+    assert "the certificate rests on default mode" in text
 
 
 def test_where_nothing_can_be_drafted_nothing_is_claimed(target: Path, draft: Path) -> None:
@@ -356,7 +356,7 @@ def test_where_nothing_can_be_drafted_nothing_is_claimed(target: Path, draft: Pa
         ("default", "draft"): "not possible",
         ("distribution", "target-only"): "passed",
     }
-    assert "strict: draft, adaptive 15: not one token was drafted, so that it is not counted" in result.notes
+    assert "strict: draft, adaptive 15: not one token was drafted, so it is not counted" in result.notes
 
 
 def test_another_failure_of_a_model_is_no_excuse(target: Path, tmp_path: Path) -> None:
@@ -382,21 +382,23 @@ def test_a_stop_leaves_what_is_complete(target: Path, draft: Path) -> None:
 
 
 def test_what_is_said_of_a_failure() -> None:
-    wrong = tuple(Difference(i, 7, "fixed 4", 11, 402, None if i else 511) for i in range(5))
-    lines = report.details(Check("strict", "both", "coupled", "failed", differences=wrong))
+    wrong = tuple(AnswerDifference(i, 7, "fixed 4", 11, 402, None if i else 511) for i in range(5))
+    lines = report.details(CertificateCheck("strict", "both", "coupled", "failed", differences=wrong))
     assert lines[0] == "both, coupled: prompt 1, fixed 4, seed 7: token 12 is 511, not 402"
-    assert lines[1] == "both, coupled: prompt 2, fixed 4, seed 7: token 12 is its end, not 402"
+    assert lines[1] == "both, coupled: prompt 2, fixed 4, seed 7: token 12 is the end, not 402"
     assert lines[3:] == ["both, coupled: and 2 more"]
-    far = Difference(0, None, "fixed 1", 0, 1, 2, 0.5, 0.01)
-    assert report.details(Check("default", "draft", "greedy", "failed", differences=(far,))) == [
+    far = AnswerDifference(0, None, "fixed 1", 0, 1, 2, 0.5, 0.01)
+    assert report.details(CertificateCheck("default", "draft", "greedy", "failed", differences=(far,))) == [
         "draft, greedy: prompt 1, fixed 1: token 1 is 2, not 1; margin 0.5, noise 0.01"
     ]
-    assert report.remark(Check("default", "draft", "greedy", "failed", differences=(far,))) == "1 wrong"
+    assert report.remark(CertificateCheck("default", "draft", "greedy", "failed", differences=(far,))) == "1 wrong"
 
 
 def test_what_is_said_of_a_distribution() -> None:
-    place = Place("favoured", 1442, 900, 650.25, 1e-9)
-    check = Check("distribution", "draft", "residual", "failed", places=(place,), p_value=4e-9, threshold=2.5e-5)
+    place = RankCounts("favoured", 1442, 900, 650.25, 1e-9)
+    check = CertificateCheck(
+        "distribution", "draft", "residual", "failed", places=(place,), p_value=4e-9, threshold=2.5e-5
+    )
     assert report.remark(check) == "p = 4e-09"
     assert report.details(check) == [
         "draft, residual: p = 4e-09 is below 2.5e-05",
@@ -406,7 +408,7 @@ def test_what_is_said_of_a_distribution() -> None:
 
 
 def test_what_is_said_of_what_was_not_possible() -> None:
-    impossible = Check("strict", "all", "exact", "not possible", reason="this device cannot")
+    impossible = CertificateCheck("strict", "all", "exact", "not possible", reason="this device cannot")
     assert (report.remark(impossible), report.details(impossible)) == ("not possible", ["this device cannot"])
-    idle = Check("strict", "lookup", "greedy", "not possible", reason="not one token was drafted")
+    idle = CertificateCheck("strict", "lookup", "greedy", "not possible", reason="not one token was drafted")
     assert (report.remark(idle), report.details(idle)) == ("not one token was drafted", [])

@@ -12,9 +12,9 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from processes import Cli, all_end, workers
 
 from ggufspec.llamacpp import probe
+from tests.support.processes import Cli, all_end, workers
 
 DEVICE_KEYS = {"name", "description", "free_bytes", "total_bytes"}
 
@@ -157,7 +157,7 @@ def test_beyond_loopback_there_is_a_warning(cli: Cli) -> None:
             lines.append(process.stderr.readline())
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate()
-    assert lines[0].startswith("warning: whoever reaches 0.0.0.0 can use these devices")
+    assert lines[0].startswith("warning: anyone who can reach 0.0.0.0 can use these devices")
     assert "no authentication and no encryption" in lines[0]
     assert " at 0.0.0.0:" in lines[1]
     assert f"on the other machine: ggufspec bench demo --rpc {socket.gethostname()}:" in lines[2]
@@ -194,7 +194,7 @@ def test_devices_by_name(cli: Cli) -> None:
         (("--host", "192.0.2.1"), "192.0.2.1 is not an address of this machine", "--host 0.0.0.0"),  # RFC 5737
         (("--port", "65536"), "--port", "ggufspec worker --help"),
         (("--port", "-1"), "--port", "ggufspec worker --help"),
-        (("-t", "-1"), "--threads -1 is out of range", "one per fast core"),
+        (("-t", "-1"), "--threads -1 is out of range", "one thread per fast core"),
     ],
 )
 def test_wrong_usage(cli: Cli, arguments: tuple[str, ...], error: str, hint: str) -> None:

@@ -23,12 +23,13 @@ from ggufspec.llamacpp import dryrun, probe
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.memory import ByDevice, Memory, Request, f16_scratch_bytes, layer_devices
+from ggufspec.planning.memory import ByDevice, MemoryEstimates, MemoryRequest, f16_scratch_bytes, layer_devices
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from common import save
 from memory import Family, families, model_of
-from shapes import SHAPES
+
+from tests.support.shapes import SHAPES
 
 MIB = 2**20
 PLANS = ("here", "simulated")
@@ -71,19 +72,19 @@ def compare(family: Family, folder: Path, runs: dict[str, DryRuns], card: str) -
     """Real loads and both plans of all placements of a family."""
     header, small = model_of(folder, family.model)
     whole = folder / f"{family.model}.gguf"
-    requests = [Request(header, small, placement, family.context) for placement in family.placements]
+    requests = [MemoryRequest(header, small, placement, family.context) for placement in family.placements]
     planned: dict[str, Sequence[ByDevice]] = {
-        plan: Memory((card,), dry_runs).estimates(requests) for plan, dry_runs in runs.items()
+        plan: MemoryEstimates((card,), dry_runs).estimates(requests) for plan, dry_runs in runs.items()
     }
-    wanted = [dryrun.Run(whole, placement, family.context) for placement in family.placements]
+    wanted = [dryrun.PlacedModel(whole, placement, family.context) for placement in family.placements]
     devices = [layer_devices(header.blocks, one.placement, 1) for one in requests]
     scratch = [f16_scratch_bytes(header, one, family.context, 2)[1] for one in devices]
     rows = []
-    for i, loaded in enumerate(dryrun.ask(dryrun.Spec(real=True), wanted)):
+    for i, loaded in enumerate(dryrun.ask(dryrun.DryRunJob(real=True), wanted)):
         if loaded.error:
             print(f"{family.model}, {family.name}, {family.placements[i]}: {loaded.error}")
             continue
-        real = loaded.devices[card] if card in loaded.devices else dryrun.Allocated(0, 0, 0)
+        real = loaded.devices[card] if card in loaded.devices else dryrun.AllocatedBytes(0, 0, 0)
         placement = family.placements[i]
         rows.append(
             Row(

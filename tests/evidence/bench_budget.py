@@ -26,7 +26,7 @@ from common import EVIDENCE, save
 
 from ggufspec.bench import prompting, trial
 from ggufspec.bench.trials import in_turn
-from ggufspec.bench.versus import BUDGET_S, Bench, Experiment
+from ggufspec.bench.versus import BUDGET_S, Bench, BenchExperiment
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.models.profile import Pair
@@ -36,10 +36,10 @@ WAYS = {"target": "target_only", "draft": "draft_only", "": "speculative"}
 TOKENS, ASIDE_TOKENS = 128, 32
 
 
-def spec_of(target: Path, draft: Path) -> trial.Spec:
+def spec_of(target: Path, draft: Path) -> trial.TrialJob:
     """The pair as ``bench`` runs it without options."""
-    asked = prompting.prepare(prompting.Spec(target))
-    return trial.Spec(target, draft, DecoderOptions(), Sampling(), **asked.trial, max_tokens=TOKENS, stream=True)
+    asked = prompting.make_texts(prompting.PromptsJob(target))
+    return trial.TrialJob(target, draft, DecoderOptions(), Sampling(), **asked.trial, max_tokens=TOKENS, stream=True)
 
 
 def record(name: str, target: Path, draft: Path, seconds: float, folder: Path) -> None:
@@ -48,10 +48,10 @@ def record(name: str, target: Path, draft: Path, seconds: float, folder: Path) -
     kept = json.loads(path.read_text()) if path.exists() else {"spec": codec.dump(spec), "passes": []}
     moments: list[float] = []
     until = time.monotonic() + seconds
-    with closing(trial.Load(spec, on_event=lambda event: moments.append(time.perf_counter()))) as load:
+    with closing(trial.ModelProcess(spec, on_event=lambda event: moments.append(time.perf_counter()))) as load:
         kept["prompt_tokens"] = load.ready.prompt_tokens
         for alone in WAYS:
-            load.ask(trial.Request(alone=alone, warm_up=True))
+            load.ask(trial.TrialRequest(alone=alone, warm_up=True))
         order = [(prompt, len(kept["passes"])) for prompt in range(len(spec.prompts))]
         if kept["passes"] and len(kept["passes"][-1]) < len(spec.prompts):
             order = order[len(kept["passes"][-1]) :]
@@ -65,10 +65,10 @@ def record(name: str, target: Path, draft: Path, seconds: float, folder: Path) -
                 moments.clear()
                 began = time.perf_counter()
                 length = ASIDE_TOKENS if alone == "draft" else TOKENS
-                reply = load.ask(trial.Request((prompt,), length, alone))
+                reply = load.ask(trial.TrialRequest((prompt,), length, alone))
                 row[alone] = {
                     "moments_s": [round(moment - began, 5) for moment in moments[: len(reply.answers[0].tokens)]],
-                    "reply": codec.dump(reply, trial.Result),
+                    "reply": codec.dump(reply, trial.TrialResult),
                 }
             kept["passes"][-1].append(row)
             path.write_text(json.dumps(kept))
@@ -87,29 +87,29 @@ class Replay:
 
     def __init__(self, kept: dict[str, Any], random_: random.Random) -> None:
         self.kept, self.random, self.clock = kept, random_, Clock()
-        self.spec = codec.load(trial.Spec, kept["spec"])
-        self.ready = trial.Ready(0.0, tuple(kept["prompt_tokens"]), True)
+        self.spec = codec.load(trial.TrialJob, kept["spec"])
+        self.ready = trial.TrialReady(0.0, tuple(kept["prompt_tokens"]), True)
         self._drawn: dict[int, tuple[int, set[str]]] = {}  # of a prompt: the pass, and the ways that have used it
 
-    def opened(self, spec: trial.Spec, *_: Any, **__: Any) -> Replay:
+    def opened(self, spec: trial.TrialJob, *_: Any, **__: Any) -> Replay:
         """Another load, of the same clock: the check in strict mode has fewer prompts, and shorter ones."""
         load = copy.copy(self)
         load.spec = spec
         return load
 
-    def ask(self, request: trial.Request) -> trial.Result:
+    def ask(self, request: trial.TrialRequest) -> trial.TrialResult:
         prompts = range(len(self.spec.prompts)) if request.prompts is None else request.prompts
         found = [self._answer(prompt, request) for prompt in (prompts[:1] if request.warm_up else prompts)]
         return replace(found[0], answers=tuple(one.answers[0] for one in found))
 
-    def _answer(self, prompt: int, request: trial.Request) -> trial.Result:
+    def _answer(self, prompt: int, request: trial.TrialRequest) -> trial.TrialResult:
         passes = [rows for rows in self.kept["passes"] if len(rows) > prompt and request.alone in rows[prompt]]
         number, used = self._drawn.get(prompt, (0, set(WAYS)))
         if request.alone in used:
             number, used = self.random.randrange(len(passes)), set()
         self._drawn[prompt] = number, used | {request.alone}
         row = passes[number % len(passes)][prompt][request.alone]
-        reply = codec.load(trial.Result, row["reply"])
+        reply = codec.load(trial.TrialResult, row["reply"])
         answer = reply.answers[0]
         count = min(4 if request.warm_up else request.max_tokens or self.spec.max_tokens, len(row["moments_s"]))
         whole = answer.statistics
@@ -145,19 +145,19 @@ def judge(path: Path, draws: int) -> dict[str, Any]:
     """Short benches of one pair against its long one."""
     kept = json.loads(path.read_text())
     kept["passes"] = [rows for rows in kept["passes"] if rows]
-    spec = codec.load(trial.Spec, kept["spec"])
+    spec = codec.load(trial.TrialJob, kept["spec"])
     pair = Pair(path.stem, spec.target, spec.draft)
-    whole = Bench(Experiment(pair, spec, len(kept["passes"])))
+    whole = Bench(BenchExperiment(pair, spec, len(kept["passes"])))
     for alone, mode in WAYS.items():
         rows = [[row[alone] for row in rows if alone in row] for rows in kept["passes"]]
         for found in filter(None, rows):
-            results = [codec.load(trial.Result, one["reply"]) for one in found]
+            results = [codec.load(trial.TrialResult, one["reply"]) for one in found]
             whole.results[mode].append(replace(results[0], answers=tuple(one.answers[0] for one in results)))
     found = []
     for seed in range(draws):
         replay = Replay(kept, random.Random(seed))
         bench = Bench(
-            Experiment(pair, spec, budget_s=BUDGET_S), opened=replay.opened, clock=lambda one=replay: one.clock.now
+            BenchExperiment(pair, spec, budget_s=BUDGET_S), opened=replay.opened, clock=lambda one=replay: one.clock.now
         )
         bench.run(lambda *_: None)
         found.append(verdict_of(bench))

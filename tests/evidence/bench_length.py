@@ -59,7 +59,8 @@ def served(target: Path, answers: int, tokens: int) -> list[Row]:
                 body = {"messages": messages, "max_tokens": tokens} | tools
                 found = ask(client, server, "chat/completions", body)
                 row = {"way": server.name, "kind": prompt.kind, "number": number, "tokens": found.tokens}
-                row |= {"total_s": found.total_s, "prompt_s": found.prompt_s, "cached": found.cached}
+                row |= {"total_s": found.total_s, "prompt_s": found.prompt_s, "decode_s": found.decode_s}
+                row |= {"cached": found.cached, "drafted": found.drafted, "accepted": found.accepted}
                 rows.append(row | {"cpus": host.cpu_use().others_since(before)})
                 print(f"{server.name:11} {prompt.kind:8} {found.tokens} tokens in {found.total_s:.1f} s", flush=True)
                 if found.tokens < tokens:

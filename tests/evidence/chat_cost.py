@@ -29,8 +29,8 @@ from common import EVIDENCE, ROOT, save
 
 from ggufspec.bench.statistics import paired_ratios
 
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-from chat_templates import NOTE, WEATHER
+sys.path.insert(0, str(ROOT))
+from tests.support.chat_templates import NOTE, WEATHER
 
 GOALS = {"first token ÷ the other checkout's": 1.02, "tokens/s with tools ÷ without": 0.99}
 

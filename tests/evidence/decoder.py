@@ -63,7 +63,7 @@ from in_step import (
 )
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
-from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.adaptive import AdaptivePolicy
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.models.profile import demo_pair
 from ggufspec.settings.registry import parse_drafters
@@ -190,7 +190,7 @@ def cases_of(arguments: argparse.Namespace) -> list[tuple[Case, str]]:
 
 # ---- identity -------------------------------------------------------------------------------------
 
-PADDINGS = ("pad", "no pad", "widest")  # as the latency says; as little as the class allows; always as much
+PADDINGS = ("pad", "no pad", "largest")  # as the latency says; as little as the class allows; always as much
 POLICIES = ("adaptive", "fixed")
 IDENTITY_SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=0.8, seed=7)}
 
@@ -207,16 +207,16 @@ def padded(name: str) -> Iterator[None]:
         return [latency.seconds(1) * (1 + place / 10) for place in range(most)]
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(Adaptive, "_cost", return_value=0.0))
-        stack.enter_context(mock.patch.object(Adaptive, "REST_SHARE", math.inf))
+        stack.enter_context(mock.patch.object(AdaptivePolicy, "_cost", return_value=0.0))
+        stack.enter_context(mock.patch.object(AdaptivePolicy, "REST_SHARE", math.inf))
         stack.enter_context(mock.patch.object(LatencyModel, "up_to", up_to))
-        if name == "widest":
+        if name == "largest":
             stack.enter_context(
-                mock.patch.object(LatencyModel, "width", lambda latency, count: max(count, latency.limit))
+                mock.patch.object(LatencyModel, "batch_size", lambda latency, count: max(count, latency.limit))
             )
         elif name == "no pad":
-            narrowest = lambda latency, count: min(width for width in latency._allowed if width >= count)  # noqa: E731
-            stack.enter_context(mock.patch.object(LatencyModel, "width", narrowest))
+            narrowest = lambda latency, count: min(batch_size for batch_size in latency._allowed if batch_size >= count)  # noqa: E731
+            stack.enter_context(mock.patch.object(LatencyModel, "batch_size", narrowest))
         yield
 
 
@@ -225,7 +225,7 @@ def answers(target: Path, draft: Path, drafter: str, policy: str, padding: str, 
 
     Of the prompts, those of six kinds go beyond 256 cells of context, where kernels change.
     """
-    short = short_prompts(count)[:: 10 if padding == "widest" else 1]  # which is slow
+    short = short_prompts(count)[:: 10 if padding == "largest" else 1]  # which is slow
     prompts = [(text, 24) for text in short] + [(text, 128) for text in KINDS.values()]
     changes: dict[str, Any] = (
         {"drafters": parse_drafters(drafter), "draft_policy": policy, "draft_max": 7} if drafter else {}
@@ -238,7 +238,7 @@ def answers(target: Path, draft: Path, drafter: str, policy: str, padding: str, 
             found[name] = {
                 "texts": {text: run["ids"] for (text, _), run in zip(prompts, runs, strict=True)},
                 "drafted": sum(run["drafted"] for run in runs),
-                "widths": sorted(set[int]().union(*(run["widths"] for run in runs))),
+                "batch_sizes": sorted(set[int]().union(*(run["batch_sizes"] for run in runs))),
             }
     return found
 
@@ -260,7 +260,7 @@ def identity(kind: str, count: int, processes: int) -> Iterator[dict[str, Any]]:
                     **dict(zip(("drafter", "policy", "padding"), way, strict=True)),
                     "sampling": sampling,
                     "drafted": found["drafted"],
-                    "widths": found["widths"],
+                    "batch_sizes": found["batch_sizes"],
                     "prompts": len(texts),
                     "tokens": sum(map(len, texts.values())),
                     "identical": len(texts) - len(different),
@@ -468,7 +468,7 @@ def measure_identity(record: Record, arguments: argparse.Namespace) -> None:
         for one in identity(kind, count, arguments.t):
             runs.append(one)
             how = ", ".join(one[key] or "target-only" for key in ("target", "drafter", "policy", "padding", "sampling"))
-            print(f"{how}: {one['identical']} of {one['prompts']} identical, widths {one['widths']}", flush=True)
+            print(f"{how}: {one['identical']} of {one['prompts']} identical, widths {one['batch_sizes']}", flush=True)
     record.document["identity"] = settings | {"runs": runs}
     record.save()
 

@@ -26,15 +26,15 @@ from ggufspec.planning.machine_profile import DummyModel
 from ggufspec.planning.speed import pass_s
 
 SHAPE = DummyModel("q4_0", 2048, 8192, 4)
-DEPTHS, WIDTHS, CACHE_TYPES, ROUNDS = (1024, 0), (1, 8), ("f16", "q8_0"), 15
+DEPTHS, BATCH_SIZES, CACHE_TYPES, ROUNDS = (1024, 0), (1, 8), ("f16", "q8_0"), 15
 THREADS = 1
 
 
-def timed_s(context: Context, depth: int, width: int) -> float:
+def timed_s(context: Context, depth: int, batch_size: int) -> float:
     """Seconds of one batch behind ``depth`` tokens."""
     context.rewind(depth)
     began = time.perf_counter()
-    context.decode([1] * width, width)
+    context.decode([1] * batch_size, batch_size)
     return time.perf_counter() - began
 
 
@@ -49,9 +49,9 @@ def measured(path: Path, placement: Placement) -> dict[tuple[str, int, int], lis
             contexts[kind].decode([1] * max(DEPTHS), 1)
         for depth in DEPTHS:
             for _ in range(ROUNDS):
-                for width in WIDTHS:
+                for batch_size in BATCH_SIZES:
                     for kind, context in contexts.items():
-                        found.setdefault((kind, depth, width), []).append(timed_s(context, depth, width))
+                        found.setdefault((kind, depth, batch_size), []).append(timed_s(context, depth, batch_size))
     return found
 
 
@@ -59,9 +59,9 @@ def main() -> None:
     """Measure, print, save."""
     rows = []
     with worker(THREADS) as endpoint, scratch() as folder:
-        spec = machine_profile.Spec(THREADS, (endpoint,), types=("f16", "q4_0"))
+        spec = machine_profile.MachineProfileJob(THREADS, (endpoint,), types=("f16", "q4_0"))
         result = machine_profile.run(spec, lambda event: None, threading.Event())
-        machine = machine_profile.interpret(result, 1e9, "measured")
+        machine = machine_profile.interpret_timings(result, 1e9, "measured")
         blind = replace(
             machine, devices={name: replace(device, attention={}) for name, device in machine.devices.items()}
         )
@@ -69,20 +69,21 @@ def main() -> None:
         SHAPE.write(path)
         header = read_headers([path])[0].header
         for device, placement in (("CPU", Placement(0)), ("RPC0", Placement(-1))):
-            for (kind, depth, width), samples in measured(path, placement).items():
+            for (kind, depth, batch_size), samples in measured(path, placement).items():
                 context = ContextOptions(max(DEPTHS) + 16, 16, THREADS, cache_type_k=kind, cache_type_v=kind)
 
                 def predicted(speed: machine_profile.MachineProfile) -> float:
-                    seconds = pass_s(header, placement, speed, ("RPC0",), tokens=width, depth=depth, context=context)  # noqa: B023
-                    return width / seconds  # noqa: B023
+                    where = (header, placement, speed, ("RPC0",))  # noqa: B023
+                    seconds = pass_s(*where, tokens=batch_size, depth=depth, context=context)  # noqa: B023
+                    return batch_size / seconds  # noqa: B023
 
-                tokens_per_s = width / sorted(samples)[len(samples) // 4]
-                row = {"device": device, "cache_type": kind, "depth": depth, "batch": width}
+                tokens_per_s = batch_size / sorted(samples)[len(samples) // 4]
+                row = {"device": device, "cache_type": kind, "depth": depth, "batch": batch_size}
                 row |= {"measured": tokens_per_s, "predicted": predicted(machine), "by_bytes": predicted(blind)}
                 rows.append(row | {"seconds": samples})
                 print(
-                    f"{device:5} {kind:5} depth {depth:5} batch {width}: measured {tokens_per_s:7.1f} t/s, predicted "
-                    f"{row['predicted']:7.1f} ({row['predicted'] / tokens_per_s - 1:+.0%}), by bytes alone "
+                    f"{device:5} {kind:5} depth {depth:5} batch {batch_size}: measured {tokens_per_s:7.1f} t/s, "
+                    f"predicted {row['predicted']:7.1f} ({row['predicted'] / tokens_per_s - 1:+.0%}), by bytes alone "
                     f"{row['by_bytes']:7.1f} ({row['by_bytes'] / tokens_per_s - 1:+.0%})",
                     flush=True,
                 )

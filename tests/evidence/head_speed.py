@@ -52,8 +52,8 @@ from in_step import (
 )
 
 from ggufspec import DecoderOptions, Sampling
-from ggufspec.llamacpp.quantize import quantize
-from ggufspec.models.expansion import read
+from ggufspec.llamacpp.quantize import write_quantised
+from ggufspec.models.expansion import read_source
 from ggufspec.models.profile import demo_pair
 from ggufspec.settings.registry import parse_drafters
 from lab import peers
@@ -83,14 +83,14 @@ def expanded_heads(kinds: Sequence[str], block: Path, threads: int) -> dict[str,
         expand_mimo2(block, target, llama, part := half["mtp"].with_suffix(".part"))
         part.rename(half["mtp"])
     if _is_older(half["eagle3"], llama, own):
-        expand_eagle3(own, target, read(llama).shape, part := half["eagle3"].with_suffix(".part"))
+        expand_eagle3(own, target, read_source(llama).shape, part := half["eagle3"].with_suffix(".part"))
         part.rename(half["eagle3"])
     found = {}
     for kind in kinds:
         found[kind] = {head: path.with_name(path.name.replace("F16", kind)) for head, path in half.items()}
         for head, path in found[kind].items():
             if _is_older(path, half[head]):
-                quantize(half[head], path, kind, threads)
+                write_quantised(half[head], path, kind, threads)
     return found
 
 

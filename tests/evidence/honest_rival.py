@@ -16,12 +16,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import shapes
 from common import save
 
-from ggufspec.llamacpp.options import STREAM_WIDTH
+from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH
+from tests.support import shapes
 
 TARGET, DRAFT = "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf"
 CARD, ACCEPTANCE = "RTX 4090", 0.84
@@ -53,7 +53,7 @@ def main() -> None:
         for file, shape in ((TARGET, "llama3-70b-q3_k_s"), (DRAFT, "llama3-8b-q3_k_l")):
             shapes.write(folder / file, shapes.SHAPES[shape], tokenizer=True)
         published = ("-ngl", PUBLISHED["gpu_layers"], "-ngld", "all", "--draft-max", PUBLISHED["draft_max"])
-        as_usual = ("--op-offload-min-batch", STREAM_WIDTH, "-lm", "mmap")  # llama.cpp's own
+        as_usual = ("--op-offload-min-batch", OP_OFFLOAD_MIN_BATCH, "-lm", "mmap")  # llama.cpp's own
         machine = ("--gpu", CARD, "--cpu", CPU, "--ram-bandwidth", RAM_GB_PER_S, "--no-calibrate")
         options = ("-m", TARGET, "-md", DRAFT, "-c", 2048, *machine, "--acceptance", ACCEPTANCE)
         plans = {

@@ -33,7 +33,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One pair's bench with the engine ``hook``; its table is printed."""
     files = pair(name)
     assert files.draft is not None
-    spec = trial.Spec(
+    spec = trial.TrialJob(
         target=files.target,
         draft=files.draft,
         options=DecoderOptions(threads=arguments.t),
@@ -41,7 +41,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         prompts=tuple(prompt.text for prompt in PROMPTS),
         max_tokens=arguments.n,
     )
-    bench = versus.Bench(versus.Experiment(files, spec, arguments.r, engine="hook"))
+    bench = versus.Bench(versus.BenchExperiment(files, spec, arguments.r, engine="hook"))
     bench.run(lambda done, total, what: print(f"{files.name} {done}/{total} {what}", flush=True))
     document = bench.document()
     table = results(document)

@@ -26,7 +26,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.machine_profile import _batch, dummy_models
 
 TYPES = ("q4_K", "q3_K", "q6_K", "q8_0", "q4_0", "f16", "q5_K", "q2_K", "iq4_xs", "iq3_s", "iq2_s", "mxfp4")
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64)
+BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64)
 WIDE_BYTES, TRIES = 160 * 2**20, 4
 
 
@@ -49,11 +49,11 @@ def measure(kind: str, *, repacked: bool) -> dict[int, float]:
             model = Model(path, Placement())
         finally:
             module.load_model = load
-        with model, closing(Context(model, ContextOptions(max(WIDTHS) + 1, max(WIDTHS), 1))) as context:
-            _batch(context, max(WIDTHS))
-            seconds = {width: min(_batch(context, width) for _ in range(TRIES)) for width in WIDTHS}
+        with model, closing(Context(model, ContextOptions(max(BATCH_SIZES) + 1, max(BATCH_SIZES), 1))) as context:
+            _batch(context, max(BATCH_SIZES))
+            seconds = {batch_size: min(_batch(context, batch_size) for _ in range(TRIES)) for batch_size in BATCH_SIZES}
             read_bytes = model.size_bytes * dummy.read_share
-            return {width: 1e3 * one / (read_bytes / 1e9) for width, one in seconds.items()}
+            return {batch_size: 1e3 * one / (read_bytes / 1e9) for batch_size, one in seconds.items()}
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
             one = figures[1]
             print(
                 f"{kind:7} {name:13} {one:6.0f} ms  "
-                + "  ".join(f"{width}: {ms / one:.2f}" for width, ms in figures.items() if width > 1),
+                + "  ".join(f"{batch_size}: {ms / one:.2f}" for batch_size, ms in figures.items() if batch_size > 1),
                 flush=True,
             )
     path = EVIDENCE / "host-batches.json"
@@ -78,7 +78,9 @@ def main() -> None:
     for name, table in found.items():
         for kind, row in table.items():
             known = shortest.setdefault(name, {}).setdefault(kind, {})
-            known |= {str(width): min(round(ms, 1), known.get(str(width), ms)) for width, ms in row.items()}
+            known |= {
+                str(batch_size): min(round(ms, 1), known.get(str(batch_size), ms)) for batch_size, ms in row.items()
+            }
     others = [one for one in before if one["processor"] != here]
     save("host-batches", {"processors": [*others, {"processor": here, "ms_per_gb": shortest}]})
 

@@ -2,6 +2,7 @@
 
 .venv/bin/python tests/evidence/hostile_inputs.py
 .venv/bin/python tests/evidence/hostile_inputs.py "hub: "        (rows whose names begin so; nothing is saved)
+.venv/bin/python tests/evidence/hostile_inputs.py --edits 100     (random edits of a model's keys × 8 commands)
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 
 from common import save
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import hostile
+from tests.support import hostile
 
 _AT_ONCE = 2
 
@@ -33,11 +34,16 @@ def main() -> None:
     """Try every row, print and save."""
     load = os.getloadavg()
     begins = sys.argv[1] if len(sys.argv) > 1 else ""
-    rows = [row for row in hostile.rows() if row.name.startswith(begins)]
+    is_edits = begins == "--edits"
+    edits = hostile.edit_rows(*map(int, sys.argv[2:])) if is_edits else ()
+    rows = list(edits) if is_edits else [row for row in hostile.rows() if row.name.startswith(begins)]
     found = []
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for row, cost in zip(rows, threads.map(cost_of, rows), strict=True):
             print(f"{cost.code:>4} {cost.seconds:5.1f} s {cost.parent_bytes / 1e6:6.0f} MB  {row.name}")
+            for line in cost.output.splitlines() if is_edits else ():
+                if line.startswith("error: "):
+                    print(f"      {line}")
             for wrong in cost.wrong:
                 print(f"      {wrong}")
             facts = {"name": row.name, "command": row.command[:200], "code": cost.code}

@@ -111,7 +111,7 @@ class Answer:
             "late_seconds": sum(round_.total_s for round_ in late),
             "whole_tokens": statistics.tokens,
             "whole_seconds": statistics.prompt_s + statistics.decode_s,
-            "widths": dict(sorted(Counter(round_.width for round_ in self.decoder.rounds[1:]).items())),
+            "batch_sizes": dict(sorted(Counter(round_.batch_size for round_ in self.decoder.rounds[1:]).items())),
             "ids": self.ids,
         }
 

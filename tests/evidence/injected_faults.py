@@ -69,10 +69,10 @@ FAULTS = (
     ),
     Fault(
         "a rejected token stays in the cache",
-        "decoding/loop.py",
-        "target.rewind(length - 1)",
-        "target.rewind(length)",
-        "test_loop real/test_identity",
+        "decoding/answer.py",
+        "self._context.rewind(length - 1)",
+        "self._context.rewind(length)",
+        "test_group real/test_identity",
     ),
     Fault(
         "a lost byte in the planner: of the weights of the host",
@@ -110,8 +110,8 @@ FAULTS = (
     Fault(
         "a bad exit code: 0 of what failed",
         "cli/app.py",
-        "return _fail(arguments, error.message, error.hint, error.exit_code)",
-        "return _fail(arguments, error.message, error.hint, 0)",
+        "return _fail(arguments, error.message, _corrected(arguments, error), error.exit_code)",
+        "return _fail(arguments, error.message, _corrected(arguments, error), 0)",
         "test_bad_input test_cli",
     ),
     Fault(
@@ -124,8 +124,8 @@ FAULTS = (
     Fault(
         "a verdict from the median alone",
         "bench/versus.py",
-        "return Verdict(enough and low > 1, text, why)",
-        "return Verdict(enough and speedup.median > 1, text, why)",
+        "return BenchVerdict(enough and least > 1, text, why)",
+        "return BenchVerdict(enough and speedup.median > 1, text, why)",
         "test_versus",
     ),
     Fault(
@@ -181,13 +181,13 @@ FAULTS = (
         "an answer's stop reason: length for one that ends at the last token",
         "decoding/answer.py",
         "        elif ends:\n",
-        "        elif ends and self._count < request.max_tokens:\n",
+        "        elif ends and self.count < request.max_tokens:\n",
         "real/test_answers",
     ),
     Fault(
         "a catch-up that is not rewound",
         "decoding/drafters/model.py",
-        "        self.model.rewind(self.model.length)  # all of it is certain\n",
+        "        self.model.rewind(self.model.length)  # all of these tokens are final\n",
         "",
         "test_drafters test_loop",
     ),
@@ -201,8 +201,8 @@ FAULTS = (
     Fault(
         "serve: an answer that has ended counts as running",
         "serve/engine.py",
-        "                with self._changed:\n                    self._running = None\n",
-        "",
+        "answer = self._running.pop(number)",
+        "answer = self._running[number]",
         "test_serve_engine",
     ),
     Fault(

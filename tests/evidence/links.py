@@ -14,17 +14,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import shapes
 from common import save
 from honest_rival import DRAFT, TARGET
 
 from ggufspec.api.pairs import open_pair
 from ggufspec.api.plan import make_plan
-from ggufspec.llamacpp.options import STREAM_WIDTH
+from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH
 from ggufspec.models.profile import PairSpec
 from ggufspec.settings.table import Settings
+from tests.support import shapes
 
 CARDS = ("RTX 4090", "RTX 3090", "RTX 4070 Ti")
 LINKS = ("pcie3x8", "pcie3x16", "pcie4x8", "pcie4x16", "pcie5x8", "pcie5x16")
@@ -40,7 +40,7 @@ def row(spec: PairSpec, card: str, link: str, host: str) -> dict[str, Any]:
     """Tokens/s of the ways to run the pair on one machine."""
     memory, cpu = HOSTS[host]
     there = Settings(gpu=(card,), link=link, ram_bandwidth=memory, cpu=cpu, acceptance=ACCEPTANCE)
-    as_usual = Settings(op_offload_min_batch=STREAM_WIDTH, load_mode="mmap").over(there)
+    as_usual = Settings(op_offload_min_batch=OP_OFFLOAD_MIN_BATCH, load_mode="mmap").over(there)
     best, usual = (make_plan(open_pair(spec, given)).plan for given in (there, as_usual))
     assert best.pair
     assert usual.pair

@@ -47,23 +47,24 @@ from replay import (
 
 from ggufspec.decoding.drafters.base import Drafter
 from ggufspec.decoding.drafters.lookup import LookupDrafter
-from ggufspec.decoding.loop import drive, rounds
-from ggufspec.decoding.policy.adaptive import Trials
+from ggufspec.decoding.loop import rounds
+from ggufspec.decoding.policy.adaptive import ExplorationCosts
 from ggufspec.decoding.policy.backoff import BackOff
-from ggufspec.decoding.policy.base import Policy
+from ggufspec.decoding.policy.base import DraftPolicy
 from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.pair_latency import DRAFT_BUDGET_S
-from ggufspec.decoding.policy.timing import measure
-from ggufspec.hardware.disturbance import Counters
+from ggufspec.decoding.policy.timing import time_batch_sizes
+from ggufspec.hardware.disturbance import SystemCounters
 from ggufspec.hardware.host import CpuUse
+from tests.support.driving import decode_rounds
 
 ANSWERS = 6  # of a session
 LENGTHS = (65, 512)  # tokens of an answer
 SLOWER = (1.3, 12.0)  # times as slow a device gets
 SPELL_S = (5.0, 120.0)  # of a disturbance
-_NOTHING_SEEN = lambda: Counters(CpuUse(0.0, 0.0, 0.0), 0)  # noqa: E731 - of the system's counters
+_NOTHING_SEEN = lambda: SystemCounters(CpuUse(0.0, 0.0, 0.0), 0)  # noqa: E731 - of the system's counters
 KINDS = ("pays", "never pays", "pays while disturbed")
 PROCESSES = ("step up", "step down", "ramp up", "ramp down", "on and off")
 AFFECTED = ("both", "target", "draft")
@@ -105,8 +106,8 @@ class Scaled(Mapping[int, float]):
     def __init__(self, seconds: Mapping[int, float], slow: Slow, clock: Time) -> None:
         self._seconds, self._slow, self._clock = seconds, slow, clock
 
-    def __getitem__(self, width: int) -> float:
-        return self._seconds[width] * self._slow(self._clock.now)
+    def __getitem__(self, batch_size: int) -> float:
+        return self._seconds[batch_size] * self._slow(self._clock.now)
 
     def __iter__(self) -> Any:
         return iter(self._seconds)
@@ -122,7 +123,7 @@ class Exact(LatencyModel):
         super().__init__(dict(seconds), **more)
         self._slow, self._clock = slow, clock
 
-    def observe(self, width: int, seconds: float) -> None:
+    def observe(self, batch_size: int, seconds: float) -> None:
         """Nothing is to be learned."""
 
     def move(self, nats: float, spread: float) -> None:
@@ -156,8 +157,10 @@ class Machine:
         if self.kind == "pays while disturbed":  # a draft of the target's own cost, more or less
             self.affected, self.ratio = "target", rng.uniform(0.7, 1.4)
         points = TARGETS[self.target]
-        self.target_s = {width: float(np.interp(width, [*points], [*points.values()])) for width in range(1, 17)}
-        self.draft_s = {width: seconds * self.target_s[1] / self.ratio for width, seconds in DRAFT.items()}
+        self.target_s = {
+            batch_size: float(np.interp(batch_size, [*points], [*points.values()])) for batch_size in range(1, 17)
+        }
+        self.draft_s = {batch_size: seconds * self.target_s[1] / self.ratio for batch_size, seconds in DRAFT.items()}
         self.lengths = [round(math.exp(rng.uniform(*map(math.log, LENGTHS)))) for _ in range(ANSWERS)]
         length_s = sum(self.lengths) * self.target_s[1]
         slow = process(self.process, rng, length_s)
@@ -168,7 +171,7 @@ class Machine:
 
 
 class _Timed:
-    """What :func:`measure` times: a model whose batches take these seconds."""
+    """What :func:`time_batch_sizes` times: a model whose batches take these seconds."""
 
     length, capacity, vocab_size = 0, 4096, 100
 
@@ -177,7 +180,7 @@ class _Timed:
 
     def decode(self, tokens: Sequence[int], outputs: int) -> None:  # noqa: ARG002
         known = [*self._seconds]
-        self._clock.spend(float(np.interp(len(tokens), known, [self._seconds[width] for width in known])))
+        self._clock.spend(float(np.interp(len(tokens), known, [self._seconds[batch_size] for batch_size in known])))
 
     def sample_tokens(self, text: str) -> list[int]:
         return [len(text) % self.vocab_size]
@@ -204,12 +207,12 @@ class Session:
             draft = self._measured(self.draft_s, DRAFT_BUDGET_S)
         same_device = machine.same_device
         self.draft = (_Known if knows else DraftLatency)(draft, self.target, same_device=same_device)
-        self.lasting = dict[str, AcceptanceEstimator](), BackOff(), Trials()
+        self.lasting = dict[str, AcceptanceEstimator](), BackOff(), ExplorationCosts()
 
     def _measured(self, seconds: Mapping[int, float], budget_s: float, **more: Any) -> LatencyModel:
         """As a decoder measures when the pair is loaded; what disturbs it is seen in the times alone."""
         timed = _Timed(seconds, self.clock)
-        found = measure(timed, self.clock, limit=16, budget_s=budget_s, counters=_NOTHING_SEEN)  # type: ignore[arg-type]
+        found = time_batch_sizes(timed, self.clock, limit=16, budget_s=budget_s, counters=_NOTHING_SEEN)  # type: ignore[arg-type]
         return LatencyModel(found.points, trusted=found.trusted, limit=16, **more)
 
     def answer(self, text: Text, way: str, at_s: float) -> tuple[float, float]:
@@ -218,7 +221,7 @@ class Session:
         clock.now = began = max(at_s, 0.0)
         known = Known([*text.tokens, *[NOTHING] * 64], self.target_s, clock)  # type: ignore[arg-type]
         drafters: list[Drafter] = []
-        policy = Policy()
+        policy = DraftPolicy()
         if way != "target-only":
             hopeless = machine.kind == "never pays"
             drafters = [Chains(text, self.draft_s, clock, more=0, hopeless=hopeless), LookupDrafter()]  # type: ignore[arg-type]
@@ -237,11 +240,11 @@ class Session:
             drafters=drafters,
             policy=policy,
             draft_max=15,
-            width=self.target.width if drafters else lambda count: count,
+            batch_size=self.target.batch_size if drafters else lambda count: count,
             clock=clock,
         )
-        for round_ in drive(known, steps):  # type: ignore[arg-type]
-            clock.now += PLAIN_S if round_.width else 0.0
+        for round_ in decode_rounds(known, steps):  # type: ignore[arg-type]
+            clock.now += PLAIN_S if round_.batch_size else 0.0
         return len(text.answer) / (clock.now - began), clock.now
 
 

@@ -23,11 +23,12 @@ from ggufspec.llamacpp import dryrun, gguf
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.memory import HOST, ByDevice, Memory, Request
+from ggufspec.planning.memory import HOST, ByDevice, MemoryEstimates, MemoryRequest
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from common import save
-from shapes import SHAPES, write
+
+from tests.support.shapes import SHAPES, write
 
 PARTS = ("weights", "kv", "compute")
 COLUMNS = "device rows, dry runs for the estimates, rows with equal compute, worst compute above in %, rows below"
@@ -52,7 +53,7 @@ def model_of(folder: Path, name: str) -> tuple[ModelHeader, Path]:
         data = file.read(1 << 22)
     small = folder / f"{name}-metadata.gguf"
     gguf.write_metadata_only([data], small)
-    return interpret(path.name, [gguf.parse(data)], path.stat().st_size), small
+    return interpret(path.name, [gguf.parse_header(data)], path.stat().st_size), small
 
 
 def families(header: ModelHeader, model: str) -> Iterator[Family]:
@@ -86,14 +87,14 @@ def card_names(count: int) -> tuple[str, ...]:
 def compare(family: Family, model: tuple[ModelHeader, Path], runs: DryRuns) -> tuple[dict[str, Any], list[str]]:
     """A row of COLUMNS and the rows with unequal compute buffers: placement, device, estimate, llama.cpp."""
     header, file = model
-    asked: list[Request] = []
+    asked: list[MemoryRequest] = []
 
-    def counted(requests: Sequence[Request]) -> list[ByDevice | str]:
+    def counted(requests: Sequence[MemoryRequest]) -> list[ByDevice | str]:
         asked.extend(requests)
         return runs(requests)
 
-    requests = [Request(header, file, placement, family.context) for placement in family.placements]
-    estimates = Memory(card_names(family.cards), counted).estimates(requests)
+    requests = [MemoryRequest(header, file, placement, family.context) for placement in family.placements]
+    estimates = MemoryEstimates(card_names(family.cards), counted).estimates(requests)
     checked = [family.placements[i] for i in family.checked]
     truths = runs([requests[i] for i in family.checked])
     below, worst, rows, unequal = 0, 0.0, 0, []
@@ -124,8 +125,8 @@ def loads(models: dict[str, tuple[ModelHeader, Path]], folder: Path) -> list[dic
             for layers in ((0, header.blocks // 2, header.blocks + 1) if cards else (0,))
             for flash in ("on", "off")
         ]
-        runs = [dryrun.Run(folder / f"{name}.gguf", *rest) for name, *rest in wanted]
-        real, dry = (dryrun.ask(dryrun.Spec((), cards, real), runs) for real in (True, False))
+        runs = [dryrun.PlacedModel(folder / f"{name}.gguf", *rest) for name, *rest in wanted]
+        real, dry = (dryrun.ask(dryrun.DryRunJob((), cards, real), runs) for real in (True, False))
         for (name, placement, context), loaded, simulated in zip(wanted, real, dry, strict=True):
             case = {"model": name, "cards": cards, "gpu_layers": placement.gpu_layers, "flash_attn": context.flash_attn}
             for device in (HOST, *card_names(cards)):
@@ -134,7 +135,7 @@ def loads(models: dict[str, tuple[ModelHeader, Path]], folder: Path) -> list[dic
     return found
 
 
-def numbers(found: dryrun.Allocated) -> str:
+def numbers(found: dryrun.AllocatedBytes) -> str:
     """Weights, KV and compute in one line of JSON."""
     return " ".join(str(getattr(found, part)) for part in PARTS)
 

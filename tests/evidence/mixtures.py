@@ -27,21 +27,20 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "support")]
+sys.path += [str(Path(__file__).parent), str(Path(__file__).resolve().parents[2])]
 
-import random_weights
-import shapes
 from common import save
-from processes import rpc_worker
 
 from ggufspec.bench import batch_timing
 from ggufspec.hardware.host import BUSY_CPUS, others_cpus
-from ggufspec.llamacpp.gguf import parse
+from ggufspec.llamacpp.gguf import parse_header
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import machine_profile, rehearsed
 from ggufspec.planning.memory import resident
 from ggufspec.planning.speed import MachineProfile, pass_s
+from tests.support import random_weights, shapes
+from tests.support.processes import rpc_worker
 
 GOAL_S, GOAL_OFF = 1.5, 0.2
 VRAM_GB = (8, 12, 16, 24)
@@ -83,7 +82,7 @@ def pairs() -> dict[str, tuple[shapes.Shape, shapes.Shape]]:
 def header_of(path: Path) -> ModelHeader:
     """Of a file that is here."""
     with path.open("rb") as file:
-        return interpret(path.name, [parse(file.read(32 << 20))], path.stat().st_size)
+        return interpret(path.name, [parse_header(file.read(32 << 20))], path.stat().st_size)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -165,8 +164,8 @@ def random_mixture(folder: Path) -> Path:
 def timed(file: Path, placements: Sequence[Placement], rpc: tuple[str, ...], rounds: int) -> list[dict[int, float]]:
     """Seconds of a batch by width at each placement, interleaved: the lower quartile, since other programs only add."""
     context = ContextOptions(512, max(WIDTHS), THREADS, flash_attn="on")
-    parts = tuple(batch_timing.Part(file, placement, context, WIDTHS) for placement in placements)
-    result = batch_timing.measure(batch_timing.Spec(parts, DEPTH, rounds=rounds, seconds=60.0, rpc=rpc))
+    parts = tuple(batch_timing.ModelToTime(file, placement, context, WIDTHS) for placement in placements)
+    result = batch_timing.time_batches(batch_timing.BatchTimingJob(parts, DEPTH, rounds=rounds, seconds=60.0, rpc=rpc))
     return [{width: quantiles(some, n=4)[0] for width, some in part.seconds.items()} for part in result.parts]
 
 
@@ -179,7 +178,9 @@ def compared(
 ) -> dict[str, Any]:
     """T(n) of the second placement against measured: by the machine's speeds, and with what the first one showed."""
     threads = {"threads": THREADS, "depth": DEPTH, "cache_type_k": "f16", "cache_type_v": "f16", "machine": ""}
-    points = [rehearsed.Point(placement=at, batch_s=s, **threads) for at, s in zip(placements, seconds, strict=True)]
+    points = [
+        rehearsed.RehearsedSpeed(placement=at, batch_s=s, **threads) for at, s in zip(placements, seconds, strict=True)
+    ]
     rows = {}
     for which, used in (("calibrated", []), ("rehearsed", points[:1])):
         latency = rehearsed.latency(used, header, speed, cards)
@@ -211,7 +212,9 @@ def batches(folder: Path, rounds: int = 9) -> dict[str, Any]:
     header, results = header_of(file), {}
     alone = [Placement(), Placement()]
     with rpc_worker(THREADS) as (endpoint, _):
-        speed = machine_profile.measure(folder / "machine", machine_profile.Spec(THREADS, (endpoint,)))
+        speed = machine_profile.measure_machine(
+            folder / "machine", machine_profile.MachineProfileJob(THREADS, (endpoint,))
+        )
         results["cpu"] = compared(header, alone, timed(file, alone, (), rounds), speed)
         layers = header.layers
         for name, count, known in (("half of", BLOCKS // 2, BLOCKS), ("all", BLOCKS, 0)):

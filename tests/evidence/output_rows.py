@@ -34,7 +34,7 @@ def measured(path: Path, repetitions: int) -> dict[str, dict[str, object]]:
     with ExitStack() as stack:
         model = stack.enter_context(Model(path, Placement()))
         with mock.patch.object(params, "_OUTPUTS", 1):
-            made = {count: Context(model, ContextOptions(1024, width=count, threads=2)) for count in OUTPUTS}
+            made = {count: Context(model, ContextOptions(1024, max_outputs=count, threads=2)) for count in OUTPUTS}
         for one in made.values():
             stack.enter_context(closing(one))
             one.decode([1] * max(BATCHES), 1)

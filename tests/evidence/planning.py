@@ -12,13 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import shapes
 from common import save
-from server import serving
 
 from ggufspec.bench.statistics import spread
+from tests.support import shapes
+from tests.support.server import serving
 
 GOAL_S, FIRST_GOAL_S, GOAL_BYTES, RUNS = 1.0, 3.0, 12e6, 15
 CARD = ("--gpu", "RTX 4090", "-c", "4096")

@@ -32,12 +32,12 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware.backends import backend_of
 from ggufspec.hardware.cards import find_card
-from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement
+from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning import catalogue, plan, search, speed
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import PRIOR_ACCEPTANCE
-from ggufspec.planning.memory import HOST, Bytes, Request
+from ggufspec.planning.memory import HOST, DeviceBytes, MemoryRequest
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, MeasuredToken, corrected, expected_tokens, pass_s
 from ggufspec.settings.table import OPTIONS, Settings
 
@@ -292,14 +292,14 @@ def host_bytes_per_s(named: str) -> float:
     return int(match[1]) * 1e6 * int(match[2]) * 8
 
 
-def cores_of(source: str, note: str) -> catalogue.Cores:
+def cores_of(source: str, note: str) -> catalogue.CpuCores:
     """As far as they were named: six of an i7-8700; of laptops as many, at a server's clock, which are guesses."""
     if "laptop" in note:
-        return catalogue.Cores(6, is_desktop=False)
-    return catalogue.Cores(6) if source == "inventivehq" else catalogue.Cores()
+        return catalogue.CpuCores(6, is_desktop=False)
+    return catalogue.CpuCores(6) if source == "inventivehq" else catalogue.CpuCores()
 
 
-def machine_of(card: str, host: str, cores: catalogue.Cores | None = None) -> MachineProfile:
+def machine_of(card: str, host: str, cores: catalogue.CpuCores | None = None) -> MachineProfile:
     known = catalogue.from_catalogue([find_card(card)] if card else [], [CARD] if card else [])
     if not host:
         return known
@@ -347,11 +347,11 @@ def memory(rows: Sequence[Row], folder: Path) -> list[dict[str, Any]]:
         for row in rows:
             if row.vram_mib is None or row.cpu_moe == "fit":
                 continue
-            options = replace(row.options, width=4, ctx_size=row.context - 64, swa_full=False)
-            request = Request(row.header, row.file, row.placement, options)
+            options = replace(row.options, max_outputs=4, ctx_size=row.context - 64, swa_full=False)
+            request = MemoryRequest(row.header, row.file, row.placement, options)
             answer = dry_runs([request])[0]
             assert not isinstance(answer, str), answer
-            used = answer[CARD] + Bytes(overhead=backend_of(row.backend).overhead_bytes)
+            used = answer[CARD] + DeviceBytes(overhead=backend_of(row.backend).overhead_bytes)
             predicted = used.total / 2**20
             found.append(
                 {**row.described(), "measured": row.vram_mib, "predicted": predicted, "error": predicted - row.vram_mib}
@@ -383,13 +383,13 @@ def verdicts(folder: Path) -> list[dict[str, Any]]:
             gpu_layers=layers,
             gpu_layers_draft=-1,
             draft_max=length or None,
-            op_offload_min_batch=STREAM_WIDTH,  # as everybody has it
+            op_offload_min_batch=OP_OFFLOAD_MIN_BATCH,  # as everybody has it
             load_mode="auto",
         )
         request = plan_request(target, draft, options, chance, wanted)
         size = int(float(line["vram_gib"]) * 2**30)
-        machine = plan.Machine(
-            (plan.Card(CARD, line["card"], size, size, backend_of(line["backend"]).overhead_bytes),),
+        machine = plan.PlanMachine(
+            (plan.OffloadDevice(CARD, line["card"], size, size, backend_of(line["backend"]).overhead_bytes),),
             64 * 2**30,
             0,
             machine_of(line["card"], line["host"], cores_of("", line["note"])),
@@ -398,7 +398,7 @@ def verdicts(folder: Path) -> list[dict[str, Any]]:
         note, predicted = "", None
         with DryRuns({CARD: line["card"]}, simulated=True, rpc=(), folder=folder) as dry_runs:
             try:
-                made = search.make_plan(request, machine, dry_runs)
+                made = search.search_plan(request, machine, dry_runs)
             except GgufspecError as error:
                 note = error.message
             else:
@@ -476,7 +476,7 @@ def page(results: dict[str, Any]) -> str:
         "",
         "## Is speculation worth it?",
         "",
-        "Speed with the draft ÷ speed without it, at the draft length given; 1.02 and less counts as not worth it.",
+        "Speed with the draft ÷ speed without it, at the given draft length; 1.02 or less counts as not worth it.",
         "",
     ]
     lines += ["| row | card | target | draft | length | accepted | measured | predicted | |", "|" + " --- |" * 9]
@@ -485,7 +485,7 @@ def page(results: dict[str, Any]) -> str:
         sign = "" if row["right"] else "**wrong sign**"
         cells = (row["id"], row["card"], row["model"], row["draft"], row["draft_max"] or "–", row["accepted"] or "–")
         lines.append("| " + " | ".join((*cells, f"{row['measured']:.2f}", predicted, sign)) + " |")
-    lines += ["", "## Memory", "", "MiB on the card, as llama-server reserves them.", ""]
+    lines += ["", "## Memory", "", "MiB that llama-server reserves on the card.", ""]
     lines += [
         "| row | card | target | layers | context | cache | measured | predicted | error | |",
         "|" + " --- |" * 10,
@@ -499,7 +499,7 @@ def page(results: dict[str, Any]) -> str:
         "",
         "## Partly in RAM",
         "",
-        "Tokens/s, predicted from the RAM's data sheet, and from one other measurement on the same machine.",
+        "Tokens/s, predicted from the RAM's data sheet and from one other measurement on the same machine.",
         "",
     ]
     lines += [
@@ -531,9 +531,9 @@ def page(results: dict[str, Any]) -> str:
 def _words(found: dict[str, Any], verdicts: list[dict[str, Any]]) -> dict[str, str]:
     def of(name: str) -> str:
         one = found[name]
-        return f"{one['median']:.0%} in the median, {one['four of five']:.0%} in four of five, {one['rows']} rows"
+        return f"median error {one['median']:.0%}, four of five within {one['four of five']:.0%}, {one['rows']} rows"
 
-    one, signs = found["memory_mib"], found["signs"]
+    one, right, rows = found["memory_mib"], found["signs"]["all_right"], found["signs"]["all_rows"]
     lost = [row["right"] for row in verdicts if row["measured"] <= EVEN]
     gains = [abs(row["predicted"] / row["measured"] - 1) for row in verdicts if row["predicted"]]
     return {
@@ -541,43 +541,44 @@ def _words(found: dict[str, Any], verdicts: list[dict[str, Any]]) -> dict[str, s
         "card": of("speed without the card"),
         "sheet": of("partial, by data sheet"),
         "point": of("partial, one point"),
-        "memory": f"{one['median']:.0f} MiB in the median, {one['four of five']:.0f} in four of five, "
+        "memory": f"median error {one['median']:.0f} MiB, four of five within {one['four of five']:.0f} MiB, "
         f"{one['rows']} rows",
-        "signs": f"right for {signs['all_right']} of {signs['all_rows']} pairs; {signs['all_rows'] - len(lost)} of "
-        f"these were faster with the draft, and of the other {len(lost)} it foresaw {sum(lost)}",
-        "gain": f"{median(gains):.0%} off in the median",
+        "signs": f"right for {right} of {rows} pairs: for {right - sum(lost)} of the {rows - len(lost)} that were "
+        f"faster with the draft, and for {sum(lost)} of the {len(lost)} that were not",
+        "gain": f"{median(gains):.0%}",
     }
 
 
 _TOP = """# Predictions against what others published
 
-How far may a plan for a card that you do not have be from what you will measure on it? Here its predictions are
-compared with public measurements. Builds, power limits and clocks differ: the same file on the same card was
-published at 31.9 to 43.9 tokens/s, so no prediction can be right for every row. `tests/evidence/published.py` makes
-this page. Its rows and their sources are in `tests/evidence/published.csv` and `published_pairs.csv`, the figures
-in `docs/evidence/published.json`.
+How far may a plan for a card that you do not have be from what you will measure on it? This page compares such
+plans with public measurements. Builds, power limits and clocks differ: the same file on the same card was published
+at 31.9 to 43.9 tokens/s, so no prediction can be right for every row. `tests/evidence/published.py` generates this
+page. Its rows and their sources are in `tests/evidence/published.csv` and `published_pairs.csv`, the figures in
+`docs/evidence/published.json`.
 
-- **Speed of the target alone, whole on the card**: {speed}; each row is predicted by constants that were fitted
-  without it. Without any row of the same card: {card}.
-- **Partly in RAM**: from the RAM's data sheet {sheet}; from one other measurement on the same machine {point}.
+- **Target-only speed, fully on the GPU**: {speed}; each row is predicted with constants that were fitted
+  without it. With constants fitted without any row for the same card: {card}.
+- **Partly in RAM**: predicted from the RAM's data sheet: {sheet}; from one other measurement
+  on the same machine: {point}.
 - **Memory**: {memory}.
-- **Is the draft worth it?** The answer is {signs}. The size of the gain is {gain}.
+- **Is the draft worth it?** The answer is {signs}. The predicted speedup has a median error of {gain}.
 
-Fitted constants: the share of its bandwidth that an architecture reaches with Q4_K weights, the fixed cost of a
-block, the cost of other weight types relative to Q4_K, and the additional launches of mixtures of experts and
-recurrent blocks. Everything else comes from the file's header, the card's data sheet and llama.cpp's own count of
-bytes.
+The fitted constants are the share of its bandwidth that an architecture reaches with Q4_K weights, the fixed cost per
+block, the cost of other weight types relative to Q4_K, and the additional kernel launches for mixture-of-experts and
+recurrent blocks. Everything else comes from the file's header, the card's data sheet and llama.cpp's own memory
+figures.
 
-Where it is wrong:
+Known errors:
 
-- A20 and B24, drafts for Qwen3.6-35B-A3B: a hybrid model, for which llama.cpp took tokens back by decoding them
-  again. It lost even at 100 % acceptance: three tokens took about 2.9 times as long as one. CUDA has other kernels
-  for the experts of a batch; their cost is known from one other mixture (GLM-4.5-Air) and explains half of that.
-- MTP on Qwen3.8-27B is predicted a fifth faster than measured: the batch latencies are those of a dense 8B.
-- The RTX 5090 and the RTX PRO 3000 (Q4 to Q6, Q15) use 540 to 930 MiB more than a plan says. What else was on the
-  card was not published; two of them ran Windows with a desktop.
-- The host of a laptop (B13, Q15) is taken for six fast cores.
-- Pascal unpacks Q2_K and Q3_K far more slowly than other cards; there is only one row of an Arc.
+- A20 and B24 are drafts for Qwen3.6-35B-A3B, a hybrid model that llama.cpp rolled back by decoding again. The draft
+  lost even at 100 % acceptance: three tokens took about 2.9 times as long as one. CUDA uses other kernels for the
+  experts of a batch; their cost is known from only one other model (GLM-4.5-Air) and explains half of the difference.
+- MTP on Qwen3.8-27B is predicted to be a fifth too fast, because its batch latencies are from a dense 8B model.
+- The RTX 5090 and the RTX PRO 3000 (Q4 to Q6, Q15) use 540 to 930 MiB more than a plan says. The sources do not
+  say what else was using the card; two of them ran Windows with a desktop.
+- The laptops (B13, Q15) are assumed to have six fast cores.
+- Pascal unpacks Q2_K and Q3_K far more slowly than other cards. Only one row is for an Intel Arc.
 """
 
 

@@ -13,8 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
-from shapes import (
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from ggufspec.llamacpp.quantize import run_dry
+from ggufspec.models.header import ModelHeader
+from ggufspec.models.headers import read_headers
+from tests.support.shapes import (
     SANDWICH,
     Dims,
     Experts,
@@ -31,10 +34,6 @@ from shapes import (
     vectors,
     write,
 )
-
-from ggufspec.llamacpp.quantize import run_dry
-from ggufspec.models.header import ModelHeader
-from ggufspec.models.headers import read_headers
 
 HEADER_BYTES = 8_000_000  # of a file is its vocabulary, about
 

@@ -181,9 +181,9 @@ class Servers:
         if self._child is None:
             self._make_room()
             self._child = child.Session()
-            self._child.open(session.__name__, session.Spec(self.target, self.draft, options), session.Ready)
+            self._child.open(session.__name__, session.ChatJob(self.target, self.draft, options), session.ChatReady)
         system, question = (message["content"] for message in MESSAGES[TASKS[index]])
-        request = session.Request(
+        request = session.ChatRequest(
             Conversation(system).ask(question),
             options=replace(options, drafters=("draft",), draft_policy="fixed", draft_max=length),
             sampling=Sampling(temperature=0),
@@ -197,7 +197,7 @@ class Servers:
                 first_s.append(time.perf_counter() - began)
 
         began = time.perf_counter()
-        reply = self._child.ask(request, session.Reply, on_event=on_event)
+        reply = self._child.ask(request, session.ChatReply, on_event=on_event)
         total_s, took = time.perf_counter() - began, reply.statistics
         assert took is not None
         return Answer(

@@ -20,13 +20,13 @@ from typing import Any
 from common import grown_targets, save
 from speed_prediction import worker
 
-from ggufspec.bench.batch_timing import Part, Result, Spec, measure
+from ggufspec.bench.batch_timing import BatchTimingJob, BatchTimingResult, ModelToTime, time_batches
 from ggufspec.bench.statistics import paired_ratios
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import dummy_weights as dummy
 from ggufspec.models.headers import read_headers
 
-WIDTHS = (*range(1, 9), 12, 16)
+BATCH_SIZES = (*range(1, 9), 12, 16)
 GOALS = {"tokens_per_s": 0.10, "batch_s": 0.15}
 LAYERS = (0, 8, 17)  # on a worker, of 17
 
@@ -44,20 +44,20 @@ def files_of(real: Path, folder: Path) -> tuple[dict[str, Path], dict[str, Any]]
     (known,) = read_headers([real], folder / "headers")
     files, took = {"real": real}, {"header_bytes_read": known.bytes_read, "size_bytes": known.header.size_bytes}
     (folder / "holes").mkdir()
-    made = dummy.make(known, folder / "holes")
+    made = dummy.make_dummy(known, folder / "holes")
     return files | {"holes": made.path}, took | {"holes_disk_bytes": made.disk_bytes}
 
 
 def timed(files: dict[str, Path], threads: int, rounds: int, depth: int) -> list[dict[str, Any]]:
     """Seconds by width of each file, once per process."""
-    context = ContextOptions(ctx_size=depth + max(WIDTHS), width=max(WIDTHS), threads=threads)
+    context = ContextOptions(ctx_size=depth + max(BATCH_SIZES), max_outputs=max(BATCH_SIZES), threads=threads)
     names, found = list(files), []
     for turn in range(len(names)):
         order = names[turn:] + names[:turn]
         for name in order:
             drop(files[name])
-        parts = tuple(Part(files[name], Placement(), context, WIDTHS) for name in order)
-        result = measure(Spec(parts, depth, rounds, seconds=600.0))
+        parts = tuple(ModelToTime(files[name], Placement(), context, BATCH_SIZES) for name in order)
+        result = time_batches(BatchTimingJob(parts, depth, rounds, seconds=600.0))
         found.append(dict(zip(order, result.parts, strict=True)))
     return found
 
@@ -65,22 +65,22 @@ def timed(files: dict[str, Path], threads: int, rounds: int, depth: int) -> list
 def ratios(runs: list[dict[str, Any]], name: str, other: str) -> dict[int, dict[str, Any]]:
     """Seconds of one file ÷ seconds of the other, by width."""
     found = {}
-    for width in WIDTHS:
-        pairs = [(run[name].seconds[width], run[other].seconds[width]) for run in runs]
+    for batch_size in BATCH_SIZES:
+        pairs = [(run[name].seconds[batch_size], run[other].seconds[batch_size]) for run in runs]
         figures = paired_ratios([s for a, _ in pairs for s in a], [s for _, b in pairs for s in b])
-        found[width] = {"median": figures.median, "ci95": figures.ci95}
+        found[batch_size] = {"median": figures.median, "ci95": figures.ci95}
     return found
 
 
 def devices(files: dict[str, Path], threads: int) -> list[dict[str, Any]]:
     """Bytes on each device, some layers on an RPC worker."""
-    context, found = ContextOptions(ctx_size=2048, width=8, threads=threads), []
+    context, found = ContextOptions(ctx_size=2048, max_outputs=8, threads=threads), []
     with worker(1) as endpoint:
         for layers in LAYERS:
             used = {}
             for name in ("real", "holes"):
-                part = Part(files[name], Placement(layers), context, (1,))
-                result: Result = measure(Spec((part,), depth=1, rounds=1, rpc=(endpoint,)))
+                part = ModelToTime(files[name], Placement(layers), context, (1,))
+                result: BatchTimingResult = time_batches(BatchTimingJob((part,), depth=1, rounds=1, rpc=(endpoint,)))
                 used[name] = result.parts[0].bytes
             found.append({"gpu_layers": layers, **used, "equal": used["real"] == used["holes"]})
     return found
@@ -103,7 +103,7 @@ def main() -> None:
             runs = timed(files, arguments.t, arguments.r, arguments.d)
             against_real = ratios(runs, "holes", "real")
             placed = devices(files, arguments.t)
-        worst = max(abs(figures["median"] - 1) for width, figures in against_real.items() if width <= 8)
+        worst = max(abs(figures["median"] - 1) for batch_size, figures in against_real.items() if batch_size <= 8)
         case = {
             "target": kind,
             "load_average": {"before": load_before, "after": os.getloadavg()},
@@ -123,11 +123,11 @@ def main() -> None:
         )
         cases.append(case)
         print(f"{kind}: goals met: {case['goals_met']}; bytes equal: {case['bytes_equal']}")
-        for width in WIDTHS:
-            ms = 1e3 * median(s for run in runs for s in run["real"].seconds[width])
-            a = against_real[width]
+        for batch_size in BATCH_SIZES:
+            ms = 1e3 * median(s for run in runs for s in run["real"].seconds[batch_size])
+            a = against_real[batch_size]
             print(
-                f"  T({width:2}) real {ms:7.1f} ms; holes ÷ real {a['median']:.3f} "
+                f"  T({batch_size:2}) real {ms:7.1f} ms; holes ÷ real {a['median']:.3f} "
                 f"({a['ci95'][0]:.3f} to {a['ci95'][1]:.3f})",
                 flush=True,
             )

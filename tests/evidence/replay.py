@@ -32,18 +32,19 @@ from common import ROOT, save
 from replay_prompts import PROMPTS
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
-from ggufspec.decoding.drafters.base import Candidate, Drafter, ShadowEvaluation
+from ggufspec.decoding.drafters.base import DraftCandidate, Drafter, ShadowEvaluation
 from ggufspec.decoding.drafters.lookup import LookupDrafter
-from ggufspec.decoding.loop import drive, rounds
+from ggufspec.decoding.loop import rounds
 from ggufspec.decoding.options import ROWS
-from ggufspec.decoding.policy.adaptive import Adaptive, Trials
+from ggufspec.decoding.policy.adaptive import AdaptivePolicy, ExplorationCosts
 from ggufspec.decoding.policy.backoff import BackOff
-from ggufspec.decoding.policy.base import Policy
+from ggufspec.decoding.policy.base import DraftPolicy
 from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken
+from tests.support.driving import decode_rounds
 
 TRACE = Path(__file__).with_name("traces") / "qwen2.5-coder.json"
 MODELS = ROOT / ".cache" / "real-models"
@@ -200,13 +201,13 @@ class Known:
     name, lossless, may_trim = "exact", True, True
     vocab_size, capacity, length = NOTHING + 1, 2**30, 0
 
-    def __init__(self, tokens: Sequence[int], by_width: dict[int, float], clock: Time) -> None:
-        self._tokens, self._by_width, self._clock = tokens, by_width, clock
+    def __init__(self, tokens: Sequence[int], by_batch_size: dict[int, float], clock: Time) -> None:
+        self._tokens, self._by_batch_size, self._clock = tokens, by_batch_size, clock
         self._last = 1
 
-    def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Any:  # noqa: ARG002
-        self._clock.spend(self._by_width[width] + (SWITCH_S if width != self._last else 0.0))
-        self._last = width
+    def decode(self, tokens: Sequence[int], outputs: int, batch_size: int = 0) -> Any:  # noqa: ARG002
+        self._clock.spend(self._by_batch_size[batch_size] + (SWITCH_S if batch_size != self._last else 0.0))
+        self._last = batch_size
 
     def verify(self, rows: Any, proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:  # noqa: ARG002
         came = self._tokens[position : position + len(proposals) + 1]
@@ -226,9 +227,9 @@ class Chains:
 
     name, failure = "draft", ""
 
-    def __init__(self, text: Text, by_width: dict[int, float], clock: Time, *, more: int, hopeless: bool) -> None:
+    def __init__(self, text: Text, by_batch_size: dict[int, float], clock: Time, *, more: int, hopeless: bool) -> None:
         self._text, self._tokens, self._prompt = text, text.tokens, len(text.prompt)
-        self._widths, self._clock = by_width, clock
+        self._batch_sizes, self._clock = by_batch_size, clock
         self._more, self._hopeless = more, hopeless
         self._read = 0
         self._window = self._prompt  # tokens of the prompt that it has read
@@ -239,7 +240,7 @@ class Chains:
     def pending(self, length: int) -> int:
         return length - self._read + (0 if self._read else self._more)
 
-    def propose(self, text: Sequence[int], rule: Any) -> Candidate | None:  # noqa: ARG002
+    def propose(self, text: Sequence[int], rule: Any) -> DraftCandidate | None:  # noqa: ARG002
         self._take(len(text))
         here = len(text) - self._prompt
         wrong = next(
@@ -250,9 +251,9 @@ class Chains:
             chain, drafted = self._chain(place), text[place + self._prompt :]
             if len(chain) > len(drafted) and [token for token, _ in chain[: len(drafted)]] == list(drafted):
                 token, sure = chain[len(drafted)]
-                return Candidate(sure, partial(DraftToken, NOTHING if self._is_wrong(here) else token))
+                return DraftCandidate(sure, partial(DraftToken, NOTHING if self._is_wrong(here) else token))
         chain = self._chain(here)
-        return Candidate(chain[0][1], partial(DraftToken, NOTHING)) if chain else None
+        return DraftCandidate(chain[0][1], partial(DraftToken, NOTHING)) if chain else None
 
     def catch_up(self, text: Sequence[int], rule: Any, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002
         end, known = len(text) - 1, list[ShadowEvaluation]()
@@ -275,8 +276,8 @@ class Chains:
 
     def time_token(self, text: Sequence[int], clock: Time) -> float:  # noqa: ARG002
         began = clock()
-        clock.spend(self._widths[1])
-        clock.spend(self._widths[1])
+        clock.spend(self._batch_sizes[1])
+        clock.spend(self._batch_sizes[1])
         return (clock() - began) / 2
 
     def commit(self, length: int) -> None:
@@ -294,13 +295,13 @@ class Chains:
 
     def _take(self, end: int) -> None:
         count = end - self._read + (0 if self._read else self._more)
-        known = [*self._widths]
+        known = [*self._batch_sizes]
         more = max(1.0, count / known[-1])
-        self._clock.spend(float(np.interp(count, known, [*self._widths.values()])) * more)
+        self._clock.spend(float(np.interp(count, known, [*self._batch_sizes.values()])) * more)
         self._read = end
 
 
-class Paid(Adaptive):
+class Paid(AdaptivePolicy):
     """The policy, whose decisions take as long as they do beside real models."""
 
     def __init__(self, clock: Time, deciding_s: float, *args: Any) -> None:
@@ -324,13 +325,15 @@ class Pair:
     def __post_init__(self) -> None:
         self.clock, wrong = Time(self.seed), random.Random(f"{self.seed} latencies")
 
-        def model(by_width: dict[int, float], widths: Sequence[int], **more: Any) -> LatencyModel:
-            points = {width: by_width[width] * math.exp(wrong.gauss(0, WRONG)) for width in widths}
+        def model(by_batch_size: dict[int, float], batch_sizes: Sequence[int], **more: Any) -> LatencyModel:
+            points = {
+                batch_size: by_batch_size[batch_size] * math.exp(wrong.gauss(0, WRONG)) for batch_size in batch_sizes
+            }
             return LatencyModel(points, limit=16, **more)
 
         self.target = model(self.target_s, TIMED, switch_s=SWITCH_S)
         self.draft = DraftLatency(model(self.draft_s, (1, 2, 4, 8, 16)), self.target)
-        self.lasting = dict[str, AcceptanceEstimator](), BackOff(), Trials()
+        self.lasting = dict[str, AcceptanceEstimator](), BackOff(), ExplorationCosts()
 
     def answer(self, text: Text, way: str, *, more: int = 0, hopeless: bool = False) -> float:
         """Tokens per second of one answer, the prompt included."""
@@ -342,7 +345,7 @@ class Pair:
             drafters.append(Chains(text, self.draft_s, clock, more=more, hopeless=hopeless))
         if name in ("lookup", "both"):
             drafters.append(LookupDrafter())
-        policy = Policy()
+        policy = DraftPolicy()
         if drafters and not length:
             deciding_s = sum(DECIDING_S[drafter.name] for drafter in drafters)
             drafts = {} if name == "lookup" else {"draft": self.draft}
@@ -362,11 +365,11 @@ class Pair:
             drafters=drafters,
             policy=policy,
             draft_max=int(length[0]) if length else 15,
-            width=(lambda count: count) if length or not drafters else self.target.width,
+            batch_size=(lambda count: count) if length or not drafters else self.target.batch_size,
             clock=clock,
         )
-        for round_ in drive(known, steps):  # type: ignore[arg-type]
-            clock.now += PLAIN_S if round_.width else 0.0
+        for round_ in decode_rounds(known, steps):  # type: ignore[arg-type]
+            clock.now += PLAIN_S if round_.batch_size else 0.0
         return len(text.answer) / (clock.now - began)
 
 
@@ -387,8 +390,8 @@ def stitched(texts: dict[str, Text], first: int, tokens: int) -> Text:
 def cell(texts: dict[str, Text], target: str, ratio: float, more: int, tokens: int, way: str) -> dict[str, Any]:
     """Ratios of the first and the second answer of a session, by prompt."""
     points = TARGETS[target]
-    target_s = {width: float(np.interp(width, [*points], [*points.values()])) for width in range(1, 17)}
-    draft_s = {width: seconds * target_s[1] / ratio for width, seconds in DRAFT.items()}
+    target_s = {batch_size: float(np.interp(batch_size, [*points], [*points.values()])) for batch_size in range(1, 17)}
+    draft_s = {batch_size: seconds * target_s[1] / ratio for batch_size, seconds in DRAFT.items()}
     found: dict[str, dict[str, float]] = {name: {} for name in ("first", "second", "hopeless first", "hopeless second")}
     gains = []
     for index, name in enumerate(texts):

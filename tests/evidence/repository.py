@@ -14,15 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import repositories
 from common import save
-from server import serving
 
 from ggufspec.bench.statistics import spread
 from ggufspec.hardware import host
 from ggufspec.models.headers import read_headers
+from tests.support import repositories
+from tests.support.server import serving
 
 GOAL_S, FIRST_GOAL_S, GOAL_BYTES = 1.0, 5.0, 60e6
 FIRST_RUNS, RUNS = 3, 9

@@ -35,16 +35,16 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
 from lab.rollback import Costs, best, break_even
 
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
-import random_weights
-import shapes
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 from common import save
-from shapes import Dims, Label, Ssm
+
+from tests.support import random_weights, shapes
+from tests.support.shapes import Dims, Label, Ssm
 
 DRAFT_MAX = 15
 DEPTH = 256
 REPEATS = 9
-WIDTHS = (1, 2, 3, 5, 8, 12, 16)
+BATCH_SIZES = (1, 2, 3, 5, 8, 12, 16)
 SHAPES = (
     shapes.pure_mamba(
         Label("mamba-130m", "recurrent", "mamba", "Q8_0"), Dims(24, 768, 0, 0, 0, 50280), Ssm(1536, 16, 48)
@@ -89,21 +89,21 @@ def start(context: Context) -> None:
         context.decode(tokens(DEPTH), 0)
 
 
-def batch(context: Context, width: int) -> float:
+def batch(context: Context, batch_size: int) -> float:
     """Seconds of a verification whose tokens all stay."""
     start(context)
     context.rewind(context.length)
-    return timed(lambda: context.decode(tokens(width), width))
+    return timed(lambda: context.decode(tokens(batch_size), batch_size))
 
 
-def after_rejection(context: Context, width: int, again: int) -> float:
+def after_rejection(context: Context, batch_size: int, again: int) -> float:
     """Seconds of a verification after one of which ``again`` tokens were kept."""
     start(context)
     context.rewind(context.length)
     length = context.length
-    context.decode(tokens(width), width)
+    context.decode(tokens(batch_size), batch_size)
     context.rewind(length + again)
-    return timed(lambda: context.decode(tokens(width), width))
+    return timed(lambda: context.decode(tokens(batch_size), batch_size))
 
 
 def host_checkpoint(context: Context) -> tuple[float, float]:
@@ -119,10 +119,10 @@ def host_checkpoint(context: Context) -> tuple[float, float]:
 
 def measure(model: Model, by: str, threads: int) -> dict[str, Any]:
     """All figures of one way to go back."""
-    width = DRAFT_MAX + 1
-    options = ContextOptions(4 * DEPTH, width, threads, rewind=DRAFT_MAX, rewind_by=by)
+    batch_size = DRAFT_MAX + 1
+    options = ContextOptions(4 * DEPTH, batch_size, threads, rewind=DRAFT_MAX, rewind_by=by)
     with (
-        closing(Context(model, ContextOptions(4 * DEPTH, width, threads))) as plain,
+        closing(Context(model, ContextOptions(4 * DEPTH, batch_size, threads))) as plain,
         closing(Context(model, options)) as context,
     ):
         kind = context.rewind_kind
@@ -130,7 +130,7 @@ def measure(model: Model, by: str, threads: int) -> dict[str, Any]:
         actions: dict[str, Callable[[], float]] = {
             "plain 1": lambda: batch(plain, 1),
             "plain 5": lambda: batch(plain, 5),
-            **{f"T({n})": lambda n=n: batch(context, n) for n in WIDTHS},
+            **{f"T({n})": lambda n=n: batch(context, n) for n in BATCH_SIZES},
         }
         if kind == "checkpoint":
             actions |= {f"again {n}, then 5": lambda n=n: after_rejection(context, 5, n) for n in range(5)}
@@ -141,9 +141,9 @@ def measure(model: Model, by: str, threads: int) -> dict[str, Any]:
         middle = {name: statistics.median(values) for name, values in samples.items()}
 
         def batch_s(count: int) -> float:
-            return float(np.interp(count, WIDTHS, [middle[f"T({n})"] for n in WIDTHS])) + max(0, count - width) * (
-                middle[f"T({width})"] / width
-            )
+            return float(np.interp(count, BATCH_SIZES, [middle[f"T({n})"] for n in BATCH_SIZES])) + max(
+                0, count - batch_size
+            ) * (middle[f"T({batch_size})"] / batch_size)
 
         restore_s = max(0.0, middle["again 0, then 5"] - middle["T(5)"]) if kind == "checkpoint" else 0.0
         free = Costs(batch_s, 0.0, kind == "checkpoint", restore_s=restore_s)

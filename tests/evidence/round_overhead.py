@@ -95,7 +95,7 @@ def decoder_rounds(answer: Any, library: TimedLibrary, before: float) -> int | N
     return None
 
 
-def undrafted() -> list[dict[str, Any]]:
+def target_only() -> list[dict[str, Any]]:
     """Seconds outside the target of rounds without a draft, by drafters."""
     samples: dict[str, list[float]] = {way: [] for way in UNDRAFTED}
     tokens_s: dict[str, list[float]] = {way: [] for way in UNDRAFTED}
@@ -116,7 +116,7 @@ def undrafted() -> list[dict[str, Any]]:
                 decoder = decoders[way]
                 for _ in decoder.generate(prompt, max_tokens=96, sampling=Sampling(temperature=1.6, seed=number)):
                     pass
-                done = [one for one in decoder.rounds if one.width]
+                done = [one for one in decoder.rounds if one.batch_size]
                 if number and done:
                     samples[way] += [one.total_s - one.verify_s for one in done if not one.drafted]
                     tokens_s[way].append(sum(one.total_s for one in done) / sum(len(one.emitted) for one in done))
@@ -142,8 +142,8 @@ def main() -> None:
     pairs = {
         4096: (target, draft),
         128256: tuple(
-            expanded(path, f"{path.stem}-128k", "--width", str(width), "--vocab", "128256")
-            for path, width in ((target, 352), (draft, 160))
+            expanded(path, f"{path.stem}-128k", "--width", str(batch_size), "--vocab", "128256")
+            for path, batch_size in ((target, 352), (draft, 160))
         ),
     }
     results = []
@@ -156,7 +156,7 @@ def main() -> None:
                 f"(95th percentile {figures['p95_s'] * 1e6:.0f}; goal {GOALS_S[vocabulary] * 1e6:.0f})",
                 flush=True,
             )
-    without = undrafted()
+    without = target_only()
     for one in without:
         print(
             f"without a draft, {one['drafters']:12} {one['mean_s'] * 1e6:5.0f} µs a round (median "

@@ -27,8 +27,8 @@ from ggufspec import chat_prompt, demo_pair
 from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp.model import Model
 
-sys.path.insert(0, str(ROOT / "tests" / "support"))
-from gguf_files import rewritten
+sys.path.insert(0, str(ROOT))
+from tests.support.gguf_files import rewritten
 
 FILES = (
     "SmolLM2-135M-Instruct.Q4_1.gguf",

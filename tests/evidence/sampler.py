@@ -149,8 +149,8 @@ def main() -> None:
     pairs = {
         4096: (target, draft),
         128256: tuple(
-            expanded(path, f"{path.stem}-128k", "--width", str(width), "--vocab", "128256")
-            for path, width in ((target, 352), (draft, 160))
+            expanded(path, f"{path.stem}-128k", "--width", str(batch_size), "--vocab", "128256")
+            for path, batch_size in ((target, 352), (draft, 160))
         ),
     }
     results, confidence_s = [], {}

@@ -60,7 +60,7 @@ def store(path: Path = selfcheck.STORED) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "F16.gguf"
-        selfcheck.make("F16", file)
+        selfcheck.make_models("F16", file)
         with Model(file) as model:
             tokens = model.tokenize(TEXT)[:TOKENS]
         found = figures(file, tokens)
@@ -106,8 +106,8 @@ def main() -> None:
         runs = [summary(checked(**variables)) for _ in range(RUNS if name == "this" else 1)]
         results[name] = runs[0] | {"seconds": [run["seconds"] for run in runs]}
     if arguments.damaged:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-        from damage import KINDS, library
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+        from tests.support.damage import KINDS, library
 
         with tempfile.TemporaryDirectory() as folder:
             for kind in (kind for kind in KINDS if ":" in kind):  # those that compute wrongly

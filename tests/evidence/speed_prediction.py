@@ -34,7 +34,7 @@ from common import grown_targets, save
 
 from ggufspec.bench.statistics import spread
 from ggufspec.llamacpp.devices import add_rpc_workers
-from ggufspec.llamacpp.gguf import parse
+from ggufspec.llamacpp.gguf import parse_header
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
@@ -76,7 +76,7 @@ def worker(threads: int) -> Iterator[str]:
 def read_header(path: Path) -> ModelHeader:
     """The header of a whole file."""
     with path.open("rb") as file:
-        return interpret(path.name, [parse(file.read(2**24))], path.stat().st_size)
+        return interpret(path.name, [parse_header(file.read(2**24))], path.stat().st_size)
 
 
 def turn(context: Context, tokens: int) -> float:
@@ -99,7 +99,7 @@ def measure(
         contexts = {}
         for count in layers:
             model = stack.enter_context(Model(path, Placement(count)))
-            options = ContextOptions(ctx_size=DEPTH + tokens, width=1, threads=threads)
+            options = ContextOptions(ctx_size=DEPTH + tokens, max_outputs=1, threads=threads)
             contexts[count] = stack.enter_context(closing(Context(model, options)))
             contexts[count].decode([7] * DEPTH, 0)
             turn(contexts[count], tokens)
@@ -112,7 +112,7 @@ def measure(
 
 def known_beforehand(machine: MachineProfile) -> dict[str, MachineProfile]:
     """The calibration, and the same where one of the devices was not measured."""
-    no_card = machine_profile.expected({CARD: None}, folder=Path("nothing"), threads=1)
+    no_card = machine_profile.expected_speeds({CARD: None}, folder=Path("nothing"), threads=1)
     return {
         "both measured": machine,
         "an unknown card": replace(machine, devices=machine.devices | {CARD: no_card.device(CARD)}),
@@ -158,8 +158,8 @@ def main() -> None:
         header = read_header(path)
         layers = sorted({round(header.layers * share / 4) for share in range(5)})
         with worker(worker_threads) as endpoint, tempfile.TemporaryDirectory() as folder:
-            spec = machine_profile.Spec(threads=threads, rpc=(endpoint,))
-            machine = machine_profile.measure(Path(folder), spec)
+            spec = machine_profile.MachineProfileJob(threads=threads, rpc=(endpoint,))
+            machine = machine_profile.measure_machine(Path(folder), spec)
             with multiprocessing.get_context("spawn").Pool(1) as child:  # a worker's devices stay with a process
                 samples = child.apply(measure, (path, endpoint, layers, threads, arguments.r, arguments.n))
         depth = DEPTH + arguments.n // 2

@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import simulator
 from common import save
+
+from tests.support import simulator
 
 SEEDS = (0, 7, 3)
 MACHINES = 64

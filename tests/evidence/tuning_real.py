@@ -15,31 +15,31 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common import save
-from processes import rpc_worker
 
-from ggufspec.api.options import machine
+from ggufspec.api.options import machine_to_plan_for
 from ggufspec.api.pairs import open_pair
 from ggufspec.api.plan import make_plan
 from ggufspec.bench.run_log import RunLog
 from ggufspec.bench.statistics import spread
-from ggufspec.bench.summary import speed
+from ggufspec.bench.summary import trial_speed
 from ggufspec.bench.trial import attempt
 from ggufspec.cli import inputs
 from ggufspec.settings.table import Settings
 from ggufspec.tune.experiment import experiment as tune_experiment
 from ggufspec.tune.experiment import without_tuned
-from ggufspec.tune.run import LOG, Experiment, Tuning
+from ggufspec.tune.run import LOG, TuneExperiment, Tuning
+from tests.support.processes import rpc_worker
 
 CARD_BYTES = 20_000_000  # the target's seven layers take more
 LEADERS, REPEATS = 8, 5
 
 
-def experiment(endpoint: str) -> Experiment:
+def experiment(endpoint: str) -> TuneExperiment:
     """The demo pair with 20 MB of a card, one thread."""
-    free = machine(Settings(rpc=(endpoint,)), 1).cards[0].free_bytes
+    free = machine_to_plan_for(Settings(rpc=(endpoint,)), 1).cards[0].free_bytes
     given = Settings(
         rpc=(endpoint,), headroom=str(free - CARD_BYTES), threads=1, flash_attn="on", predict=24, repetitions=3
     )
@@ -59,7 +59,7 @@ def main() -> None:
             one = made.space[index]
             draft = made.spec.draft if one.options.needs_draft else None
             found = attempt(replace(made.spec, options=one.options, draft=draft))
-            return speed(found.result) if found.result else 0.0
+            return trial_speed(found.result) if found.result else 0.0
 
         began, first = time.monotonic(), dict[int, float]()
         for index in range(len(made.space)):

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from texts import source_texts
 
 from ggufspec.models.profile import demo_pair
+from tests.support.texts import source_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 GROWN_SHAPE = ("--width", "512", "--layers", "12", "--heads", "8", "--kv-heads", "8", "--ffn", "1536")

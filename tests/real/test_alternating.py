@@ -17,12 +17,12 @@ PROMPTS = ("import os\n\ndef ", "The first thing that she saw was", "def add(a, 
 
 def test_a_child_gives_both_answers_in_segments(pair: tuple[Path, Path]) -> None:
     options = DecoderOptions(threads=1, ctx_size=512, strict=True)  # no near tie tells them apart
-    spec = trial.Spec(*pair, options, Sampling(), PROMPTS, 40)
-    with closing(trial.Load(spec)) as load:
+    spec = trial.TrialJob(*pair, options, Sampling(), PROMPTS, 40)
+    with closing(trial.ModelProcess(spec)) as load:
         assert load.ready.alternates
         for index, first in enumerate(("pair", "target", "pair")):
-            both = load.ask(trial.Request((index,), alternate=first))
-            whole = load.ask(trial.Request((index,), alone="target"))
+            both = load.ask(trial.TrialRequest((index,), alternate=first))
+            whole = load.ask(trial.TrialRequest((index,), alone="target"))
             (ours,), (theirs,), (alone,) = both.answers, both.target_only, whole.answers
             assert both.finished
             assert ours.tokens == theirs.tokens == alone.tokens
@@ -38,12 +38,12 @@ def test_a_child_gives_both_answers_in_segments(pair: tuple[Path, Path]) -> None
 
 def test_an_answer_may_end_before_its_policy_expects_it(pair: tuple[Path, Path]) -> None:
     """With a whole round, whether answers alternate or not; its first part is told apart."""
-    spec = trial.Spec(*pair, DecoderOptions(threads=1, ctx_size=512), Sampling(), PROMPTS, 200)
-    with closing(trial.Load(spec)) as load:
-        warm = load.ask(trial.Request(max_tokens=200, warm_up=True, most=24)).answers[0]
+    spec = trial.TrialJob(*pair, DecoderOptions(threads=1, ctx_size=512), Sampling(), PROMPTS, 200)
+    with closing(trial.ModelProcess(spec)) as load:
+        warm = load.ask(trial.TrialRequest(max_tokens=200, warm_up=True, most=24)).answers[0]
         assert 24 <= warm.statistics.tokens < 100
-        both = load.ask(trial.Request((1,), 200, alternate="pair", most=40))
-        whole = load.ask(trial.Request((1,), 200, most=40))
+        both = load.ask(trial.TrialRequest((1,), 200, alternate="pair", most=40))
+        whole = load.ask(trial.TrialRequest((1,), 200, most=40))
         for answer in (*both.answers, *both.target_only, *whole.answers):
             assert 40 <= answer.statistics.tokens == len(answer.tokens) < 120
             assert answer.statistics.stop_reason == ""

@@ -54,6 +54,24 @@ def test_a_target_alone_writes_everything(decoder: SpeculativeDecoder) -> None:
     assert {one.source for one in decoder.generate(PROMPT, max_tokens=8, alone="target")} == {"target"}
 
 
+@pytest.mark.parametrize("drafter", ["draft", "lookup"])
+def test_only_drafted_tokens_of_the_answer_count(pair: tuple[Path, Path], drafter: str) -> None:
+    """A stop text may end an answer within a draft."""
+    options = replace(OPTIONS, drafters=(drafter,), draft_max=8)
+    with SpeculativeDecoder(*map(str, pair), options=options) as decoder:
+        texts = [one.text for one in decoder.generate(PROMPT, max_tokens=48)]
+        whole, within = decoder.statistics, 0
+        for place in range(2, len(texts)):
+            written = list(decoder.generate(PROMPT, max_tokens=48, stop=("".join(texts[place - 2 : place + 1]),)))
+            found, last = decoder.statistics, decoder.rounds[-1]
+            assert found is not None
+            assert found.stop_reason in ("stop", whole.stop_reason)
+            assert sum(one.drafted for one in written) == found.accepted <= found.tokens == len(written)
+            assert sum(found.accepted_by_position) == found.accepted <= found.drafted == sum(found.drafted_by_position)
+            within += found.stop_reason == "stop" and len(last.emitted) == last.accepted > 0
+        assert within
+
+
 # How it ended.
 
 
@@ -109,9 +127,9 @@ class Counted:
             monkeypatch.setattr(context, "decode", self._counting(name, context.decode))
 
     def _counting(self, name: str, decode):  # type: ignore[no-untyped-def]
-        def counted(tokens, outputs, width=0):  # type: ignore[no-untyped-def]
+        def counted(tokens, outputs, batch_size=0):  # type: ignore[no-untyped-def]
             setattr(self, name, getattr(self, name) + len(tokens))
-            return decode(tokens, outputs, width)
+            return decode(tokens, outputs, batch_size)
 
         return counted
 
@@ -223,9 +241,9 @@ def test_after_a_failure_nothing_is_taken_from_the_cache(
     expected = answer(decoder)
     decode, calls = decoder._pair.target.decode, []
 
-    def failing(tokens, outputs, width=0):  # type: ignore[no-untyped-def]
+    def failing(tokens, outputs, batch_size=0):  # type: ignore[no-untyped-def]
         calls.append(tokens)
-        rows = decode(tokens, outputs, width)
+        rows = decode(tokens, outputs, batch_size)
         if len(calls) == 3:
             raise ModelError("broken", "")
         return rows
@@ -299,7 +317,7 @@ def test_a_corpus_for_the_lookup(decoder: SpeculativeDecoder, tmp_path: Path) ->
         ({"ctx_size": 4096}, "ctx_size cannot change while a pair is loaded"),
         ({"strict": True}, "strict cannot change"),
         ({"accept": "best"}, "no acceptance rule 'best'"),
-        ({"draft_max": 16}, "is longer than the pair was loaded for: 15"),
+        ({"draft_max": 16}, "is too long: the pair was loaded for up to 15"),
         ({"draft_max": 0}, "--draft-max 0 is out of range"),
         ({"drafters": ("nobody",)}, "no drafter 'nobody'"),
     ],
@@ -333,7 +351,7 @@ def test_a_setting_that_breaks_off_leaves_the_one_before_and_nothing_in_the_cach
 
 def test_a_target_that_was_loaded_alone_has_no_room_for_drafts(pair: tuple[Path, Path]) -> None:
     with SpeculativeDecoder(pair[0], None, OPTIONS) as decoder:
-        with pytest.raises(UsageError, match="loaded for: 0"):
+        with pytest.raises(UsageError, match="loaded for up to 0"):
             decoder.configure(drafters=("lookup",))
         with pytest.raises(UsageError, match="needs a draft model"):
             decoder.configure(drafters=("draft",))
@@ -413,10 +431,10 @@ def test_closing_while_another_thread_reads_a_prompt_is_refused(
     decoder = SpeculativeDecoder(*pair, OPTIONS)
     decode, reading, go_on = decoder._pair.target.decode, threading.Event(), threading.Event()
 
-    def waiting(tokens, outputs, width=0):  # type: ignore[no-untyped-def]
+    def waiting(tokens, outputs, batch_size=0):  # type: ignore[no-untyped-def]
         reading.set()
         assert go_on.wait(30)
-        return decode(tokens, outputs, width)
+        return decode(tokens, outputs, batch_size)
 
     monkeypatch.setattr(decoder._pair.target, "decode", waiting)
     found: list[int] = []

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Cli
-from serving import Server, serving
+
+from tests.support.processes import Cli
+from tests.support.serving import Server, serving
 
 pytestmark = pytest.mark.full
 

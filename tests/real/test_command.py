@@ -70,10 +70,10 @@ def test_a_seed_that_is_drawn_is_told_and_gives_the_text_again(cli):
     seeds = [document["settings"]["seed"] for document in documents]
     assert seeds[0] != seeds[1]
     assert documents[0]["tokens"] != documents[1]["tokens"]
-    assert f"-s {seeds[0]} gives the same again" in drawn[0].stderr
+    assert f"-s {seeds[0]} gives the same text again" in drawn[0].stderr
     again = cli(*hot, "--json", "-s", str(seeds[0]))
     assert again.document()["tokens"] == documents[0]["tokens"]
-    assert "gives the same again" not in again.stderr
+    assert "gives the same text again" not in again.stderr
     assert cli(*hot, "-q", "-s", "-1").stderr == ""
 
 
@@ -167,7 +167,7 @@ def test_bench_of_a_lookup(cli, pair):
     assert "n-gram lookup (4 tokens a round)" in done.stdout
     assert "draft-only" not in done.stdout
     assert "The same text with and without a draft: " in done.stdout
-    assert "No verdict from so few trials" in done.stdout
+    assert "No verdict" in done.stdout  # its reason depends on how steady the machine is
 
 
 # lossy rules

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import Cli
 from test_rpc import worker as rpc_worker
 
 from ggufspec.llamacpp import quantize
+from tests.support.processes import Cli
 
 worker = rpc_worker
 KINDS = ("F16", "Q8_0", "Q4_0")
@@ -23,7 +23,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 def drafts(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> list[Path]:
     folder = tmp_path_factory.mktemp("drafts")
     for kind in KINDS:
-        quantize.quantize(draft, folder / f"draft-{kind}.gguf", kind, 1, requantize=True)
+        quantize.write_quantised(draft, folder / f"draft-{kind}.gguf", kind, 1, requantize=True)
     return [folder / f"draft-{kind}.gguf" for kind in KINDS]
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from processes import PATIENCE_S, Cli, rpc_worker
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp.options import Placement
-from ggufspec.reports.export import ModelFile, Settings, export
+from ggufspec.reports.export import ExportSettings, ModelFile, export_for
 from ggufspec.schema import codec
+from tests.support.processes import PATIENCE_S, Cli, rpc_worker
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.full
@@ -111,8 +111,8 @@ def decoder_log(target: Path, draft: Path | None, endpoint: str, options: Decode
 def arguments(program: str, target: Path, draft: Path | None, endpoint: str, options: DecoderOptions) -> list[str]:
     """The exported command without the program's name."""
     small = ModelFile(str(draft)) if draft else None
-    settings = Settings(ModelFile(str(target)), small, options, rpc=(endpoint,), devices=("RPC0", "RPC1"))
-    return list(export(program, settings).arguments)[1:]
+    settings = ExportSettings(ModelFile(str(target)), small, options, rpc=(endpoint,), devices=("RPC0", "RPC1"))
+    return list(export_for(program, settings).arguments)[1:]
 
 
 def run(command: list[str | Path], folder: Path) -> str:

@@ -55,7 +55,7 @@ def answer(context, constraint, sampling, name="exact", chain=None, prompt="# a 
     while len(text) < start + limit:
         proposals = chain(rule, text) if chain else []
         drafted = [proposal.token for proposal in proposals]
-        rows = context.decode([text[-1], *drafted], outputs=len(drafted) + 1, width=WIDTH)
+        rows = context.decode([text[-1], *drafted], outputs=len(drafted) + 1, batch_size=WIDTH)
         verdict = rule.verify(rows, proposals, len(text))
         kept += verdict.accepted
         for token in verdict.emitted(drafted):
@@ -230,7 +230,7 @@ BAD = {
     'root ::= root "a" | "b"': "left recursion",
     'root ::= "x" | root': "left recursion",
     # what llama.cpp's parser does not survive
-    'root ::= "a"{3,2}': "{3,2} ends below its beginning",
+    'root ::= "a"{3,2}': "{3,2} has a maximum below its minimum",
     f"root ::= {'(' * 20_000}": "nests more than 1,000",
     'root ::= "a" <[5]>': "names a token",
     'root ::= "a" !<think>': "names a token",

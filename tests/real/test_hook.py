@@ -17,8 +17,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import random_weights
-import shapes
 from llama_cpp import Llama, LlamaRAMCache
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -26,6 +24,7 @@ from ggufspec import DraftModel
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.model import Context
 from ggufspec.models.profile import demo_pair
+from tests.support import random_weights, shapes
 
 TOKENS, N_CTX, N_BATCH = 24, 1536, 128
 PROMPT = "import os\nimport sys\n\n\ndef main("
@@ -178,7 +177,10 @@ def test_nothing_is_read_twice(pair, made, monkeypatch):
     monkeypatch.setattr(
         Context,
         "decode",
-        lambda self, tokens, outputs, width=0: (counts.append(len(tokens)), real(self, tokens, outputs, width))[1],
+        lambda self, tokens, outputs, batch_size=0: (
+            counts.append(len(tokens)),
+            real(self, tokens, outputs, batch_size),
+        )[1],
     )
     llama = made(pair[0])
     draft = DraftModel(pair[1], llama, threads=1, draft_policy="fixed", draft_max=4)
@@ -320,5 +322,5 @@ def test_a_draft_longer_than_a_batch_would_lose_logits(pair, made):
 def test_a_recurrent_target_is_refused(pair, made, tmp_path):
     """Its memory does not go back, which Llama.generate does not notice."""
     path = random_weights.write(tmp_path / "tiny-mamba.gguf", shapes.SHAPES["tiny-mamba"])
-    with pytest.raises(ModelError, match="cannot take tokens back"):
+    with pytest.raises(ModelError, match="cannot roll back tokens"):
         DraftModel(pair[1], made(path), threads=1)

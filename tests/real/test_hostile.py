@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hostile
 import pytest
+
+from tests.support import hostile
 
 
 @pytest.mark.full

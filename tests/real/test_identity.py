@@ -148,8 +148,8 @@ def test_divergences_of_the_default_mode_are_near_ties(pair, prompts, expanded, 
             alone = tuple(tokens(decoder, prompt, GREEDY, alone="target"))
             with_draft = tuple(tokens(decoder, prompt, GREEDY))
             if alone != with_draft:
-                cases.append(divergence.Case(i, prompt, alone, with_draft))
-    spec = divergence.Spec(target, options, tuple(cases))
+                cases.append(divergence.DivergenceCase(i, prompt, alone, with_draft))
+    spec = divergence.DivergenceJob(target, options, tuple(cases))
     found = divergence.run(spec, lambda event: None, threading.Event())
     assert len(found) == len(cases) <= 10
     assert all(d.explained and d.margin <= d.noise for d in found), found
@@ -160,8 +160,8 @@ def test_a_wrong_token_is_no_near_tie(pair, prompts):
     with SpeculativeDecoder(pair[0], None, replace(OPTIONS, strict=False)) as decoder:
         alone = tuple(tokens(decoder, prompts[50], GREEDY))
     wrong = (*alone[:10], (alone[10] + 1) % decoder.target.vocab_size, *alone[11:])
-    case = divergence.Case(0, prompts[50], alone, wrong)
-    found = divergence.run(divergence.Spec(pair[0], OPTIONS, (case,)), lambda event: None, threading.Event())
+    case = divergence.DivergenceCase(0, prompts[50], alone, wrong)
+    found = divergence.run(divergence.DivergenceJob(pair[0], OPTIONS, (case,)), lambda event: None, threading.Event())
     assert found[0].position == 10
     assert not found[0].explained
     assert np.isfinite(found[0].margin)

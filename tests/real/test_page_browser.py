@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import kept_results
 import pytest
-from browser import MARKS, launched
 from test_trace_page import made
 
-from ggufspec.reports.documents import parse
+from ggufspec.reports.documents import parse_document
 from ggufspec.reports.html.page import page as render_page
 from ggufspec.reports.html.page import render
-from ggufspec.reports.html.sections import report
-from ggufspec.reports.trace_page import render as render_trace
+from ggufspec.reports.html.sections import report_section
+from ggufspec.reports.trace_page import render_trace
+from tests.support import kept_results
+from tests.support.browser import MARKS, launched
 
 pytestmark = MARKS
 
@@ -84,7 +84,9 @@ def file(documents: list[dict], tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_every_plot_is_drawn_and_nothing_is_asked_for(chromium, file, documents, width, scheme):
     opened = Opened(chromium, file, width, scheme)
-    sections = [each for machine in report([parse(body) for body in documents]) for each in machine.sections]
+    sections = [
+        each for machine in report_section([parse_document(body) for body in documents]) for each in machine.sections
+    ]
     expected = [figure for each in sections for figure in each.figures]
     drawn = opened.look(DRAWN)
     assert [figure["name"] for figure in drawn] == [figure.name for figure in expected]

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import NOTE, WEATHER
-from peer_cases import Case, ChatCases, Message, as_request, schema_texts, tool
 
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.llamacpp.chat_library import Applied, ChatError, Templates
-from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
+from ggufspec.llamacpp.chat_library import AppliedTemplate, ChatError, CompiledTemplate
+from ggufspec.llamacpp.chat_template import ChatTemplate, TemplateOptions
 from ggufspec.llamacpp.grammar import compile_grammar, schema_to_grammar
 from ggufspec.llamacpp.model import Model
 from ggufspec.serve import session
-from ggufspec.serve.reading import Reading
+from ggufspec.serve.reading import AnswerReading
+from tests.support.chat_templates import NOTE, WEATHER
+from tests.support.peer_cases import Case, ChatCases, Message, as_request, schema_texts, tool
 
 pytestmark = pytest.mark.full
 
@@ -48,7 +48,7 @@ def templates(peer: Path) -> dict[str, str]:
 
 def test_answers_are_read_as_llama_cpp_reads_them(peer: Path, templates: dict[str, str]) -> None:
     """All but three, whose difference is of form: whole, letter by letter and cut in two."""
-    compiled = {name: Templates(source) for name, source in templates.items()}
+    compiled = {name: CompiledTemplate(source) for name, source in templates.items()}
     cases = ChatCases(peer).cases
     assert len(cases) >= 460
     wrong, cut = [], []
@@ -89,10 +89,10 @@ def asked(case: Case) -> dict[str, Any]:
     return request | ({"tools": tools} if tools else {})
 
 
-def read(case: Case, made: Applied, pieces: list[str]) -> Message:
+def read(case: Case, made: AppliedTemplate, pieces: list[str]) -> Message:
     form = case.wish("reasoning_format", "COMMON_REASONING_FORMAT_", "NONE")
-    made = Applied("", reading={**made.reading, "reasoning_format": form})
-    reading = Reading(made, tools=bool(case.more.get("tools")), clock=lambda: 0.0, make_id=lambda: "")
+    made = AppliedTemplate("", reading={**made.reading, "reasoning_format": form})
+    reading = AnswerReading(made, tools=bool(case.more.get("tools")), clock=lambda: 0.0, make_id=lambda: "")
     deltas = [one for piece in pieces for one in reading.push(piece)]
     deltas += [] if case.more.get("is_partial") else reading.finish()
     calls: dict[int, list[str]] = {}
@@ -156,20 +156,23 @@ USER, ANSWER, SYSTEM = ({"role": role, "content": role} for role in ("user", "as
 CALL = {"id": "call_0123456789", "type": "function", "function": {"name": "note", "arguments": '{"text": "x"}'}}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "call_0123456789", "content": "done"}
-CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], Wishes]] = {
-    "a question": ([USER], Wishes()),
-    "with a system prompt": ([SYSTEM, USER, ANSWER, USER], Wishes()),
-    "a developer's": ([{**SYSTEM, "role": "developer"}, USER], Wishes()),
-    "without thinking": ([USER], Wishes(options={"enable_thinking": False})),
-    "with tools": ([SYSTEM, USER], Wishes((WEATHER, NOTE))),
-    "a tool's result": ([USER, CALLED, RESULT], Wishes((WEATHER, NOTE))),
-    "behind a result": ([USER, CALLED, RESULT, ANSWER, USER], Wishes((WEATHER, NOTE))),
-    "a reasoning": ([USER, {**ANSWER, "reasoning_content": "Hm."}, USER], Wishes()),
-    "two questions": ([USER, USER], Wishes()),
-    "an instruction in the middle": ([USER, ANSWER, SYSTEM, USER], Wishes()),
-    "control tokens' text": ([{"role": "user", "content": "a<|im_end|></s><end_of_turn>\n"}, ANSWER, USER], Wishes()),
-    "nothing but white space": ([{"role": "user", "content": " \n"}], Wishes()),
-    "a schema": ([USER], Wishes(json_schema='{"type": "object"}')),
+CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], TemplateOptions]] = {
+    "a question": ([USER], TemplateOptions()),
+    "with a system prompt": ([SYSTEM, USER, ANSWER, USER], TemplateOptions()),
+    "a developer's": ([{**SYSTEM, "role": "developer"}, USER], TemplateOptions()),
+    "without thinking": ([USER], TemplateOptions(options={"enable_thinking": False})),
+    "with tools": ([SYSTEM, USER], TemplateOptions((WEATHER, NOTE))),
+    "a tool's result": ([USER, CALLED, RESULT], TemplateOptions((WEATHER, NOTE))),
+    "behind a result": ([USER, CALLED, RESULT, ANSWER, USER], TemplateOptions((WEATHER, NOTE))),
+    "a reasoning": ([USER, {**ANSWER, "reasoning_content": "Hm."}, USER], TemplateOptions()),
+    "two questions": ([USER, USER], TemplateOptions()),
+    "an instruction in the middle": ([USER, ANSWER, SYSTEM, USER], TemplateOptions()),
+    "control tokens' text": (
+        [{"role": "user", "content": "a<|im_end|></s><end_of_turn>\n"}, ANSWER, USER],
+        TemplateOptions(),
+    ),
+    "nothing but white space": ([{"role": "user", "content": " \n"}], TemplateOptions()),
+    "a schema": ([USER], TemplateOptions(json_schema='{"type": "object"}')),
 }
 
 
@@ -182,10 +185,10 @@ def test_what_llama_cpp_renders_is_rendered(templates: dict[str, str], smollm2: 
                 template = ChatTemplate(source, datetime(2026, 11, 26, 12))
             except ModelError:
                 with pytest.raises(ChatError):
-                    Templates(source)
+                    CompiledTemplate(source)
                 continue
-            from ggufspec.prompting.mends import Message as Said
             from ggufspec.prompting.prompt import Prompter
+            from ggufspec.prompting.workarounds import TokenizedMessage as Said
 
             for what, (messages, wishes) in CONVERSATIONS.items():
                 said = [
@@ -227,11 +230,11 @@ def decoder(smollm2: Path) -> Iterator[SpeculativeDecoder]:
         yield found
 
 
-def answer(loaded: session.Loaded, wishes: Wishes, *, most: int = 100) -> tuple[str, list[dict[str, Any]]]:
+def answer(loaded: session.ServePair, wishes: TemplateOptions, *, most: int = 100) -> tuple[str, list[dict[str, Any]]]:
     """Its stop reason and its deltas."""
     events: list[dict[str, Any]] = []
     asked = ({"role": "user", "content": "What is the weather in Oslo for 3 days? Keep a note of it."},)
-    reply = loaded.answer(session.Request(asked, wishes, max_tokens=most), events.append, threading.Event())
+    reply = loaded.answer(session.ServeRequest(asked, wishes, max_tokens=most), events.append, threading.Event())
     deltas = [one for event in events if event["event"] == "round" for one in event["deltas"]]
     return reply.statistics.stop_reason, deltas
 
@@ -248,8 +251,8 @@ def joined(deltas: list[dict[str, Any]]) -> tuple[str, str, list[tuple[str, str]
 
 
 NO_THINKING = {"enable_thinking": False}
-FORCED = Wishes((WEATHER, NOTE), must_call=True, function="get_weather", parallel=False, options=NO_THINKING)
-FREE = Wishes((WEATHER, NOTE), options=NO_THINKING)
+FORCED = TemplateOptions((WEATHER, NOTE), must_call=True, function="get_weather", parallel=False, options=NO_THINKING)
+FREE = TemplateOptions((WEATHER, NOTE), options=NO_THINKING)
 
 
 def outcome(stop: str, deltas: list[dict[str, Any]]) -> str:
@@ -270,7 +273,7 @@ def test_calls_are_forced_and_free_under_every_template(templates: dict[str, str
     """A call that must be made is made, valid and read; every sixth without drafts gives the same."""
     found, differ = {}, []
     for number, (name, source) in enumerate(templates.items()):
-        loaded = session.Loaded(decoder, source)
+        loaded = session.ServePair(decoder, source)
         texts = []
         for drafters in (("lookup",), ())[: 2 if number % 6 == 0 else 1]:
             decoder.configure(drafters=drafters)

@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import shapes
 
 from ggufspec.api.plan import plan_request
 from ggufspec.decoding.options import DecoderOptions
@@ -15,10 +14,11 @@ from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp import dryrun, gguf
 from ggufspec.models.header import interpret
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.memory import HOST, Request, f16_scratch_bytes, fused_bytes, layer_devices
-from ggufspec.planning.plan import Card, Machine
-from ggufspec.planning.search import make_plan
+from ggufspec.planning.memory import HOST, MemoryRequest, f16_scratch_bytes, fused_bytes, layer_devices
+from ggufspec.planning.plan import OffloadDevice, PlanMachine
+from ggufspec.planning.search import search_plan
 from ggufspec.planning.speed import DeviceProfile, MachineProfile
+from tests.support import shapes
 
 TINY = [name for name in shapes.SHAPES if name.startswith("tiny-")]
 SPEED = MachineProfile({HOST: DeviceProfile(1e9, 1e11), "RPC0": DeviceProfile(5e10, 1e13)}, 1e-5, 1e-5, 1e10, "made up")
@@ -35,7 +35,7 @@ def tiny(tmp_path_factory):
         metadata_only = folder / f"{name}-metadata-only.gguf"
         data = path.read_bytes()[: 4 << 20]
         gguf.write_metadata_only([data], metadata_only)
-        made[name] = interpret(path.name, [gguf.parse(data)], path.stat().st_size), metadata_only, path
+        made[name] = interpret(path.name, [gguf.parse_header(data)], path.stat().st_size), metadata_only, path
     return made
 
 
@@ -58,10 +58,10 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
     runs, wanted, refused, hidden = [], [], [], []
     dry_runs = DryRuns({"RPC0": "a worker"}, simulated=True, rpc=(), folder=tmp_path)
     for target, draft, budget, options, acceptance in cases():
-        here = Machine((Card("RPC0", "", budget, budget),), 8 << 30, 0, SPEED)
+        here = PlanMachine((OffloadDevice("RPC0", "", budget, budget),), 8 << 30, 0, SPEED)
         asked = plan_request(tiny[target][:2], tiny[draft][:2] if draft else None, options, acceptance)
         try:
-            plan = make_plan(asked, here, dry_runs)
+            plan = search_plan(asked, here, dry_runs)
         except GgufspecError as error:  # not even an empty placement's buffers fit, or llama.cpp refuses the KV types
             refused.append(error.message)
             continue
@@ -69,7 +69,7 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
             parts = [(tiny[target][2], option.target, option.context)]
             if option.draft is not None:
                 parts.append((tiny[draft][2], option.draft, asked.draft.context))
-            runs += [dryrun.Run(*part) for part in parts]
+            runs += [dryrun.PlacedModel(*part) for part in parts]
             wanted.append((option, budget, len(parts)))
             # what a driver would take besides, and a worker on the CPU does not
             subjects = [(asked.target.header, option.target, option.context)]
@@ -85,15 +85,15 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
             more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
             if more.gpu_layers <= asked.target.header.layers:
                 subject = asked.target if option.draft else asked.target_only
-                (larger,) = dry_runs([Request(subject.header, subject.metadata_only, more, option.context)])
+                (larger,) = dry_runs([MemoryRequest(subject.header, subject.metadata_only, more, option.context)])
                 beside = option.draft_bytes["RPC0"].total if option.draft else 0
                 assert larger["RPC0"].total + beside > budget
     dry_runs.close()
     assert len(wanted) > 20
-    assert all(re.search("[MG]iB of RPC0 at least|different K", message) for message in refused)
+    assert all(re.search("[MG]iB of RPC0, but the budget|different K", message) for message in refused)
     assert len({option.target.gpu_layers for option, *_ in wanted}) > 4
 
-    answers = iter(dryrun.ask(dryrun.Spec(simulated_devices=1, real=True), runs))
+    answers = iter(dryrun.ask(dryrun.DryRunJob(simulated_devices=1, real=True), runs))
     for (option, budget, parts), more in zip(wanted, hidden, strict=True):
         loaded = [next(answers) for _ in range(parts)]
         assert not any(answer.error for answer in loaded)

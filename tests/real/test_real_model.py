@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoints import serving
-from processes import Cli, Finished
+
+from tests.support.endpoints import serving
+from tests.support.processes import Cli, Finished
 
 pytestmark = pytest.mark.full
 

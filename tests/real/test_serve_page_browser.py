@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import MARKS, launched
-from processes import Cli
-from served import HOSTILE, Endpoint, figures, ready, served
-from serving import HERMES, Server, serving
 
 from ggufspec.serve import page as served_page
+from tests.support.browser import MARKS, launched
+from tests.support.processes import Cli
+from tests.support.served import HOSTILE, Endpoint, figures, ready, served
+from tests.support.serving import HERMES, Server, serving
 
 pytestmark = MARKS
 
@@ -230,7 +230,7 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(chromium, endpoint):
         opened.expect(opened.page.locator("#key")).to_be_focused()
         opened.page.keyboard.type("wrong")
         opened.page.keyboard.press("Enter")
-        opened.has("#key-fault", "The endpoint does not take this key.")
+        opened.has("#key-fault", "The endpoint does not accept this key.")
         opened.page.keyboard.type("sesame")
         opened.page.keyboard.press("Enter")
         opened.expect(opened.page.locator("#key-form")).to_be_hidden()
@@ -251,9 +251,9 @@ def test_an_endpoint_that_is_gone_is_said(chromium, endpoint):
     with Opened(chromium, endpoint) as opened:
         opened.has("#totals", "No answer yet.")
         opened.context.set_offline(True)
-        opened.has("#link", "No figures: the endpoint does not answer.")
+        opened.has("#link", "No statistics: the endpoint does not respond.")
         opened.send("Write.")
-        opened.has("#fault", "No answer: the endpoint does not answer.")
+        opened.has("#fault", "No answer: the endpoint does not respond.")
 
 
 def test_the_keyboard_reaches_everything_in_order(chromium, endpoint):

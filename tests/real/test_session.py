@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_models import CHATML, END, START, with_marks
-from chat_templates import HERMES
 from pydantic import TypeAdapter
 
 from ggufspec.chat import session
-from ggufspec.chat.session import Loaded, Ready, Reply, Request, Spec, opened
+from ggufspec.chat.session import ChatJob, ChatPair, ChatReady, ChatReply, ChatRequest, opened
 from ggufspec.child import Interrupted, Session
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ChildError, ModelError, UsageError
-from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
+from ggufspec.llamacpp.chat_template import ChatTemplate, TemplateOptions
 from ggufspec.llamacpp.model import Model
 from ggufspec.prompting.conversation import Conversation
-from ggufspec.prompting.mends import Message
 from ggufspec.prompting.prompt import Prompter
+from ggufspec.prompting.workarounds import TokenizedMessage
 from ggufspec.schema.rounds import TracedRound
+from tests.support.chat_models import CHATML, END, START, with_marks
+from tests.support.chat_templates import HERMES
 
 QUESTIONS = (
     "def read_lines(path):",
@@ -67,9 +67,9 @@ def templated(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> Callable[
 
 
 @contextmanager
-def loaded(target: Path, draft: Path | None = None, **options: Any) -> Iterator[Loaded]:
+def loaded(target: Path, draft: Path | None = None, **options: Any) -> Iterator[ChatPair]:
     changed = dataclasses.replace(OPTIONS, **options)
-    with opened(Spec(target, draft, changed), lambda _: None, threading.Event()) as one:
+    with opened(ChatJob(target, draft, changed), lambda _: None, threading.Event()) as one:
         yield one
 
 
@@ -77,7 +77,7 @@ def replaced(**options: Any) -> DecoderOptions:
     return dataclasses.replace(OPTIONS, **{"draft_max": 8, **options})
 
 
-def answer(one: Loaded, request: Request, after: int = 0) -> tuple[Reply, list[dict[str, Any]]]:
+def answer(one: ChatPair, request: ChatRequest, after: int = 0) -> tuple[ChatReply, list[dict[str, Any]]]:
     """The reply and the events; it is stopped after so many tokens, if not 0."""
     events: list[dict[str, Any]] = []
     stopping = threading.Event()
@@ -90,11 +90,11 @@ def answer(one: Loaded, request: Request, after: int = 0) -> tuple[Reply, list[d
     return one.answer(request, emit, stopping), events
 
 
-def talk(one: Loaded, questions: tuple[str, ...] = QUESTIONS, **request: Any) -> tuple[Conversation, list[Reply]]:
+def talk(one: ChatPair, questions: tuple[str, ...] = QUESTIONS, **request: Any) -> tuple[Conversation, list[ChatReply]]:
     conversation, replies = Conversation("Be brief."), []
     for question in questions:
         conversation = conversation.ask(question)
-        reply, _ = answer(one, Request(conversation, **{"max_tokens": 24, **request}))
+        reply, _ = answer(one, ChatRequest(conversation, **{"max_tokens": 24, **request}))
         conversation = conversation.reply(reply.text, reply.tokens, stopped=reply.stopped)
         replies.append(reply)
     return conversation, replies
@@ -126,15 +126,15 @@ def test_a_fresh_decoder_says_the_same(chat_pair: Pair) -> None:
     with loaded(*chat_pair) as one:
         conversation, replies = talk(one)
     with loaded(*chat_pair) as one:
-        reply, _ = answer(one, Request(conversation.undo().ask(QUESTIONS[-1]), max_tokens=24))
+        reply, _ = answer(one, ChatRequest(conversation.undo().ask(QUESTIONS[-1]), max_tokens=24))
     assert reply.text == replies[-1].text
 
 
 def test_a_long_prompt_can_be_left_unread(chat_pair: Pair) -> None:
     """It is stopped between two of its batches, and the next answer goes on where that was."""
     with loaded(*chat_pair, ctx_size=4096) as one:
-        answer(one, Request(Conversation().ask(QUESTIONS[0]), max_tokens=8))
-        request = Request(Conversation().ask("def walk(tree):\n" * 250), max_tokens=24)
+        answer(one, ChatRequest(Conversation().ask(QUESTIONS[0]), max_tokens=8))
+        request = ChatRequest(Conversation().ask("def walk(tree):\n" * 250), max_tokens=24)
         stopping = threading.Event()
         reply = one.answer(request, lambda _: stopping.set(), stopping)
         assert (reply.text, reply.tokens, reply.stopped) == ("", (), True)
@@ -150,20 +150,20 @@ def test_a_long_prompt_can_be_left_unread(chat_pair: Pair) -> None:
 def test_an_answer_that_was_stopped_is_kept(chat_pair: Pair) -> None:
     with loaded(*chat_pair) as one:
         conversation = Conversation().ask(QUESTIONS[0])
-        reply, _ = answer(one, Request(conversation, max_tokens=200), after=7)
+        reply, _ = answer(one, ChatRequest(conversation, max_tokens=200), after=7)
         assert reply.stopped
         assert reply.statistics.stop_reason == ""
         assert 0 < len(reply.tokens) < 200
         conversation = conversation.reply(reply.text, reply.tokens, stopped=True).ask("def f(")
-        following, _ = answer(one, Request(conversation, max_tokens=8))
+        following, _ = answer(one, ChatRequest(conversation, max_tokens=8))
         assert following.statistics.prompt_read <= following.statistics.prompt_tokens - reply.context_used + 6
-        fresh, _ = answer(one, Request(conversation, max_tokens=8, cache=False))
+        fresh, _ = answer(one, ChatRequest(conversation, max_tokens=8, cache=False))
         assert fresh.text == following.text
 
 
 def test_events_are_the_answer(chat_pair: Pair) -> None:
     with loaded(*chat_pair) as one:
-        reply, events = answer(one, Request(Conversation().ask(QUESTIONS[0]), max_tokens=24))
+        reply, events = answer(one, ChatRequest(Conversation().ask(QUESTIONS[0]), max_tokens=24))
     assert events[0] == {"event": "prompt", "tokens": reply.statistics.prompt_tokens}
     tokens = [event for event in events if event["event"] == "token"]
     assert len(tokens) == len(reply.tokens) == 24
@@ -182,7 +182,7 @@ def test_the_oldest_turns_are_dropped_and_it_is_said(chat_pair: Pair) -> None:
     with loaded(*chat_pair, ctx_size=256) as one:
         for turn in range(12):
             conversation = conversation.ask(QUESTIONS[turn % 4])
-            reply, events = answer(one, Request(conversation, max_tokens=32))
+            reply, events = answer(one, ChatRequest(conversation, max_tokens=32))
             assert reply.statistics.stop_reason == "length"
             assert reply.context_used <= 256
             said = [event["turns"] for event in events if event["event"] == "dropped"]
@@ -197,8 +197,8 @@ def test_the_oldest_turns_are_dropped_and_it_is_said(chat_pair: Pair) -> None:
 def test_a_message_that_cannot_fit_is_named_and_the_chat_goes_on(chat_pair: Pair) -> None:
     with loaded(*chat_pair, ctx_size=256) as one:
         with pytest.raises(UsageError, match=r"^the message has \d,\d{3} tokens; the context holds 256, 24 of them"):
-            answer(one, Request(Conversation().ask("def f(x):\n" * 400), max_tokens=24))
-        reply, _ = answer(one, Request(Conversation().ask("def f("), max_tokens=4))
+            answer(one, ChatRequest(Conversation().ask("def f(x):\n" * 400), max_tokens=24))
+        reply, _ = answer(one, ChatRequest(Conversation().ask("def f("), max_tokens=4))
     assert len(reply.tokens) == 4
 
 
@@ -209,15 +209,15 @@ def test_requests_switch_without_loading(chat_pair: Pair) -> None:
     asked = Conversation().ask(QUESTIONS[1])
     with loaded(*chat_pair, draft_max=8) as one:
         ways = {
-            "speculative": Request(asked, max_tokens=32),
-            "target": Request(asked, max_tokens=32, alone="target"),
-            "draft": Request(asked, max_tokens=32, alone="draft"),
-            "long": Request(asked, max_tokens=32, options=replaced(draft_max=8, drafters=("draft",))),
-            "lookup": Request(asked, max_tokens=32, options=replaced(drafters=("lookup",))),
-            "none": Request(asked, max_tokens=32, options=replaced(drafters=())),
-            "lossy": Request(asked, max_tokens=32, options=replaced(accept="top-k:3")),
-            "drawn": Request(asked, max_tokens=32, sampling=Sampling(temperature=1.0, seed=3)),
-            "again": Request(asked, max_tokens=32),
+            "speculative": ChatRequest(asked, max_tokens=32),
+            "target": ChatRequest(asked, max_tokens=32, alone="target"),
+            "draft": ChatRequest(asked, max_tokens=32, alone="draft"),
+            "long": ChatRequest(asked, max_tokens=32, options=replaced(draft_max=8, drafters=("draft",))),
+            "lookup": ChatRequest(asked, max_tokens=32, options=replaced(drafters=("lookup",))),
+            "none": ChatRequest(asked, max_tokens=32, options=replaced(drafters=())),
+            "lossy": ChatRequest(asked, max_tokens=32, options=replaced(accept="top-k:3")),
+            "drawn": ChatRequest(asked, max_tokens=32, sampling=Sampling(temperature=1.0, seed=3)),
+            "again": ChatRequest(asked, max_tokens=32),
         }
         replies = {name: answer(one, request)[0] for name, request in ways.items()}
     said = {name: reply.text for name, reply in replies.items()}
@@ -236,17 +236,17 @@ def test_what_was_not_loaded_cannot_be_switched_to(chat_pair: Pair) -> None:
     with loaded(chat_pair[0]) as one:
         assert one.ready.draft is None
         with pytest.raises(UsageError, match="needs a draft model"):
-            answer(one, Request(asked, options=replaced(drafters=("draft",))))
+            answer(one, ChatRequest(asked, options=replaced(drafters=("draft",))))
         with pytest.raises(UsageError, match="needs a draft model"):
-            answer(one, Request(asked, alone="draft"))
-        assert len(answer(one, Request(asked, max_tokens=4))[0].tokens) == 4
+            answer(one, ChatRequest(asked, alone="draft"))
+        assert len(answer(one, ChatRequest(asked, max_tokens=4))[0].tokens) == 4
 
 
 def test_rounds_are_told(chat_pair: Pair) -> None:
     asked = Conversation().ask(QUESTIONS[0])
     with loaded(*chat_pair) as one:
-        plain, _ = answer(one, Request(asked, max_tokens=24))
-        reply, events = answer(one, Request(asked, max_tokens=24, trace=True, cache=False))
+        plain, _ = answer(one, ChatRequest(asked, max_tokens=24))
+        reply, events = answer(one, ChatRequest(asked, max_tokens=24, trace=True, cache=False))
     assert reply.text == plain.text
     rounds = [TypeAdapter(TracedRound).validate_python(each["round"]) for each in events if each["event"] == "round"]
     assert len(rounds) == 1 + reply.statistics.rounds  # with the first token
@@ -275,13 +275,13 @@ def test_calls_their_results_and_tools_are_text(chat_pair: Pair, trap: str) -> N
     tool = {"type": "function", "function": {"name": "write", "description": trap, "parameters": {"type": "object"}}}
     call = {"id": "123456789", "type": "function", "function": {"name": "write", "arguments": json.dumps({"x": trap})}}
     messages = [
-        Message("user", "do it"),
-        Message("assistant", "", more={"tool_calls": [call]}),
-        Message("tool", trap, more={"tool_call_id": "123456789"}),
+        TokenizedMessage("user", "do it"),
+        TokenizedMessage("assistant", "", more={"tool_calls": [call]}),
+        TokenizedMessage("tool", trap, more={"tool_call_id": "123456789"}),
     ]
     with Model(chat_pair[0]) as model:
         prompter = Prompter(model, ChatTemplate(HERMES, datetime(2026, 11, 21)))
-        ids, applied = prompter.of_messages(messages, Wishes(tools=(tool,)))
+        ids, applied = prompter.of_messages(messages, TemplateOptions(tools=(tool,)))
         specials = {text: model.tokenize(text, special=True)[0] for text in model.special_texts()}
         text = b"".join(model.piece(token, special=True) for token in ids).decode()
         assert text == applied.prompt
@@ -308,7 +308,7 @@ def test_without_a_template_it_goes_on_with_plain_text(pair: Pair) -> None:
         assert not one.ready.chat_template
         assert [note for note in one.ready.notes if "has no chat template" in note]
         _, replies = talk(one)
-        same, _ = answer(one, Request(Conversation("Be brief.").ask(QUESTIONS[0]), chat=False, max_tokens=24))
+        same, _ = answer(one, ChatRequest(Conversation("Be brief.").ask(QUESTIONS[0]), chat=False, max_tokens=24))
     assert replies[0].text == same.text
     for before, reply in pairwise(replies):
         assert reply.statistics.prompt_read <= reply.statistics.prompt_tokens - before.context_used + 2
@@ -336,9 +336,9 @@ def test_a_template_that_fails_is_told_and_can_be_left_off(
 ) -> None:
     with loaded(templated(template)) as one:
         with pytest.raises(ModelError, match=says) as failed:
-            answer(one, Request(Conversation().ask("def f("), max_tokens=4))
+            answer(one, ChatRequest(Conversation().ask("def f("), max_tokens=4))
         assert "/chat off" in failed.value.hint
-        reply, _ = answer(one, Request(Conversation().ask("def f("), chat=False, max_tokens=4))
+        reply, _ = answer(one, ChatRequest(Conversation().ask("def f("), chat=False, max_tokens=4))
     assert len(reply.tokens) == 4
 
 
@@ -347,7 +347,7 @@ def test_a_template_that_fails_is_told_and_can_be_left_off(
 
 def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ggufspec.child.session.subprocess", subprocess)  # a child of this process, for child_pid
-    spec = Spec(*chat_pair, OPTIONS)
+    spec = ChatJob(*chat_pair, OPTIONS)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     events: list[dict[str, Any]] = []
 
@@ -357,24 +357,24 @@ def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: 
             os.kill(os.getpid(), signal.SIGINT)
 
     with Session() as child:
-        ready = child.open(session.__name__, spec, Ready)
+        ready = child.open(session.__name__, spec, ChatReady)
         assert (ready.chat_template, ready.ctx_size, ready.draft is not None) == (CHATML, 1024, True)
         conversation = Conversation("Be brief.").ask(QUESTIONS[0])
         with pytest.raises(Interrupted) as stopped:
-            child.ask(Request(conversation, max_tokens=900), Reply, on_event=interrupt)
+            child.ask(ChatRequest(conversation, max_tokens=900), ChatReply, on_event=interrupt)
         reply = stopped.value.partial
         assert reply.stopped
         assert 5 <= len(reply.tokens) < 900
         assert "".join(event.get("text", "") for event in events) == reply.text
         conversation = conversation.reply(reply.text, reply.tokens, stopped=True).ask(QUESTIONS[1])
-        following = child.ask(Request(conversation, max_tokens=8), Reply)
+        following = child.ask(ChatRequest(conversation, max_tokens=8), ChatReply)
         assert following.statistics.prompt_read < following.statistics.prompt_tokens
         with pytest.raises(UsageError, match="the message has"):
-            child.ask(Request(Conversation().ask("def f(x):\n" * 4000)), Reply)
+            child.ask(ChatRequest(Conversation().ask("def f(x):\n" * 4000)), ChatReply)
         with pytest.raises(ChildError, match="SIGABRT"):
-            child.ask(Request(conversation, max_tokens=900), Reply, on_event=abort)
-        child.open(session.__name__, spec, Ready)
-        again = child.ask(Request(conversation, max_tokens=8), Reply)
+            child.ask(ChatRequest(conversation, max_tokens=900), ChatReply, on_event=abort)
+        child.open(session.__name__, spec, ChatReady)
+        again = child.ask(ChatRequest(conversation, max_tokens=8), ChatReply)
         assert again.tokens
         assert again.statistics.prompt_read == following.statistics.prompt_tokens  # the cache is gone with the child
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Cli, all_end, eventually, rpc_worker, workers
 
 from ggufspec.models.profile import load_profile
+from tests.support.processes import Cli, all_end, eventually, rpc_worker, workers
 
 CARD_BYTES = 20_000_000  # the target's seven layers take more
 

@@ -81,7 +81,7 @@ def test_doctor_sees_the_device_and_that_it_is_no_card(command: Command) -> None
     assert "Vulkan" in found["llama_cpp"]["backends"]
     (device,) = [one for one in found["llama_cpp"]["devices"] if one["name"] == "Vulkan0"]
     assert "llvmpipe" in device["description"]
-    assert any("a program on the CPU, not a card" in one["text"] for one in found["findings"])
+    assert any("software on the CPU, not a GPU" in one["text"] for one in found["findings"])
     plan = json.loads(command("plan", "demo", "--json").stdout)
     assert [device["name"] for device in plan["devices"]] == ["CPU"]  # it is none for auto
     assert plan["target"]["gpu_layers"] == 0
@@ -185,7 +185,7 @@ def test_without_a_driver_that_loads_everything_runs_on_the_cpu(command: Command
     bad.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": driver}))
     for path in (bad, tmp_path / "absent.json"):
         found = json.loads(command("doctor", "--quick", "--json", VK_ICD_FILENAMES=str(path)).stdout)
-        assert any("has Vulkan and finds no device" in one["text"] for one in found["findings"])
+        assert any("has Vulkan but finds no device" in one["text"] for one in found["findings"])
         done = command("run", "demo", "-ngl", "all", *PROMPT, "-n", "4", "--json", VK_ICD_FILENAMES=str(path))
         answer = json.loads(done.stdout)
         assert answer["tokens"]
@@ -207,8 +207,8 @@ def test_a_device_that_refuses_large_tensors_costs_a_row(command: Command, tmp_p
 REFUSED = """
 import json, sys
 from pathlib import Path
-sys.path.insert(0, "tests/support")
-from shapes import SHAPES, write
+sys.path.insert(0, ".")
+from tests.support.shapes import SHAPES, write
 from ggufspec.errors import ChildError
 from ggufspec.llamacpp import dryrun
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -217,8 +217,8 @@ outcomes = []
 for name in ("gemma2-9b", "tiny-llama"):
     path = write(Path(sys.argv[1]) / "model.gguf", SHAPES[name])
     try:
-        (answer,) = dryrun.ask(dryrun.Spec(), [dryrun.Run(path, Placement(-1), ContextOptions(32768, 9, 1))])
-        outcomes.append("answered" if answer.devices else answer.error)
+        (answer,) = dryrun.ask(dryrun.DryRunJob(), [dryrun.PlacedModel(path, Placement(-1), ContextOptions(32768, 9,
+        1))]) outcomes.append("answered" if answer.devices else answer.error)
     except ChildError as error:
         assert "SIGABRT" in error.message, error.message
         outcomes.append("died")

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-from gguf_files import rewritten
+
+from tests.support.gguf_files import rewritten
 
 PLAIN = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"

@@ -21,6 +21,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PATIENCE_S = 240.0
+VARIABLES: dict[str, str] = {}  # further variables of the servers' environment
 
 
 @dataclass
@@ -48,10 +49,15 @@ class Endpoint:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str | Path, pair: tuple[str | Path, ...] = ("demo",)) -> Iterator[Endpoint]:
-    """``ggufspec serve`` on a free port, ready to answer; by one thread, as two spin where other tests run."""
+def serving(
+    folder: Path, *arguments: str | Path, pair: tuple[str | Path, ...] = ("demo",), **variables: str
+) -> Iterator[Endpoint]:
+    """``ggufspec serve`` on a free port, ready to answer; by one thread, as two spin where other tests run.
+
+    ``variables`` are of its environment.
+    """
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("GGUFSPEC_", "HF_"))}
-    environment |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    environment |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), **VARIABLES, **variables}
     words = [sys.executable, "-m", "ggufspec", "serve", *pair, "--port", "0", "--json", "-t", "1", *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=folder) as process:

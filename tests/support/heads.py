@@ -8,10 +8,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import numpy.typing as npt
-import random_weights
-import shapes
 
 from lab.mimo2 import write_mimo2
+from tests.support import random_weights, shapes
 
 Array = npt.NDArray[np.float32]
 

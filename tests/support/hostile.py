@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import random
 import re
 import resource
 import signal
@@ -22,11 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import kept_results
-from gguf_files import rewritten
-from server import COMMIT, Server, serving
+import gguf
 
 from ggufspec.models.profile import demo_pair
+from tests.support import kept_results
+from tests.support.gguf_files import add_field, rewritten, write
+from tests.support.server import COMMIT, Server, serving
 
 GIB = 1 << 30
 SECONDS, PARENT_BYTES = 10.0, GIB  # that a row may cost, unless it says otherwise
@@ -48,7 +50,7 @@ class Row:
     Args:
         name: of the row.
         command: with ``{in}`` for the folder of the input, ``{file}`` for the input, ``{hub}`` for a server's address.
-        code: the exit code.
+        code: the exit code; None where any of 0, 1 and 2 will do.
         make: writes the input; without it there is none.
         file: its name in the folder.
         says: what an error has to say; by default the file's name.
@@ -63,7 +65,7 @@ class Row:
 
     name: str
     command: str
-    code: int = 1
+    code: int | None = 1
     make: Make | None = None
     file: str = ""
     says: str | None = None
@@ -118,7 +120,7 @@ def _judged(row: Row, root: Path, words: Sequence[str], address: str) -> Cost:
     reported = root / "rss"
     parent_bytes = int(reported.read_text() or 0) << 10 if reported.exists() else 0
     wrong = []
-    if code != row.code:
+    if code != row.code if row.code is not None else code not in (0, 1, 2):
         wrong.append(f"ended with {code}, not {row.code}")
     if seconds > row.seconds * _crowd():
         wrong.append(f"took {seconds:.1f} s, more than {row.seconds:.0f}, with {_crowd():.1f} programs a CPU")
@@ -1075,6 +1077,65 @@ def value_rows() -> Iterator[Row]:
         says="--drafter",
     )
     yield Row("value: escapes in a command", "\x1b]0;taken\x07\x1b[2J", 2, says="there is no command")
+
+
+EDITED = (  # commands for edited models
+    "run -p x -n 2 -m {file}",
+    "trace -p x -n 2 -m {file}",
+    "plan -m {file}",
+    "export --to llama-server -m {file}",
+    "chat -m {file}",
+    "verify -m {file} -md {draft} -n 2",
+    "bench -m {file} -md {draft} -n 2 -r 1 -p x --no-calibrate",
+    "quantize {file} --types Q4_0 --requantize",
+)
+_LIMITS = (0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, float("nan"), float("inf"), 1e-30, "", "x", True)
+
+
+def edited(seed: int) -> tuple[str, Make]:
+    """Drop a key of the draft that ships, change its type, or set it to a limit: (what was done, how to write it)."""
+    chance, source = random.Random(seed), demo_pair()[1]
+    reader = gguf.GGUFReader(source)
+    fields = [field for field in reader.fields.values() if not field.name.startswith("GGUF.")]
+    field = chance.choice(fields)
+    what = chance.choice(("dropped", "of another type", "at a limit"))
+    kinds = {bool: gguf.GGUFValueType.BOOL, str: gguf.GGUFValueType.STRING, float: gguf.GGUFValueType.FLOAT32}
+    limit = chance.choice(_LIMITS)
+    kind = kinds.get(type(limit), gguf.GGUFValueType.INT64)
+    if what == "at a limit" and field.types[0] not in (gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING):
+        bits = {gguf.GGUFValueType.BOOL: 1, gguf.GGUFValueType.UINT32: 32, gguf.GGUFValueType.UINT64: 64}
+        kind = field.types[0]
+        limit = chance.choice(_LIMITS[:10]) if kind == gguf.GGUFValueType.FLOAT32 else chance.choice(_LIMITS[:7])
+        limit = limit if kind not in bits else limit % 2 ** bits[kind]
+
+    def make(path: Path) -> object:
+        writer = gguf.GGUFWriter(path, "llama")
+        for other in fields:
+            if other is field or other.name == "general.architecture":
+                continue
+            add_field(writer, other, other.contents())
+        if what != "dropped":
+            writer.kv_data[0].pop(field.name, None)
+            writer.add_key_value(field.name, limit, kind)
+        elif field.name == "general.architecture":
+            writer.kv_data[0].pop(field.name)
+        for one in reader.tensors:
+            writer.add_tensor(one.name, one.data, raw_dtype=one.tensor_type)
+        write(writer)
+        return path
+
+    done = f"{field.name} {what}" + ("" if what == "dropped" else f": {limit!r} as {kind.name}")
+    return done, make
+
+
+def edit_rows(count: int, first: int = 0) -> Iterator[Row]:
+    """Random edits of a model's keys, each with every command of ``EDITED``."""
+    for number in range(first, first + count):
+        what, make = edited(number)
+        for command in EDITED:
+            name = f"edit {number}: {what}: {command.split()[0]}"
+            writes = ("model-Q4_0.gguf",) if command.startswith("quantize") else ()
+            yield Row(name, command, None, make, "model-Q8_0.gguf", stdin=MESSAGE, writes=writes, seconds=60.0)
 
 
 def rows() -> list[Row]:

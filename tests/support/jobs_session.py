@@ -9,13 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs_call import Result, Spec, count
-
 from ggufspec import child
-
-__all__ = ["Ready", "Reply", "Request", "Spec", "opened"]
-
-Request, Reply = Spec, Result
+from tests.support.jobs_call import Result, Spec, count
 
 
 @dataclass(frozen=True)

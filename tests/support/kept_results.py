@@ -6,9 +6,9 @@ import json
 import random
 from typing import Any
 
-from ggufspec.schema.base import Document, Failure, Run, SpeculativeRun, Spread, to_json
-from ggufspec.schema.bench import BenchDocument, Verdict
-from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality
+from ggufspec.schema.base import Document, Failure, MeasuredRun, SpeculativeRun, Spread, to_json
+from ggufspec.schema.bench import BenchDocument, BenchVerdict
+from ggufspec.schema.compare import CompareCell, ComparedModel, CompareDocument, Quality
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 from ggufspec.schema.sweep import SweepDocument, SweepPoint
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
@@ -67,7 +67,7 @@ def spread(median: float, noise: float = 0.01, samples: int = 5, seed: int = 0) 
     return Spread(median, (min(*drawn, median), max(*drawn, median)), drawn)
 
 
-def run(speed: float, layers: int, of: int = 80, **changes: Any) -> Run:
+def run(speed: float, layers: int, of: int = 80, **changes: Any) -> MeasuredRun:
     """A target-only run."""
     body = {
         "tokens": 1024,
@@ -76,7 +76,7 @@ def run(speed: float, layers: int, of: int = 80, **changes: Any) -> Run:
         "load_s": 6.4,
         "vram_bytes": 21 * GIB,
     }
-    return Run(gpu_layers=layers, layers=of, tokens_per_s=spread(speed), **(body | changes))
+    return MeasuredRun(gpu_layers=layers, layers=of, tokens_per_s=spread(speed), **(body | changes))
 
 
 def drafted(
@@ -122,7 +122,7 @@ def bench(machine: dict[str, Any] = DESKTOP, **changes: Any) -> BenchDocument:
         "identical_output": True,
         "identity_check": {"note": "1024 tokens of 8 answers compared in strict mode"},
         "divergences": (),
-        "verdict": Verdict(
+        "verdict": BenchVerdict(
             False,
             "Not worth it: 0.83× target-only (95 % interval 0.81 to 0.84): the draft takes the room of 13 layers.",
         ),
@@ -156,7 +156,7 @@ def compare(
             "overhead": 420_000_000,
         }
         cells.append(
-            Cell(
+            CompareCell(
                 name,
                 None,
                 run(speed, layers, of=28, vram_bytes=sum(parts.values()), load_s=size / 2.5),
@@ -175,7 +175,7 @@ def compare(
             if (quant, draft) == ("Q8_0", "Q2_K"):
                 failure = Failure("out of memory: CUDA0 could not give 512 MiB", "ggufspec compare --headroom 768MiB")
             if failure is not None:
-                cells.append(Cell(name, draft_name, None, None, failure=failure))
+                cells.append(CompareCell(name, draft_name, None, None, failure=failure))
                 continue
             with_draft = parts | {
                 "target weights": parts["target weights"] - (600_000_000 if layers < 29 else 0),
@@ -195,7 +195,7 @@ def compare(
                 load_s=(size + draft_size) / 2.4,
             )
             cells.append(
-                Cell(
+                CompareCell(
                     name,
                     draft_name,
                     result,

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from nvml import COMPILER
+from tests.support.nvml import COMPILER
 
 # libggml asks the RPC library for its registration and nothing else; a null pointer is none: ggml-backend-reg.cpp.
 NO_RPC = "void *ggml_backend_rpc_reg(void) { return 0; }"

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import forks
 import pexpect
 import psutil
-from forks import SCRIPT
+
+from tests.support import forks
+from tests.support.forks import SCRIPT
 
 PATIENCE_S = 180.0
 # What a command says of other programs at work: the tests run beside each other, and on machines that have more to do.

@@ -7,9 +7,9 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import shapes
 
 from ggufspec.llamacpp.quantize import random_blocks
+from tests.support import shapes
 
 _STD = 0.08
 _PIECE = 256 * 4096  # numbers made at a time; a larger tensor repeats them

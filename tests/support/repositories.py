@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import shapes
-from shapes import Dims, Label
+from tests.support import shapes
+from tests.support.shapes import Dims, Label
 
 LLAMA3_8B = Dims(32, 4096, 32, 8, 14336, shapes.LLAMA3_TOKENS)
 SMALL = Dims(4, 256, 4, 2, 768, 16384)  # its vocabulary is large enough to be worth reading once

@@ -9,7 +9,8 @@ from typing import Any
 
 import pexpect
 import pyte
-from processes import PATIENCE_S
+
+from tests.support.processes import PATIENCE_S
 
 
 class Terminal:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.serve import page
-from ggufspec.serve.session import Ready
+from ggufspec.serve.session import ChatReady
 
 HOSTILE = (
     '</script><script>document.title="taken"</script><img src="http://127.0.0.1:9/x.png" onerror="alert(1)">\x1b[31m'
@@ -26,7 +26,7 @@ HOSTILE = (
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
-def ready(**changes: Any) -> Ready:
+def ready(**changes: Any) -> ChatReady:
     """What a pair that is loaded says of itself."""
     usual: dict[str, Any] = {
         "target": LoadedModel("llama 70B Q3_K_S", 80, 64, 30 << 30),
@@ -37,7 +37,7 @@ def ready(**changes: Any) -> Ready:
         "parallel": 2,
         "chat_template": TEMPLATE,
     }
-    return Ready(**usual | changes)
+    return ChatReady(**usual | changes)
 
 
 def figures(count: int = 20) -> dict[str, Any]:

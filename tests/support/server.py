@@ -59,6 +59,7 @@ class Server:
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     raw: dict[str, list[bytes]] = field(default_factory=dict)  # whole answers by path, piece by piece
     pause_s: float = 0.0  # before each further piece
+    instead: list[bytes] = field(default_factory=list)  # what everything is answered with, piece by piece
     commits: list[str] = field(default_factory=lambda: [COMMIT])  # that there are; main is the first
     headers: dict[str, str] = field(default_factory=dict)  # of every answer
     over: threading.Event = field(default_factory=threading.Event)
@@ -117,7 +118,9 @@ class Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.served.requests.append((self.command, path, headers))
         with suppress(ConnectionError):
-            if path in self.served.raw:
+            if self.served.instead:
+                self.pieces(self.served.instead)
+            elif path in self.served.raw:
                 self.pieces(self.served.raw[path])
             elif path in self.served.files:
                 self.file(path, self.served.files[path])

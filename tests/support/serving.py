@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from processes import PATIENCE_S, Cli
+from tests.support.processes import PATIENCE_S, Cli
 
 # As Qwen2.5's and Hermes' templates do it: tools in the system prompt, calls between tags.
 HERMES = """\

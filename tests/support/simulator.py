@@ -15,9 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import shapes
-from compute_buffers import dry_run
-
 from ggufspec.api.plan import plan_request
 from ggufspec.api.resolve import with_placement
 from ggufspec.decoding.options import DecoderOptions
@@ -26,13 +23,15 @@ from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import catalogue
-from ggufspec.planning.memory import HOST, Request
-from ggufspec.planning.plan import Card, Machine, Plan
-from ggufspec.planning.search import make_plan
+from ggufspec.planning.memory import HOST, MemoryRequest
+from ggufspec.planning.plan import OffloadDevice, Plan, PlanMachine
+from ggufspec.planning.search import search_plan
 from ggufspec.planning.speed import DeviceProfile, pass_s
 from ggufspec.settings.table import DRAFT_MAX
-from ggufspec.tune.search import Done, Search
-from ggufspec.tune.space import Candidate, Free, candidates, nearest, policies, thread_counts
+from ggufspec.tune.search import SearchEnd, TuneSearch
+from ggufspec.tune.space import FreeValues, TuneCandidate, nearest_setting, policies, thread_counts, tune_candidates
+from tests.support import shapes
+from tests.support.compute_buffers import dry_run
 
 GIB = 2**30
 PAIRS = (
@@ -60,7 +59,7 @@ def header(name: str) -> tuple[ModelHeader, Path]:
         path = shapes.write(Path(folder) / f"{name}.gguf", shapes.SHAPES[name])
         with path.open("rb") as file:
             data = file.read(16 << 20)
-        return interpret(path.name, [gguf.parse(data)], path.stat().st_size), path
+        return interpret(path.name, [gguf.parse_header(data)], path.stat().st_size), path
 
 
 @dataclass(frozen=True)
@@ -100,17 +99,19 @@ class Simulated:
         link = catalogue.link_bytes_per_s(case.pcie, card.pcie_width)
         known = replace(known, devices=known.devices | {HOST: host}, link_bytes_per_s=link)
         free = card.vram_bytes - int(self.random.uniform(0.3, 0.9) * GIB)
-        self.machine = Machine((Card("GPU0", card.name, card.vram_bytes, free),), 128 * GIB, GIB // 4, known)
+        self.machine = PlanMachine(
+            (OffloadDevice("GPU0", card.name, card.vram_bytes, free),), 128 * GIB, GIB // 4, known
+        )
         self.options = DecoderOptions(ctx_size=4096, threads=case.cores)
         target, draft = header(case.target), header(case.draft)
         self.dry_run = dry_run(*self.machine.card_names)
-        self.plan: Plan = make_plan(
+        self.plan: Plan = search_plan(
             plan_request(target, draft, self.options, 0.7),
             self.machine,
             self.dry_run,
         )
-        self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(DRAFT_MAX))
-        self.space = candidates(self.plan, self.options, self.free, self.dry_run)
+        self.free = FreeValues(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(DRAFT_MAX))
+        self.space = tune_candidates(self.plan, self.options, self.free, self.dry_run)
         self._make_truth()
 
     def _make_truth(self) -> None:
@@ -164,20 +165,20 @@ class Simulated:
             self._passes[key] = seconds, 2 * (seconds - less)
         return self._passes[key]
 
-    def fits(self, one: Candidate) -> bool:
+    def fits(self, one: TuneCandidate) -> bool:
         """Whether a card's true memory holds it."""
         options, asks = one.options, self.plan.request
         context = options.context(with_draft=options.needs_draft)
-        requests = [Request(asks.target.header, asks.target.metadata_only, options.target, context)]
+        requests = [MemoryRequest(asks.target.header, asks.target.metadata_only, options.target, context)]
         if options.needs_draft and asks.draft:
             draft = asks.draft
             requests.append(
-                Request(draft.header, draft.metadata_only, options.draft_placement, options.draft_context())
+                MemoryRequest(draft.header, draft.metadata_only, options.draft_placement, options.draft_context())
             )
         used = sum(one["GPU0"].total for one in self.dry_run(requests) if not isinstance(one, str))
         return not used or used * self.memory + self.driver <= self.machine.cards[0].free_bytes
 
-    def true(self, one: Candidate) -> float:
+    def true(self, one: TuneCandidate) -> float:
         """Tokens/s without noise; 0 where it runs out of memory."""
         s = one.setting
         if not self.fits(one):
@@ -243,7 +244,7 @@ def exhaust(machine: Simulated) -> list[float]:
     return [machine.true(one) for one in machine.space]
 
 
-def tune(machine: Simulated, make: Callable[..., Search] = Search, repeats: int = 3) -> Outcome:
+def tune(machine: Simulated, make: Callable[..., TuneSearch] = TuneSearch, repeats: int = 3) -> Outcome:
     """Search as the command does; every measurement counts as a trial.
 
     The final is simpler than the command's: so many rounds, and the setting wins that is believed to be the best after
@@ -255,7 +256,7 @@ def tune(machine: Simulated, make: Callable[..., Search] = Search, repeats: int 
     failed = 0
     while True:
         asked = search.suggest()
-        if isinstance(asked, Done):
+        if isinstance(asked, SearchEnd):
             break
         found = machine.measure(asked.index, noise)
         failed += found is None
@@ -290,6 +291,9 @@ def first_choices(machine: Simulated) -> list[int]:
     plan, options = machine.plan, machine.options
     pair = with_placement(options, plan.pair, draft_max=DRAFT_MAX) if plan.pair else None
     alone = replace(with_placement(options, plan.target_only, draft_max=DRAFT_MAX), drafters=())
-    found = [nearest(machine.space, pair, drafted=True) if pair else None, nearest(machine.space, alone, drafted=False)]
+    found = [
+        nearest_setting(machine.space, pair, drafted=True) if pair else None,
+        nearest_setting(machine.space, alone, drafted=False),
+    ]
     chosen = found if plan.choice == "speculative" else found[::-1]
     return [index for index in chosen if index is not None]

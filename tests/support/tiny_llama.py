@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 from lab.expansion import Shape
 
 Rows = npt.NDArray[np.float32]
@@ -116,7 +116,7 @@ class Decoder:
 
 @contextmanager
 def decoder(path: Path) -> Iterator[Decoder]:
-    lib = load()
+    lib = load_library()
     params = lib.llama_model_default_params()
     params.n_gpu_layers = 0
     params.use_extra_bufts = False  # AMX's kernels, for some shapes only, do not round activations to F16

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 
 from ggufspec.decoding.rules import make_rule, speculative
 from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, log_probabilities
@@ -21,9 +20,10 @@ from ggufspec.decoding.rules.speculative import (
     residual,
     verify_residual,
 )
-from ggufspec.decoding.sampling import Candidates, Sampling
+from ggufspec.decoding.sampling import Sampling, TokenCandidates
 from ggufspec.errors import UsageError
 from ggufspec.settings.registry import RULE_FORMS, check_rule, is_lossy
+from tests.support.properties import examples
 
 # --- the residual rule: exact enumeration --------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ def test_at_temperature_0_lossless_rules_and_the_best_of_one_are_greedy(seed, da
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_behind_the_first_rejection_are_not_read(name):
     rows = np.stack([row([1, 0]), row([np.nan, np.nan])])
-    wrong = DraftToken(1, Candidates(np.array([1]), np.zeros(1)))
+    wrong = DraftToken(1, TokenCandidates(np.array([1]), np.zeros(1)))
     assert make_rule(name, Sampling(temperature=1)).verify(rows, [wrong, wrong], 0) == AcceptanceResult(0, 0)
 
 

@@ -10,7 +10,7 @@ from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.rules.speculative import SpeculativeRule
-from ggufspec.decoding.sampling import Candidates, Sampling, candidates
+from ggufspec.decoding.sampling import Sampling, TokenCandidates, token_candidates
 
 SAMPLES = 1_000_000
 VOCAB = 8
@@ -24,7 +24,7 @@ def dense(rows, sampling=SAMPLING):
     """(rows, vocab) probabilities after the real sampler chain."""
     table = np.zeros(rows.shape)
     for i, logits in enumerate(rows):
-        found = candidates(logits, sampling)
+        found = token_candidates(logits, sampling)
         table[i, found.ids] = found.probabilities()
     return table
 
@@ -50,7 +50,7 @@ def agrees(outcomes, law):
 
 
 def coupled(rows, which, positions):
-    """``noise.choose`` of candidates, for many positions at once; ``which`` row is that of each position."""
+    """``noise.choose_with_noise`` of candidates, for many positions at once; ``which`` row is that of each position."""
     start = np.array([noise._start(SAMPLING.seed, position) for position in positions.tolist()])[:, None]
     with np.errstate(divide="ignore"):
         scores = np.log(dense(rows))
@@ -163,10 +163,10 @@ def test_a_lookup_draft_is_a_point_mass(token):
 
 
 def test_mutant_a_lookup_draft_taken_for_a_drawn_one():
-    q = candidates(DRAFT[0], SAMPLING)
+    q = token_candidates(DRAFT[0], SAMPLING)
     token = int(q.ids[q.scores.argmax()])
     rule = SpeculativeRule(SAMPLING, np.random.default_rng(0))
-    proposal = DraftToken(token, Candidates(q.ids, q.scores))
+    proposal = DraftToken(token, TokenCandidates(q.ids, q.scores))
     verdicts = [rule.verify(TARGET[:2], [proposal], 0) for _ in range(5000)]
     assert not agrees(np.array([token if verdict.accepted else verdict.token for verdict in verdicts]), P[0])
 

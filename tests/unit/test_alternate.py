@@ -12,7 +12,7 @@ from ggufspec.decoding import alternate
 from ggufspec.decoding.alternate import SEGMENT_S, SEGMENT_TOKENS
 from ggufspec.decoding.answer import Emitted, Statistics
 from ggufspec.errors import UsageError
-from ggufspec.hardware.disturbance import Counters
+from ggufspec.hardware.disturbance import SystemCounters
 from ggufspec.hardware.host import CpuUse
 from ggufspec.llamacpp.model import Context
 
@@ -21,7 +21,7 @@ PROMPT = "import os\n\ndef "
 
 @dataclass
 class Taken:
-    """A round, as far as :class:`alternate.Half` looks at it."""
+    """A round, as far as :class:`alternate.AlternatingAnswer` looks at it."""
 
     total_s: float
 
@@ -33,9 +33,9 @@ class Machine:
         self.now, self.busy, self.cpus = 0.0, busy, cpus
         self.turns: list[str] = []
 
-    def counters(self) -> Counters:
+    def counters(self) -> SystemCounters:
         busy_s = max(0.0, min(self.now, self.busy[1]) - self.busy[0])
-        return Counters(CpuUse(self.now, self.cpus * busy_s, 0.0), 0)
+        return SystemCounters(CpuUse(self.now, self.cpus * busy_s, 0.0), 0)
 
 
 class FakeAnswer:
@@ -75,7 +75,7 @@ class FakeAnswer:
         return Statistics(0, 0.0, 1 + tokens, seconds, len(rounds), 0, 0, (), (), 0.0, seconds, "")
 
 
-def decoded(half: alternate.Half) -> list[int]:
+def decoded(half: alternate.AlternatingAnswer) -> list[int]:
     return [one.statistics.decoded for one in half.segments]
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Cli
-from server import serving
 
 import ggufspec
 from ggufspec import (
@@ -30,6 +28,8 @@ from ggufspec import (
 )
 from ggufspec.hardware.host import resident_bytes
 from ggufspec.schema.base import to_json
+from tests.support.processes import Cli
+from tests.support.server import serving
 
 PROMPT = "import os\n\ndef "
 SOURCES = {"draft", "lookup", "target", "bonus"}
@@ -212,13 +212,13 @@ def test_without_a_network_the_reason_is_told(far: Cli) -> None:
     [
         ({"n_cxt": 512}, "there is no option 'n_cxt'", "did you mean 'ctx_size'?"),
         ({"gpu_layers": "many"}, "'many' is not a number of layers", "45, all or auto"),
-        ({"ubatch_size": 4097}, "--ubatch-size 4097 is out of range: 0 to 4096", "1 to 4096"),
+        ({"ubatch_size": 4097}, "--ubatch-size 4097 is out of range: 1 to 4096", "1 to 4096"),
         ({"cache_type_k": "q9"}, "there is no key cache type 'q9'", "f16"),
         ({"ctx_size": -1}, "--ctx-size -1 is out of range", "-c max"),
         ({"acceptance": 1.5}, "--acceptance 1.5 is out of range: 0 to 1", "0.7"),
         ({"vram": "much"}, "'much' is not a memory size", "24GiB"),
         ({"gpu": "RTX 9999 Ti"}, "RTX 9999 Ti", ""),
-        ({"vram": "1GiB", "rpc": ["127.0.0.1:1"]}, "--rpc is a card that is here", "one or the other"),
+        ({"vram": "1GiB", "rpc": ["127.0.0.1:1"]}, "--rpc cannot be combined with --gpu", "one or the other"),
     ],
 )
 def test_what_cannot_be_planned(files: Pair, options: dict[str, Any], message: str, hint: str) -> None:

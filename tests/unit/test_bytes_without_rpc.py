@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from shapes import SHAPES, write
 
 from ggufspec.api.plan import plan_request
 from ggufspec.decoding.options import DecoderOptions
@@ -17,8 +16,9 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import bundled_folder
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.memory import HOST, Request
+from ggufspec.planning.memory import HOST, MemoryRequest
 from tests.support import heads
+from tests.support.shapes import SHAPES, write
 
 SHIPPED = "eagle3 that ships"
 
@@ -27,13 +27,13 @@ class WithoutRpc:
     """A session of dry runs in this process, as a llama.cpp without RPC makes them: on the CPU alone."""
 
     def __init__(self) -> None:
-        self._spec = dryrun.Spec(simulated_devices=1)
+        self._spec = dryrun.DryRunJob(simulated_devices=1)
         self._opened = dryrun.opened(self._spec, lambda _: None, threading.Event())
         self._serving = self._opened.__enter__()
         self.ready = self._serving.ready
 
-    def ask(self, runs: Sequence[dryrun.Run]) -> tuple[dryrun.Answer, ...]:
-        return self._serving.answer(dryrun.Request(tuple(runs)), lambda _: None, threading.Event()).answers
+    def ask(self, runs: Sequence[dryrun.PlacedModel]) -> tuple[dryrun.DryRunBytes, ...]:
+        return self._serving.answer(dryrun.DryRunRequest(tuple(runs)), lambda _: None, threading.Event()).answers
 
     def close(self) -> None:
         self._opened.__exit__(None, None, None)
@@ -46,7 +46,7 @@ def files(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     return heads.write_all(target, tmp_path_factory.mktemp("heads")) | {SHIPPED: (target, shipped)}
 
 
-def requests(target: Path, head: Path, ctx_size: int) -> Iterator[Request]:
+def requests(target: Path, head: Path, ctx_size: int) -> Iterator[MemoryRequest]:
     """The head with none, some and all layers of both offloaded."""
     known = [(one.header, one.metadata_only) for one in read_headers([target, head])]
     drafter = "eagle3" if "eagle3" in known[1][0].architecture else "mtp"
@@ -58,7 +58,7 @@ def requests(target: Path, head: Path, ctx_size: int) -> Iterator[Request]:
         yield from (request.draft.at(Placement(own), on) for own in ((layers,) if head == target else (0, 1, 99)))
 
 
-def check(asked: Sequence[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(asked: Sequence[MemoryRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and caches are as dry runs on a simulated card have them, and compute buffers are not below those."""
     with DryRuns({"GPU0": "a card"}, simulated=True, rpc=(), folder=tmp_path / "true") as dry_runs:
         truth = dry_runs(asked)
@@ -93,9 +93,9 @@ def test_bytes_of_a_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     layers = known.header.layers
     kept = {"n_cpu_moe" if known.header.experts else "n_cpu_ffn": layers}
     placements = [*map(Placement, (0, 1, layers // 2, layers - 1, layers)), Placement(layers, **kept)]
-    contexts = [ContextOptions(size, width, 1, flash_attn="on") for size in (512, 8192) for width in (1, 16)]
+    contexts = [ContextOptions(size, batch_size, 1, flash_attn="on") for size in (512, 8192) for batch_size in (1, 16)]
     check(
-        [Request(known.header, known.metadata_only, *one) for one in product(placements, contexts)],
+        [MemoryRequest(known.header, known.metadata_only, *one) for one in product(placements, contexts)],
         tmp_path,
         monkeypatch,
     )

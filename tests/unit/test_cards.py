@@ -120,7 +120,7 @@ def test_a_name_of_several_variants(name, variants):
 def test_an_unknown_name_names_the_nearest(name, near):
     with pytest.raises(UsageError) as error:
         find_card(name)
-    assert error.value.message == f"no card called {name!r} is known"
+    assert error.value.message == f"no GPU called {name!r} is known"
     assert near in error.value.hint
     assert error.value.hint.endswith("give its memory instead: --vram 24GiB")
 
@@ -128,7 +128,7 @@ def test_an_unknown_name_names_the_nearest(name, near):
 @pytest.mark.parametrize("name", ["", " ", "gtx", "12GB", "NVIDIA", "Voodoo 2", "RTX 4090 Laptop GPU"])
 def test_what_is_no_card(name):
     """A laptop's card has its desktop namesake's name and not its memory."""
-    with pytest.raises(UsageError, match="no card called"):
+    with pytest.raises(UsageError, match="no GPU called"):
         find_card(name)
 
 

@@ -10,7 +10,7 @@ import pytest
 from ggufspec.bench import history as bench_history
 from ggufspec.bench.summary import unwatched_notes
 from ggufspec.hardware.backends import backend_of
-from ggufspec.hardware.gpus import Survey, is_software
+from ggufspec.hardware.gpus import GpuSurvey, is_software
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.devices import Device
 from ggufspec.planning import machine
@@ -68,9 +68,9 @@ def test_nvml_is_asked_where_it_tells(monkeypatch, told: list[int | None], used:
 def test_a_card_of_software_is_none_to_a_plan(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine.probe, "inspect", lambda _: SimpleNamespace(devices=(SOFTWARE, CPU)))
     monkeypatch.setattr(machine.gpus, "gpus", list)
-    assert machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards == ()
+    assert machine.this_machine((), headroom_bytes=0, folder=tmp_path, threads=2).cards == ()
     monkeypatch.setattr(machine.probe, "inspect", lambda _: SimpleNamespace(devices=(RADEON, INTEGRATED, CPU)))
-    (card,) = machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards
+    (card,) = machine.this_machine((), headroom_bytes=0, folder=tmp_path, threads=2).cards
     assert (card.name, card.free_bytes, card.overhead_bytes) == ("Vulkan0", 23 * GIB, VULKAN_BYTES)
     assert not is_software("NVIDIA GeForce RTX 4090")
 
@@ -87,16 +87,16 @@ def measured(rise: int, gpu_layers: int = 33) -> SimpleNamespace:
 )
 def test_a_bench_teaches_what_the_driver_takes(monkeypatch, tmp_path: Path, rise: int, learned: int) -> None:
     monkeypatch.setattr(bench_history, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(bench_history, "survey", lambda: Survey((), (), None))
+    monkeypatch.setattr(bench_history, "survey", lambda: GpuSurvey((), (), None))
     models = [SimpleNamespace(gpu_layers=n, bytes={"Vulkan0": {"weights": 250 * MIB}}) for n in (33, 2)]
     plan = SimpleNamespace(
         options={"speculative": SimpleNamespace(target=models[0], draft=models[1])},
         devices=(SimpleNamespace(name="Vulkan0", description=RADEON.description),),
     )
     resolved = SimpleNamespace(plan=plan, cards=("Vulkan0",))
-    bench_history.record_overhead(resolved, [measured(rise, gpu_layers=9)])  # not as it was planned
+    bench_history.record_run_overhead(resolved, [measured(rise, gpu_layers=9)])  # not as it was planned
     assert known_overhead(tmp_path, RADEON.description, "Vulkan0") == VULKAN_BYTES
-    bench_history.record_overhead(resolved, [measured(rise)])
+    bench_history.record_run_overhead(resolved, [measured(rise)])
     assert known_overhead(tmp_path, RADEON.description, "Vulkan0") == learned
 
 
@@ -138,7 +138,5 @@ def test_a_driver_that_moves_a_card_s_memory_to_the_host_is_told(changed, kv: in
 
 def test_what_is_not_known_of_a_card_is_noted_where_it_did_the_work() -> None:
     (note,) = unwatched_notes([measured(1), measured(1)])
-    assert note.startswith(
-        "AMD Radeon RX 7900 XTX: its energy, throttled clocks and other programs on it are not known"
-    )
+    assert note.startswith("AMD Radeon RX 7900 XTX: energy, throttled clocks and other programs are unknown")
     assert unwatched_notes([measured(1, gpu_layers=0)]) == ()

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shapes import SHAPES, write
 
 from ggufspec.hardware.cards import CARDS, find_card
-from ggufspec.llamacpp.gguf import parse
+from ggufspec.llamacpp.gguf import parse_header
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.planning.catalogue import REACHES, Cores, card_profile, from_catalogue, guessed_host, link_bytes_per_s
+from ggufspec.planning.catalogue import REACHES, CpuCores, card_profile, from_catalogue, guessed_host, link_bytes_per_s
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import DeviceProfile, expected_tokens, pass_s
+from tests.support.shapes import SHAPES, write
 
 
 @pytest.fixture(scope="module")
 def llama3_70b(tmp_path_factory: pytest.TempPathFactory) -> ModelHeader:
     path = write(tmp_path_factory.mktemp("70b") / "model.gguf", SHAPES["llama3-70b-q3_k_s"])
     with path.open("rb") as file:
-        return interpret(path.name, [parse(file.read(2**24))], path.stat().st_size)
+        return interpret(path.name, [parse_header(file.read(2**24))], path.stat().st_size)
 
 
 def test_the_case_that_started_this_project(llama3_70b: ModelHeader):
@@ -29,7 +29,7 @@ def test_the_case_that_started_this_project(llama3_70b: ModelHeader):
     The host is not known: five cores and DDR4-3200 explain both what a token and what a batch of four took.
     """
     there = from_catalogue([find_card("RTX 4090")], ["GPU0"])
-    there = replace(there, devices=there.devices | {HOST: guessed_host(51.2e9, Cores(5))})
+    there = replace(there, devices=there.devices | {HOST: guessed_host(51.2e9, CpuCores(5))})
 
     def seconds(layers: int, tokens: int = 1) -> float:
         return pass_s(llama3_70b, Placement(layers), there, ("GPU0",), tokens=tokens, depth=512)
@@ -46,7 +46,7 @@ def test_the_case_that_started_this_project(llama3_70b: ModelHeader):
 
 def test_the_machine_on_which_streaming_was_measured(llama3_70b: ModelHeader):
     """The same model on an H100 held to 24 GiB, feed-forwards of 36 blocks copied from eight cores of a Xeon."""
-    cores = Cores(8, "avx512", is_desktop=False)
+    cores = CpuCores(8, "avx512", is_desktop=False)
     there = from_catalogue([find_card("H100 SXM")], ["GPU0"])
     there = replace(there, devices=there.devices | {HOST: guessed_host(8 * 38.4e9, cores)})
     there = replace(there, link_bytes_per_s=link_bytes_per_s(5, 16))
@@ -64,7 +64,7 @@ def test_the_machine_on_which_streaming_was_measured(llama3_70b: ModelHeader):
 def test_a_catalogue_machine_says_so():
     there = from_catalogue([find_card("RTX 4090"), find_card("RTX 3060 12GB")])
     assert list(there.devices) == [HOST, "RTX 4090", "RTX 3060 12GB"]
-    assert there.origin == "from the catalogue; this machine's speed is not measured (plan --calibrate does)"
+    assert there.origin == "from the catalogue; this machine's speed was not measured (plan --calibrate does)"
     assert [device.source for device in there.devices.values()] == ["guess", "catalogue", "catalogue"]
     here = replace(
         there, origin="measured on a day", pass_s=7.0, devices={HOST: DeviceProfile(9e9, 1e9, 0.0, "measured")}
@@ -101,18 +101,18 @@ def test_a_host_is_as_fast_as_its_memory():
 
 
 def test_few_cores_take_longer_to_unpack_weights_than_memory_does_to_give_them():
-    few, many = (guessed_host(cores=Cores(count)) for count in (2, 16))
+    few, many = (guessed_host(cores=CpuCores(count)) for count in (2, 16))
     assert few.by_type["q3_K"] < 0.5 * many.by_type["q3_K"] == pytest.approx(0.5 * many.bandwidth_bytes_per_s)
     assert few.batch_latencies["q3_K"][4] > 1.5 * many.batch_latencies["q3_K"][4]
-    assert guessed_host(cores=Cores(2, "avx512")).batch_latencies["q4_K"][8] < few.batch_latencies["q4_K"][8] / 2
-    assert guessed_host(cores=Cores(2), repacked=True).batch_latencies["q4_K"][4] < few.batch_latencies["q4_K"][4]
+    assert guessed_host(cores=CpuCores(2, "avx512")).batch_latencies["q4_K"][8] < few.batch_latencies["q4_K"][8] / 2
+    assert guessed_host(cores=CpuCores(2), repacked=True).batch_latencies["q4_K"][4] < few.batch_latencies["q4_K"][4]
 
 
 def test_what_was_measured_without_a_card_verifies_otherwise_beside_one():
-    here = from_catalogue([], cores=Cores(4))
-    assert here.device(HOST).batch_latencies["q4_K"][4] < guessed_host(cores=Cores(4)).batch_latencies["q4_K"][4]
-    beside = from_catalogue([find_card("RTX 4090")], ["GPU0"], here, Cores(4))
-    assert beside.device(HOST).batch_latencies == guessed_host(cores=Cores(4)).batch_latencies
+    here = from_catalogue([], cores=CpuCores(4))
+    assert here.device(HOST).batch_latencies["q4_K"][4] < guessed_host(cores=CpuCores(4)).batch_latencies["q4_K"][4]
+    beside = from_catalogue([find_card("RTX 4090")], ["GPU0"], here, CpuCores(4))
+    assert beside.device(HOST).batch_latencies == guessed_host(cores=CpuCores(4)).batch_latencies
     assert beside.device(HOST).by_type == here.device(HOST).by_type
 
 

@@ -20,16 +20,26 @@ from ggufspec.decoding.rules.base import AcceptanceResult
 from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.rules.speculative import Draws, verify_residual
-from ggufspec.decoding.sampling import Sampling, candidates
+from ggufspec.decoding.sampling import Sampling, token_candidates
 from ggufspec.schema.bench import Divergence
-from ggufspec.schema.verify import Check
+from ggufspec.schema.verify import CertificateCheck
 from ggufspec.verify import certificate
-from ggufspec.verify.certificate import ADAPTIVE, DEFAULT, EVERY_POLICY, STRICT, Answer, Request, Spec
+from ggufspec.verify.certificate import (
+    ADAPTIVE,
+    DEFAULT,
+    EVERY_POLICY,
+    STRICT,
+    CertificateAnswer,
+    CertificateJob,
+    CertificateRequest,
+)
 
 WARM = Sampling(temperature=0.8, seed=3)
 BARE = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = replace(WARM, temperature=0.0)
-SPEC = Spec(Path("t"), Path("d"), DecoderOptions(), ("draft", "both"), ("exact", "residual"), ("a", "b"), 8, WARM, 3)
+SPEC = CertificateJob(
+    Path("t"), Path("d"), DecoderOptions(), ("draft", "both"), ("exact", "residual"), ("a", "b"), 8, WARM, 3
+)
 
 
 # ---- what is asked
@@ -76,20 +86,20 @@ def test_what_the_lookup_offered_is_known_up_to_the_first_wrong_token():
 # ---- identity
 
 
-ASKS = (Request(0, GREEDY), Request(1, GREEDY), Request(0, WARM))
+ASKS = (CertificateRequest(0, GREEDY), CertificateRequest(1, GREEDY), CertificateRequest(0, WARM))
 ALONE = {ask: (1, 2, 3, number) for number, ask in enumerate(ASKS)}
 
 
 def given_answers(changes=None, drafted=5):
     changes = changes or {}
     return {
-        policy: [Answer(ask, changes.get((policy, ask), ALONE[ask]), drafted, drafted - 2) for ask in ASKS]
+        policy: [CertificateAnswer(ask, changes.get((policy, ask), ALONE[ask]), drafted, drafted - 2) for ask in ASKS]
         for policy in EVERY_POLICY
     }
 
 
 def test_identical_answers_pass():
-    greedy, coupled = certificate.compare(STRICT, "both", ALONE, given_answers())
+    greedy, coupled = certificate.compare_answers(STRICT, "both", ALONE, given_answers())
     assert (greedy.status, greedy.rule, greedy.answers, greedy.tokens) == ("passed", "greedy", 8, 32)
     assert (greedy.drafted, greedy.accepted, greedy.seeds, greedy.differences) == (40, 24, (), ())
     assert (coupled.status, coupled.rule, coupled.answers, coupled.tokens, coupled.seeds) == (
@@ -108,7 +118,7 @@ def test_identical_answers_pass():
 )
 def test_a_difference_in_strict_mode_fails(wrong, said):
     changed = given_answers({(EVERY_POLICY[2], ASKS[2]): wrong})
-    greedy, coupled = certificate.compare(STRICT, "draft", ALONE, changed)
+    greedy, coupled = certificate.compare_answers(STRICT, "draft", ALONE, changed)
     assert (greedy.status, coupled.status) == ("passed", "failed")
     (one,) = coupled.differences
     assert (one.prompt, one.seed, one.policy) == (0, 3, "fixed 4")
@@ -121,32 +131,32 @@ def test_in_default_mode_a_near_tie_passes_and_a_wrong_token_does_not():
 
     def check(*, explained):
         found = {(ASKS[0], (1, 2, 9)): Divergence(0, 2, 3, 9, 0.5, 0.6, explained)}
-        return certificate.compare(DEFAULT, "draft", ALONE, changed, found)[0]
+        return certificate.compare_answers(DEFAULT, "draft", ALONE, changed, found)[0]
 
     near, far = check(explained=True), check(explained=False)
     assert (near.status, near.differences[0].margin, near.differences[0].noise) == ("passed", 0.5, 0.6)
     assert (far.status, far.differences[0].explained) == ("failed", False)
-    assert certificate.compare(DEFAULT, "draft", ALONE, changed)[0].status == "failed"  # it was not examined
+    assert certificate.compare_answers(DEFAULT, "draft", ALONE, changed)[0].status == "failed"  # it was not examined
 
 
 def test_a_policy_that_drafted_nothing_is_not_among_the_claims():
     """The adaptive one, where no draft pays."""
     given = given_answers()
     given[ADAPTIVE] = [replace(answer, drafted=0, accepted=0) for answer in given[ADAPTIVE]]
-    greedy, _ = certificate.compare(STRICT, "both", ALONE, given)
+    greedy, _ = certificate.compare_answers(STRICT, "both", ALONE, given)
     assert (greedy.status, greedy.policies) == ("passed", ("fixed 1", "fixed 4", "fixed 15"))
     assert (greedy.answers, greedy.tokens, greedy.drafted) == (6, 24, 30)
     given[ADAPTIVE][0] = replace(given[ADAPTIVE][0], tokens=(9,))
-    greedy, _ = certificate.compare(STRICT, "both", ALONE, given)
+    greedy, _ = certificate.compare_answers(STRICT, "both", ALONE, given)
     assert (greedy.status, greedy.policies, greedy.answers) == ("failed", tuple(map(str, EVERY_POLICY)), 8)
 
 
 def test_without_a_drafted_token_nothing_is_claimed():
     idle = given_answers(drafted=0)
-    check = certificate.compare(STRICT, "lookup", ALONE, idle)[0]
+    check = certificate.compare_answers(STRICT, "lookup", ALONE, idle)[0]
     assert (check.status, check.reason) == ("not possible", "not one token was drafted")
     wrong = given_answers({(ADAPTIVE, ASKS[0]): (9,)}, drafted=0)
-    assert certificate.compare(STRICT, "lookup", ALONE, wrong)[0].status == "failed"
+    assert certificate.compare_answers(STRICT, "lookup", ALONE, wrong)[0].status == "failed"
 
 
 # ---- how far a divergence is from a tie
@@ -203,32 +213,38 @@ def test_a_token_at_the_border_of_a_truncation_is_near():
 
 
 def test_what_may_be_true_of_a_token():
-    events = certificate.places([ROW], 1, BARE, proposed=3)
+    events = certificate.token_events([ROW], 1, BARE, proposed=3)
     chances = {name: chance for name, (chance, _) in events.items()}
     assert chances == pytest.approx({"likeliest": 0.5, "second": 0.3, "others": 0.2, "proposed": 0.05})
     assert [name for name, (_, true) in events.items() if true] == ["second"]
-    assert [name for name, (_, true) in certificate.places([ROW], 3, BARE, 3).items() if true] == ["others", "proposed"]
-    assert "proposed" not in certificate.places([ROW], 3, BARE, None)
+    assert [name for name, (_, true) in certificate.token_events([ROW], 3, BARE, 3).items() if true] == [
+        "others",
+        "proposed",
+    ]
+    assert "proposed" not in certificate.token_events([ROW], 3, BARE, None)
 
 
 def test_what_the_draft_favours():
     """It gives tokens 1 and 3 more than the target does; of a longer vocabulary the end is not the target's."""
     draft = np.log(np.array([0.3, 0.5, 0.1, 0.1, 0.1], np.float32))
-    favoured = [certificate.places([ROW, draft], token, BARE, None)["favoured"] for token in range(4)]
+    favoured = [certificate.token_events([ROW, draft], token, BARE, None)["favoured"] for token in range(4)]
     assert [chance for chance, _ in favoured] == pytest.approx([0.35] * 4)
     assert [true for _, true in favoured] == [False, True, False, True]
-    assert certificate.places([ROW, draft[:2]], 1, BARE, None)["favoured"] == (pytest.approx(0.3), True)
+    assert certificate.token_events([ROW, draft[:2]], 1, BARE, None)["favoured"] == (pytest.approx(0.3), True)
 
 
 def test_a_token_that_is_certain():
-    events = certificate.places([ROW], 0, replace(BARE, top_k=1), proposed=2)
+    events = certificate.token_events([ROW], 0, replace(BARE, top_k=1), proposed=2)
     assert events == {
         "likeliest": (1.0, True),
         "second": (0.0, False),
         "others": (0.0, False),
         "proposed": (0.0, False),
     }
-    assert certificate.places([ROW], 2, replace(BARE, top_k=1), None)["others"] == (0.0, True)  # it cannot have been
+    assert certificate.token_events([ROW], 2, replace(BARE, top_k=1), None)["others"] == (
+        0.0,
+        True,
+    )  # it cannot have been
 
 
 @given(st.lists(st.fractions(0, 1, max_denominator=10), min_size=1, max_size=7))
@@ -262,7 +278,7 @@ class Words:
     def emit(self, bug=None, lookup=False):
         """(both rows, emitted token, offered token or None) with drafts of one token, judged by a rule with a bug."""
         for p_row, q_row in zip(self.target, self.draft, strict=True):
-            p, q = Distribution.of(candidates(p_row, WARM)), Distribution.of(candidates(q_row, WARM))
+            p, q = Distribution.of(token_candidates(p_row, WARM)), Distribution.of(token_candidates(q_row, WARM))
             chance = Draws(self.rng)
             token = int(q_row.argmax()) if lookup else int(q.ids[chance.draw(q.probabilities)])
             q = Distribution.point(token) if lookup else q
@@ -303,9 +319,9 @@ def accept_without_the_draft(p, token, q, chance):
 def judgement(words, **how):
     events = {}
     for rows, token, offered in words.emit(**how):
-        for name, event in certificate.places(rows, token, WARM, offered).items():
+        for name, event in certificate.token_events(rows, token, WARM, offered).items():
             events.setdefault(name, []).append(event)
-    answers = [Answer(Request(0, WARM), (0,) * len(events["likeliest"]), drafted=1)]
+    answers = [CertificateAnswer(CertificateRequest(0, WARM), (0,) * len(events["likeliest"]), drafted=1)]
     return certificate.judge_distribution("draft", "residual", ("fixed 1",), answers, events, tests=4)
 
 
@@ -352,36 +368,36 @@ def test_false_alarms_are_as_rare_as_promised():
 
 
 def check(status, section=STRICT, drafter="both", rule="greedy", **more):
-    return Check(section, drafter, rule, status, tokens=100, answers=more.pop("answers", 2), **more)
+    return CertificateCheck(section, drafter, rule, status, tokens=100, answers=more.pop("answers", 2), **more)
 
 
 def test_the_certificate_is_given():
-    passed, text = certificate.judge([check("passed"), check("passed", DEFAULT)])
+    passed, text = certificate.certificate_verdict([check("passed"), check("passed", DEFAULT)])
     assert passed
     assert text == "PASSED: 2 checks, 200 tokens. Speculation changes nothing."
 
 
 def test_one_failure_is_enough():
-    passed, text = certificate.judge([check("passed"), check("failed", drafter="lookup")])
+    passed, text = certificate.certificate_verdict([check("passed"), check("failed", drafter="lookup")])
     assert not passed
     assert text.startswith("FAILED: 1 of 2 checks (strict, lookup, greedy).")
-    assert not certificate.judge([check("failed")], interrupted=True)[0]
+    assert not certificate.certificate_verdict([check("failed")], interrupted=True)[0]
 
 
 def test_without_strict_mode_the_default_mode_carries_it():
-    impossible = Check(STRICT, "all", "exact", "not possible", reason="this device")
-    passed, text = certificate.judge([impossible, check("passed", DEFAULT)])
+    impossible = CertificateCheck(STRICT, "all", "exact", "not possible", reason="this device")
+    passed, text = certificate.certificate_verdict([impossible, check("passed", DEFAULT)])
     assert passed
-    assert "this device cannot keep strict mode, and the certificate rests on the default mode" in text
-    assert certificate.judge([impossible]) == (False, "No certificate: nothing could be checked.")
+    assert "this device cannot run strict mode, so the certificate rests on default mode" in text
+    assert certificate.certificate_verdict([impossible]) == (False, "No certificate: nothing could be checked.")
 
 
 def test_what_claims_nothing_is_named():
-    passed, text = certificate.judge([check("passed"), check("not possible", drafter="lookup")])
+    passed, text = certificate.certificate_verdict([check("passed"), check("not possible", drafter="lookup")])
     assert passed
-    assert text.endswith("Some checks prove nothing, since no token was drafted: lookup.")
+    assert text.endswith("Some checks prove nothing, because no token was drafted: lookup.")
 
 
 def test_an_interrupted_run_gives_none():
-    passed, text = certificate.judge([check("passed")], interrupted=True)
-    assert (passed, text) == (False, "No certificate: interrupted after 1 checks, of which none had failed.")
+    passed, text = certificate.certificate_verdict([check("passed")], interrupted=True)
+    assert (passed, text) == (False, "No certificate: interrupted after 1 checks, none of which had failed.")

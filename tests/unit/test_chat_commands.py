@@ -16,11 +16,11 @@ from ggufspec.chat.commands import (
     HELP,
     HELP_IN_SHORT,
     SHOWN,
-    Command,
-    Switches,
+    ChatSwitches,
+    SlashCommand,
     change,
     is_switch,
-    read,
+    parse_input,
     sampled,
     shown,
 )
@@ -29,23 +29,23 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.settings.table import OPTIONS
 
-PAIR = Switches(has_draft=True, draft_most=15, draft_max=15)
-ALONE = Switches(has_draft=False, drafter="none")
+PAIR = ChatSwitches(has_draft=True, draft_most=15, draft_max=15)
+ALONE = ChatSwitches(has_draft=False, drafter="none")
 
 
-def commands(line: str) -> tuple[Command, ...]:
-    found = read(line)
+def commands(line: str) -> tuple[SlashCommand, ...]:
+    found = parse_input(line)
     assert not isinstance(found, str)
     return found
 
 
-def changed(line: str, settings: Switches = PAIR) -> Switches:
+def changed(line: str, settings: ChatSwitches = PAIR) -> ChatSwitches:
     for command in commands(line):
         settings = change(settings, command)
     return settings
 
 
-def refused(line: str, settings: Switches = PAIR) -> UsageError:
+def refused(line: str, settings: ChatSwitches = PAIR) -> UsageError:
     with pytest.raises(UsageError) as caught:
         changed(line, settings)
     assert caught.value.hint
@@ -60,18 +60,18 @@ def refused(line: str, settings: Switches = PAIR) -> UsageError:
         ("//text", "/text"),
         ("//", "/"),
         ("a /top-k 4", "a /top-k 4"),
-        ("/top-k 4", Command("top-k", "4")),
-        (" /DRAFT-MAX   max ", Command("draft-max", "max")),
-        ("/top-k\t4", Command("top-k", "4")),
-        ("/top-k", Command("top-k", "")),
-        ("/system You are\nterse.", Command("system", "You are\nterse.")),
-        ("/compare\ndef f(", Command("compare", "def f(")),
-        ("/exit", Command("quit", "")),
-        ("/?", Command("help", "")),
+        ("/top-k 4", SlashCommand("top-k", "4")),
+        (" /DRAFT-MAX   max ", SlashCommand("draft-max", "max")),
+        ("/top-k\t4", SlashCommand("top-k", "4")),
+        ("/top-k", SlashCommand("top-k", "")),
+        ("/system You are\nterse.", SlashCommand("system", "You are\nterse.")),
+        ("/compare\ndef f(", SlashCommand("compare", "def f(")),
+        ("/exit", SlashCommand("quit", "")),
+        ("/?", SlashCommand("help", "")),
     ],
 )
-def test_what_is_typed(typed: str, read_as: str | Command) -> None:
-    assert read(typed) == (read_as if isinstance(read_as, str) else (read_as,))
+def test_what_is_typed(typed: str, read_as: str | SlashCommand) -> None:
+    assert parse_input(typed) == (read_as if isinstance(read_as, str) else (read_as,))
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_head_cannot_answer_alone() -> None:
         (replace(ALONE, drafter="both"), ("lookup",)),
     ],
 )
-def test_who_drafts(settings: Switches, drafters: tuple[str, ...]) -> None:
+def test_who_drafts(settings: ChatSwitches, drafters: tuple[str, ...]) -> None:
     assert settings.drafters == drafters
 
 
@@ -357,7 +357,7 @@ def test_every_switch_shows_its_value() -> None:
 @given(st.text())
 def test_anything_typed_is_a_message_a_command_or_an_error_with_a_hint(typed: str) -> None:
     try:
-        found = read(typed)
+        found = parse_input(typed)
     except UsageError:
         refused(typed)
         return
@@ -373,6 +373,6 @@ def test_any_argument_is_taken_or_refused(name: str, argument: str) -> None:
     try:
         for command in commands(line):
             if is_switch(command.name) and command.argument:
-                assert isinstance(change(PAIR, command), Switches)
+                assert isinstance(change(PAIR, command), ChatSwitches)
     except UsageError:
         refused(line)

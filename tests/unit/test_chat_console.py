@@ -13,7 +13,7 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from ggufspec.chat.commands import COMMANDS
-from ggufspec.chat.console import Typing, _Completions, _history
+from ggufspec.chat.console import UserInput, _Completions, _history
 
 CTRL_C, CTRL_D, ENTER, ALT_ENTER = "\x03", "\x04", "\r", "\x1b\r"
 
@@ -28,8 +28,8 @@ def keys() -> Iterator[PipeInput]:
         yield pipe
 
 
-def typing(keys: PipeInput, history: Path | None = None) -> Typing:
-    return Typing(history, lambda: [("demo", False), ("lossy", True)], input=keys, output=DummyOutput())
+def typing(keys: PipeInput, history: Path | None = None) -> UserInput:
+    return UserInput(history, lambda: [("demo", False), ("lossy", True)], input=keys, output=DummyOutput())
 
 
 def typed(keys: PipeInput, text: str, history: Path | None = None) -> str:
@@ -143,7 +143,7 @@ def test_completion(before: str, whole: str, tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_toolbar_marks_warnings(keys: PipeInput) -> None:
-    asked = Typing(None, lambda: [("demo", False), ("top-k:3 (lossy)", True)], input=keys, output=DummyOutput())
+    asked = UserInput(None, lambda: [("demo", False), ("top-k:3 (lossy)", True)], input=keys, output=DummyOutput())
     assert asked._bottom() == [
         ("class:bottom-toolbar", "demo"),
         ("class:bottom-toolbar", " · "),
@@ -153,7 +153,7 @@ def test_a_toolbar_marks_warnings(keys: PipeInput) -> None:
 
 def test_a_toolbar_is_as_wide_as_the_terminal_in_whole_words(keys: PipeInput) -> None:
     words = [("a" * 30, False), ("b" * 40, True), ("seven", False)]  # 76 columns, and eight more
-    asked = Typing(None, lambda: words, input=keys, output=DummyOutput())  # of 80 columns
+    asked = UserInput(None, lambda: words, input=keys, output=DummyOutput())  # of 80 columns
     assert [text for _, text in asked._bottom()] == ["a" * 30, " · ", "b" * 40]
-    wide = Typing(None, lambda: [("a" * 100, False), ("b", False)], input=keys, output=DummyOutput())
+    wide = UserInput(None, lambda: [("a" * 100, False), ("b", False)], input=keys, output=DummyOutput())
     assert [text for _, text in wide._bottom()] == ["a" * 100], "the name stays, whatever there is room for"

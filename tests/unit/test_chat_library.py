@@ -8,21 +8,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jobs_template
 import pytest
-from chat_templates import BARE, HERMES, NOTE, OPENED, THINKING, WEATHER, tool
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ggufspec import child
-from ggufspec.decoding.grammar import Path as GrammarPath
+from ggufspec.decoding.grammar import GrammarPath
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp import chat_library
-from ggufspec.llamacpp.chat_library import Applied, Delta
-from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
+from ggufspec.llamacpp.chat_library import AppliedTemplate, MessageDelta
+from ggufspec.llamacpp.chat_template import ChatTemplate, TemplateOptions
 from ggufspec.llamacpp.grammar import LazyGrammar, check_schema, compile_grammar, schema_to_grammar
 from ggufspec.llamacpp.model import Model
-from ggufspec.serve.reading import Reading
+from ggufspec.serve.reading import AnswerReading
+from tests.support import jobs_template
+from tests.support.chat_templates import BARE, HERMES, NOTE, OPENED, THINKING, WEATHER, tool
 
 NOW = datetime(2026, 11, 26, 12)
 ASKED = [{"role": "user", "content": "What is it like in Oslo?"}]
@@ -35,18 +35,18 @@ SECOND = '<tool_call>\n{"name": "note", "arguments": {"text": "a; b"}}\n</tool_c
 WANTED = ("get_weather", {"city": 'Köln </tool_call> "x"', "days": 2})
 
 
-def applied(wishes: Wishes = Wishes(), source: str = THINKING) -> Applied:
+def applied(wishes: TemplateOptions = TemplateOptions(), source: str = THINKING) -> AppliedTemplate:
     return ChatTemplate(source, NOW).apply(ASKED, wishes)
 
 
-def read(pieces: list[str], made: Applied) -> list[Delta]:
-    reading = Reading(made, tools=True, clock=lambda: 0.0, make_id=lambda: "abcdefghi")
+def read(pieces: list[str], made: AppliedTemplate) -> list[MessageDelta]:
+    reading = AnswerReading(made, tools=True, clock=lambda: 0.0, make_id=lambda: "abcdefghi")
     return [one for piece in pieces for one in reading.push(piece)] + reading.finish()
 
 
-def message(deltas: list[Delta]) -> tuple[str, str, list[tuple[str, Any]]]:
+def message(deltas: list[MessageDelta]) -> tuple[str, str, list[tuple[str, Any]]]:
     """Content, reasoning, and calls, of which each has one id and a name that came whole."""
-    calls: dict[int, list[Delta]] = {}
+    calls: dict[int, list[MessageDelta]] = {}
     for one in deltas:
         if one.call >= 0:
             calls.setdefault(one.call, []).append(one)
@@ -70,7 +70,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("answer", "content", "reasoning", "calls"), ANSWERS)
 def test_an_answer_is_read_however_it_is_cut(answer: str, content: str, reasoning: str, calls: list[Any]) -> None:
-    made = applied(Wishes(TOOLS, parallel=True))
+    made = applied(TemplateOptions(TOOLS, parallel=True))
     cuts = [[answer], list(answer), *([answer[:place], answer[place:]] for place in range(1, len(answer), 7))]
     for pieces in cuts:
         found = message(read(pieces, made))
@@ -81,7 +81,7 @@ def test_an_answer_is_read_however_it_is_cut(answer: str, content: str, reasonin
 def test_an_answer_without_its_form_loses_nothing(pieces: list[str]) -> None:
     """However it breaks off, something of it comes back, in the order of the text."""
     text = "".join(pieces)
-    content, reasoning, calls = message(read(pieces, applied(Wishes(TOOLS))))
+    content, reasoning, calls = message(read(pieces, applied(TemplateOptions(TOOLS))))
     assert bool((content + reasoning).strip() or calls) == bool(
         text.replace("<think>", "").strip() or "<think>" in text
     )
@@ -103,20 +103,20 @@ BROKEN = [  # answers of a template whose calls have no marks
 @pytest.mark.parametrize(("answer", "content", "calls"), BROKEN)
 def test_a_call_is_whole_whatever_is_behind_it(answer: str, content: str, calls: bool) -> None:
     """However the answer comes, and however seldom it is read."""
-    made = applied(Wishes(TOOLS), BARE)
+    made = applied(TemplateOptions(TOOLS), BARE)
     assert not made.grammar
     wanted = (content, "", [("note", {"text": "a; b"})] if calls else [])
     for pieces in ([answer], list(answer), *([answer[:place], answer[place:]] for place in range(1, len(answer), 5))):
         assert message(read(pieces, made)) == wanted
     now = iter(float(number) for number in range(100_000))
-    reading = Reading(made, tools=True, clock=lambda: next(now), make_id=lambda: "abcdefghi")
+    reading = AnswerReading(made, tools=True, clock=lambda: next(now), make_id=lambda: "abcdefghi")
     assert message([one for letter in answer for one in reading.push(letter)] + reading.finish()) == wanted
 
 
 def test_what_is_read_seldom_is_read_whole() -> None:
     """Reading takes a small share of the time; what was held back meanwhile comes at the end."""
     now = iter(float(number) for number in range(10_000))
-    reading = Reading(applied(), clock=lambda: next(now))
+    reading = AnswerReading(applied(), clock=lambda: next(now))
     found = [one for letter in "abc" * 20 for one in reading.push(letter)]
     assert 0 < len(found) < 20
     assert "".join(one.content for one in [*found, *reading.finish()]) == "abc" * 20
@@ -127,7 +127,10 @@ def test_what_is_read_seldom_is_read_whole() -> None:
 
 def test_a_call_that_must_be_made_is_all_that_the_grammar_permits(target: Path) -> None:
     with Model(target, vocab_only=True) as model:
-        for wishes, name in ((Wishes(TOOLS, must_call=True), "note"), (Wishes(TOOLS, True, "note"), "note")):
+        for wishes, name in (
+            (TemplateOptions(TOOLS, must_call=True), "note"),
+            (TemplateOptions(TOOLS, True, "note"), "note"),
+        ):
             grammar = compile_grammar(model, applied(wishes, HERMES))
             assert follows(
                 grammar, model, f'<tool_call>\n{{"name": "{name}", "arguments": {{"text": "x"}}}}\n</tool_call>'
@@ -140,8 +143,8 @@ def test_a_call_that_must_be_made_is_all_that_the_grammar_permits(target: Path) 
 def test_a_template_that_cannot_force_says_so() -> None:
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     with pytest.raises(UsageError, match="no call can be forced"):
-        ChatTemplate(plain, NOW).apply(ASKED, Wishes(TOOLS, must_call=True))
-    free = ChatTemplate(plain, NOW).apply(ASKED, Wishes(TOOLS))
+        ChatTemplate(plain, NOW).apply(ASKED, TemplateOptions(TOOLS, must_call=True))
+    free = ChatTemplate(plain, NOW).apply(ASKED, TemplateOptions(TOOLS))
     assert not free.grammar
     assert message(read([f"Hm. {SECOND}"], free)) == (f"Hm. {SECOND}", "", [])
 
@@ -153,14 +156,14 @@ def test_what_templates_of_others_use() -> None:
         '{{ {"ö": [1]} | tojson(ensure_ascii=False) }} {{ [1] | tojson(indent=2) }} {{ strftime_now("%Y-%m-%d") }}'
     )
     said = [{"role": "user", "content": text} for text in "abc"]
-    made = ChatTemplate(source, NOW).apply(said, Wishes())
+    made = ChatTemplate(source, NOW).apply(said, TemplateOptions())
     begin = 'a;b;2 {"ö": [1]} [\n  1\n] '
     assert made.prompt.startswith(begin)
     assert datetime.strptime(made.prompt.removeprefix(begin), "%Y-%m-%d")
 
 
 def test_a_schema_binds_behind_the_reasoning(target: Path) -> None:
-    made = applied(Wishes(json_schema=SCHEMA))
+    made = applied(TemplateOptions(json_schema=SCHEMA))
     with Model(target, vocab_only=True) as model:
         grammar = compile_grammar(model, made)
         assert follows(grammar, model, '{"a": 1}')
@@ -168,9 +171,11 @@ def test_a_schema_binds_behind_the_reasoning(target: Path) -> None:
     assert message(read(['{"a": 1}'], made))[:2] == ('{"a": 1}', "")
 
 
-@pytest.mark.parametrize(("wishes", "held"), [(Wishes(json_schema=SCHEMA), '{"a": 1}'), (Wishes(TOOLS, True), SECOND)])
+@pytest.mark.parametrize(
+    ("wishes", "held"), [(TemplateOptions(json_schema=SCHEMA), '{"a": 1}'), (TemplateOptions(TOOLS, True), SECOND)]
+)
 def test_what_binds_an_answer_binds_behind_a_reasoning_that_the_prompt_opens(
-    target: Path, wishes: Wishes, held: str
+    target: Path, wishes: TemplateOptions, held: str
 ) -> None:
     made = applied(wishes, OPENED)
     with Model(target, vocab_only=True) as model:
@@ -199,7 +204,7 @@ def test_classes_of_patterns_are_ranges(target: Path) -> None:
 def test_classes_of_patterns_are_ranges_in_a_tool_too(target: Path) -> None:
     """The prompt has the tool as it was given."""
     found = tool("post", zip={"type": "string", "pattern": r"^\d{2}$"})
-    made = applied(Wishes((found,), must_call=True), HERMES)
+    made = applied(TemplateOptions((found,), must_call=True), HERMES)
     assert r"^\\d{2}$" in made.prompt
     begin = '<tool_call>\n{"name": "post", "arguments": {"zip": '
     with Model(target, vocab_only=True) as model:
@@ -210,9 +215,9 @@ def test_classes_of_patterns_are_ranges_in_a_tool_too(target: Path) -> None:
 
 def test_an_answer_that_goes_on_has_only_what_follows() -> None:
     said = [*ASKED, {"role": "assistant", "content": "It is"}]
-    made = ChatTemplate(HERMES, NOW).apply(said, Wishes(goes_on=True))
+    made = ChatTemplate(HERMES, NOW).apply(said, TemplateOptions(goes_on=True))
     assert made.prompt.endswith("It is")
-    reading = Reading(made, goes_on=True, clock=lambda: 0.0)
+    reading = AnswerReading(made, goes_on=True, clock=lambda: 0.0)
     found = [one for piece in (" col", "d.") for one in reading.push(piece)] + reading.finish()
     assert "".join(one.content for one in found) == " cold."
 
@@ -229,7 +234,7 @@ def follows(grammar: Any, model: Model, text: str) -> bool:
 
 @pytest.fixture
 def lazy(target: Path) -> Iterator[tuple[Model, LazyGrammar]]:
-    made = applied(Wishes(TOOLS))
+    made = applied(TemplateOptions(TOOLS))
     assert made.lazy
     with Model(target, vocab_only=True) as model:
         grammar = compile_grammar(model, made)
@@ -289,9 +294,9 @@ def absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A path where the library would be."""
     path = tmp_path / "libchat.so"
     monkeypatch.setattr(chat_library, "library_path", lambda: path)
-    chat_library.load.cache_clear()
+    chat_library.load_chat_library.cache_clear()
     yield path
-    chat_library.load.cache_clear()
+    chat_library.load_chat_library.cache_clear()
 
 
 def test_without_the_library_there_are_prompts_and_no_tools(absent: Path) -> None:
@@ -299,7 +304,7 @@ def test_without_the_library_there_are_prompts_and_no_tools(absent: Path) -> Non
     sandboxed = ChatTemplate(HERMES, NOW)
     assert sandboxed.render(said).endswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>assistant\n")
     with pytest.raises(UsageError, match="tools, --json-schema and response_format") as raised:
-        sandboxed.apply(said, Wishes(TOOLS))
+        sandboxed.apply(said, TemplateOptions(TOOLS))
     assert raised.value.hint == "ggufspec doctor --chat-library"
     with pytest.raises(UsageError, match="tools, --json-schema and response_format"):
         schema_to_grammar('{"type": "object"}')
@@ -309,14 +314,14 @@ def test_with_and_without_it_a_prompt_is_the_same(absent: Path) -> None:
     said = [*ASKED, {"role": "assistant", "content": "Cold."}, {"role": "user", "content": "é <b>"}]
     without = ChatTemplate(HERMES, NOW).render(said)
     absent.symlink_to(_real_path())
-    chat_library.load.cache_clear()
+    chat_library.load_chat_library.cache_clear()
     assert ChatTemplate(HERMES, NOW).render(said) == without
 
 
 def test_a_library_that_cannot_be_opened_says_what_to_type(absent: Path) -> None:
     absent.write_bytes(b"no library")
     with pytest.raises(GgufspecError, match="cannot be opened") as raised:
-        chat_library.load()
+        chat_library.load_chat_library()
     assert raised.value.hint == "ggufspec doctor --chat-library"
 
 
@@ -342,6 +347,6 @@ _real_path = chat_library.library_path
 )
 def test_a_hostile_template_costs_its_child_at_most(source: str) -> None:
     with pytest.raises(GgufspecError) as failed:
-        child.call("jobs_template", jobs_template.Spec(source), jobs_template.Result)
+        child.call(jobs_template.__name__, jobs_template.Spec(source), jobs_template.Result)
     assert "Traceback" not in failed.value.message
     assert len(failed.value.message) < 600

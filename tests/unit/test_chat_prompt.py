@@ -9,14 +9,14 @@ from datetime import datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_template import ChatTemplate
-from ggufspec.prompting import mends
+from ggufspec.prompting import workarounds
 from ggufspec.prompting.conversation import Conversation, Turn
 from ggufspec.prompting.prompt import Prompter
+from tests.support.properties import examples
 
 NOW = datetime(2026, 11, 21)
 CHATML = (
@@ -197,10 +197,10 @@ def test_a_system_prompt_that_is_left_out_is_put_there_too() -> None:
 
 
 def test_a_system_prompt_goes_there_without_llama_cpps_library_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_library, "missing", lambda: GgufspecError("it is not there"))
+    monkeypatch.setattr(chat_library, "why_chat_library_is_missing", lambda: GgufspecError("it is not there"))
     one = prompter(INST)
     assert spelled(one.tokens(Conversation("be").ask("hi"))) == "<s>[INST] be\n\nhi [/INST]"
-    assert one.notes == [mends.FOLDED]
+    assert one.notes == [workarounds.FOLDED]
 
 
 def test_without_a_system_prompt_nothing_is_said() -> None:
@@ -228,7 +228,7 @@ def test_a_template_that_rewrites_must_not_make_tokens_of_a_message() -> None:
         assert prompter(shouts).tokens(Conversation().ask(said)).count(END) == 1
     cuts = CHATML.replace("m.content", "m.content[:9]")
     assert prompter(cuts).tokens(Conversation().ask("banana and more")).count(END) == 1
-    with pytest.raises(UsageError, match=re.escape("so that <|e|> in one of them would be a token")):
+    with pytest.raises(UsageError, match=re.escape("so that <|e|> in one of them would become a token")):
         prompter(cuts).tokens(Conversation().ask("ban<|e|>ana"))
 
 

@@ -7,14 +7,14 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 from rich.console import Console
-from screens import Terminal
 from test_markdown import TEXTS, letters
 
 from ggufspec.chat import markdown
-from ggufspec.chat.stream import Plain, Rendered, Tinted, stream
+from ggufspec.chat.stream import PlainOutput, RenderedOutput, TintedOutput, stream
 from ggufspec.schema.text import visible
+from tests.support.properties import examples
+from tests.support.screens import Terminal
 
 
 class File(io.StringIO):
@@ -38,7 +38,7 @@ def console(terminal: Terminal | None = None, **more: object) -> Console:
 
 
 def rendered(text: str, terminal: Terminal, cuts: int = 1) -> str:
-    live = Rendered(console(terminal))
+    live = RenderedOutput(console(terminal))
     for start in range(0, len(text), cuts):
         live.push(text[start : start + cuts], "target")
         live.refresh()
@@ -46,7 +46,7 @@ def rendered(text: str, terminal: Terminal, cuts: int = 1) -> str:
     return terminal.text
 
 
-def plain(to: Plain, *pieces: tuple[str, str]) -> str:
+def plain(to: PlainOutput, *pieces: tuple[str, str]) -> str:
     for text, source in pieces:
         to.push(text, source)
     to.finish()
@@ -57,7 +57,7 @@ def plain(to: Plain, *pieces: tuple[str, str]) -> str:
 @given(TEXTS, st.lists(st.integers(min_value=1, max_value=40), min_size=1), st.integers(20, 60), st.integers(4, 12))
 def test_every_letter_is_on_the_screen_once(text: str, cuts: list[int], columns: int, rows: int) -> None:
     terminal = Terminal(columns, rows)
-    live = Rendered(console(terminal))
+    live = RenderedOutput(console(terminal))
     at, number = 0, 0
     while at < len(text):
         end = at + cuts[number % len(cuts)]
@@ -79,7 +79,7 @@ def test_markdown_is_rendered_and_painted_over() -> None:
 
 def test_an_answer_is_shown_while_it_comes() -> None:
     terminal = Terminal(40, 10)
-    live = Rendered(console(terminal))
+    live = RenderedOutput(console(terminal))
     for text, shown in (("Some **bo", "Some **bo"), ("ld**", "Some bold"), ("\n\nmore", "Some bold\n\nmore")):
         live.push(text, "target")
         live.refresh()
@@ -92,7 +92,7 @@ def test_an_answer_is_shown_while_it_comes() -> None:
 def test_a_terminal_of_another_size_loses_nothing(size: tuple[int, int]) -> None:
     terminal = Terminal(60, 20)
     screen = console(terminal)
-    live = Rendered(screen)
+    live = RenderedOutput(screen)
     words = "".join(f"these are words of line {number}\n" for number in range(15))
     live.push(words, "target")
     live.refresh()
@@ -108,7 +108,7 @@ def test_a_terminal_of_another_size_loses_nothing(size: tuple[int, int]) -> None
 def test_of_long_code_the_end_is_shown_and_then_all_of_it() -> None:
     code = "```python\n" + "".join(f"value{number} = {number}\n" for number in range(100))
     terminal = Terminal(40, 10)
-    live = Rendered(console(terminal))
+    live = RenderedOutput(console(terminal))
     live.push(code, "target")
     live.refresh()
     assert terminal.text.splitlines() == [f"value{number} = {number}" for number in range(92, 100)]
@@ -136,7 +136,7 @@ def test_without_colours() -> None:
     ):
         terminal = Terminal(40, 10)
         screen = console(terminal, **more)
-        live = Rendered(screen)
+        live = RenderedOutput(screen)
         live.push("**bold** `code`\n", "target")
         live.finish()
         assert terminal.text == "bold code"
@@ -150,7 +150,7 @@ def test_what_the_terminal_raises_is_raised() -> None:
                 raise OSError("gone")
             return len(text)
 
-    live = Rendered(console(file=Gone()))
+    live = RenderedOutput(console(file=Gone()))
     live.push("text", "target")
     with pytest.raises(OSError, match="gone"):
         live.finish()
@@ -158,7 +158,7 @@ def test_what_the_terminal_raises_is_raised() -> None:
 
 def test_plain_text_is_harmless_on_a_terminal_and_as_it_is_elsewhere() -> None:
     for terminal, expected in ((True, "a␛[1mb\n"), (False, "a\x1b[1mb\n")):
-        to = Plain(console(force_terminal=terminal))
+        to = PlainOutput(console(force_terminal=terminal))
         assert plain(to, ("a\x1b", "target"), ("", "target"), ("[1mb", "draft")) == expected
         to.finish()
         assert to._console.file.getvalue() == expected
@@ -166,18 +166,18 @@ def test_plain_text_is_harmless_on_a_terminal_and_as_it_is_elsewhere() -> None:
 
 def test_tinted_by_who_wrote_it() -> None:
     pieces = (("t", "target"), ("d ", "draft"), ("l", "lookup"), ("b\x1b\n", "bonus"))
-    assert plain(Tinted(console()), *pieces) == "t\x1b[32md \x1b[0m\x1b[36ml\x1b[0m\x1b[1mb␛\x1b[0m\n"
-    assert plain(Tinted(console(no_color=True)), ("d", "draft")) == "\x1b[4md\x1b[0m\n"
-    assert plain(Tinted(console()), ("m", "mtp"), ("e", "eagle3")) == "\x1b[35mm\x1b[0m\x1b[35me\x1b[0m\n"
-    assert plain(Tinted(console(no_color=True)), ("e", "eagle3")) == "\x1b[3;4me\x1b[0m\n"
+    assert plain(TintedOutput(console()), *pieces) == "t\x1b[32md \x1b[0m\x1b[36ml\x1b[0m\x1b[1mb␛\x1b[0m\n"
+    assert plain(TintedOutput(console(no_color=True)), ("d", "draft")) == "\x1b[4md\x1b[0m\n"
+    assert plain(TintedOutput(console()), ("m", "mtp"), ("e", "eagle3")) == "\x1b[35mm\x1b[0m\x1b[35me\x1b[0m\n"
+    assert plain(TintedOutput(console(no_color=True)), ("e", "eagle3")) == "\x1b[3;4me\x1b[0m\n"
 
 
 def test_where_an_answer_goes() -> None:
     wide, piped, narrow = console(width=80), console(force_terminal=False), console(width=15, height=10)
     dumb = Console(force_terminal=True, _environ={"TERM": "dumb"}, theme=markdown.THEME)
-    assert isinstance(stream(wide, as_markdown=True, tint=True), Tinted)
+    assert isinstance(stream(wide, as_markdown=True, tint=True), TintedOutput)
     live = stream(wide, as_markdown=True, tint=False)
-    assert isinstance(live, Rendered)
+    assert isinstance(live, RenderedOutput)
     live.finish()
     for screen, as_markdown, tint in (
         (wide, False, False),
@@ -185,4 +185,4 @@ def test_where_an_answer_goes() -> None:
         (dumb, True, True),
         (narrow, True, False),
     ):
-        assert type(stream(screen, as_markdown=as_markdown, tint=tint)) is Plain
+        assert type(stream(screen, as_markdown=as_markdown, tint=tint)) is PlainOutput

@@ -17,9 +17,9 @@ from rich.console import Console
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.chat import markdown
 from ggufspec.chat.actions import take
-from ggufspec.chat.commands import Switches
-from ggufspec.chat.screen import Screen
-from ggufspec.chat.session import Ready, Reply, Request, Spec
+from ggufspec.chat.commands import ChatSwitches
+from ggufspec.chat.screen import ChatScreen
+from ggufspec.chat.session import ChatJob, ChatReady, ChatReply, ChatRequest
 from ggufspec.chat.talk import Talk
 from ggufspec.child import Interrupted
 from ggufspec.decoding.decoder import Statistics
@@ -28,37 +28,39 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.prompting.conversation import Conversation
-from ggufspec.prompting.mends import Message
+from ggufspec.prompting.workarounds import TokenizedMessage
 from ggufspec.schema import codec
-from ggufspec.schema.rounds import Added, Drafted, Seen, TracedRound
+from ggufspec.schema.rounds import AddedToken, DraftedToken, SeenToken, TracedRound
 
-Answer = Callable[["Script", Request, Callable[[dict[str, Any]], None]], Reply]
+Answer = Callable[["Script", ChatRequest, Callable[[dict[str, Any]], None]], ChatReply]
 
 
-def reply(text: str, tokens: tuple[int, ...] = (1, 2, 3), **more: Any) -> Reply:
+def reply(text: str, tokens: tuple[int, ...] = (1, 2, 3), **more: Any) -> ChatReply:
     statistics = Statistics(
         40, 0.1, len(tokens), 0.5, 2, 4, 3, (4,), (3,), 0.1, 0.3, "end", prompt_read=7, time_to_first_token_s=0.25
     )
-    return Reply(text, tokens, statistics, **more)
+    return ChatReply(text, tokens, statistics, **more)
 
 
 class Script:
     """Stands for :class:`ggufspec.child.Session`: answers from a list."""
 
-    def __init__(self, *answers: Answer | Reply, template: str = "{{ messages }}") -> None:
+    def __init__(self, *answers: Answer | ChatReply, template: str = "{{ messages }}") -> None:
         self.answers = list(answers)
-        self.asked: list[Request] = []
+        self.asked: list[ChatRequest] = []
         self.opened = self.stops = 0
         self.is_open = False
         self._template = template
 
-    def open(self, _module: str, spec: Spec, _kind: type[Ready]) -> Ready:
+    def open(self, _module: str, spec: ChatJob, _kind: type[ChatReady]) -> ChatReady:
         self.opened += 1
         self.is_open = True
         placed = LoadedModel("llama", 4, 0, 1000)
-        return Ready(placed, placed, (), ("a note",), spec.options.ctx_size, 1, self._template)
+        return ChatReady(placed, placed, (), ("a note",), spec.options.ctx_size, 1, self._template)
 
-    def ask(self, request: Request, _kind: type[Reply], *, on_event: Callable[[dict[str, Any]], None]) -> Reply:
+    def ask(
+        self, request: ChatRequest, _kind: type[ChatReply], *, on_event: Callable[[dict[str, Any]], None]
+    ) -> ChatReply:
         self.asked.append(request)
         answer = self.answers.pop(0)
         if callable(answer):
@@ -82,10 +84,10 @@ def idle() -> Iterator[Callable[[str], None]]:
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
     def start(script: Script, *, quiet: bool = False, streams: bool = True, **settings: Any) -> Talk:
-        spec = Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(ctx_size=512))
+        spec = ChatJob(Path("t.gguf"), Path("d.gguf"), DecoderOptions(ctx_size=512))
         out, err = Console(theme=markdown.THEME, highlight=False), Console(stderr=True, highlight=False)
-        screen = Screen(out, err, lambda text: err.print(text, soft_wrap=True), idle, False, streams, quiet)
-        made = Talk(spec, Switches(has_draft=True, **settings), screen, name="pair", about={"target": "t.gguf"})
+        screen = ChatScreen(out, err, lambda text: err.print(text, soft_wrap=True), idle, False, streams, quiet)
+        made = Talk(spec, ChatSwitches(has_draft=True, **settings), screen, name="pair", about={"target": "t.gguf"})
         made._session = script  # type: ignore[assignment]
         made.open()
         return made
@@ -99,10 +101,10 @@ def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.Ca
     take(chat, "hi")
     out, err = capsys.readouterr()
     assert out == "hello\n"
-    took = "3 tokens, 4.00 tokens/s, 75% accepted, 1.00 tokens/round, 7 of 40 prompt tokens read at 70.0/s"
+    took = "3 tokens, 4.00 tokens/s, 3 of 4 accepted, 1.00 tokens/round, 7 of 40 prompt tokens decoded at 70.0/s"
     assert f"{took}, first token after 250 ms, lossy: top-k:3" in err
     (request,) = script.asked
-    assert request.conversation.messages() == [Message("system", "Be terse."), Message("user", "hi")]
+    assert request.conversation.messages() == [TokenizedMessage("system", "Be terse."), TokenizedMessage("user", "hi")]
     options = request.options
     assert options is not None
     assert (options.draft_policy, options.draft_max, options.accept, request.alone) == ("fixed", 4, "top-k:3", "")
@@ -128,7 +130,7 @@ def test_a_change_of_the_target_s_speed_is_a_line_whenever_it_comes(
 
 
 def test_the_first_ctrl_c_stops_the_answer(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
-    def stopped(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+    def stopped(script: Script, request: ChatRequest, hear: Callable[[dict[str, Any]], None]) -> ChatReply:
         hear({"event": "token", "text": "part", "source": "target"})
         signal.raise_signal(signal.SIGINT)
         assert script.stops == 1
@@ -147,7 +149,7 @@ def test_the_first_ctrl_c_stops_the_answer(talk: Callable[..., Talk], capsys: py
 def test_the_second_ends_the_child_and_keeps_what_was_said(
     talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def killed(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+    def killed(script: Script, request: ChatRequest, hear: Callable[[dict[str, Any]], None]) -> ChatReply:
         hear({"event": "token", "text": "part", "source": "target"})
         signal.raise_signal(signal.SIGINT)
         try:
@@ -172,7 +174,7 @@ def test_the_second_ends_the_child_and_keeps_what_was_said(
 
 @pytest.mark.parametrize("error", [ChildError("the child died", "lower -c"), UsageError("too long", "-c 4096")])
 def test_without_an_answer_nothing_has_changed(talk: Callable[..., Talk], error: GgufspecError) -> None:
-    def failed(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+    def failed(script: Script, request: ChatRequest, hear: Callable[[dict[str, Any]], None]) -> ChatReply:
         raise error
 
     chat = talk(Script(reply("one"), failed, failed, failed))
@@ -189,7 +191,7 @@ def test_what_is_left_out_is_said_even_when_quiet(
     talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def dropping(turns: int) -> Answer:
-        def answer(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+        def answer(script: Script, request: ChatRequest, hear: Callable[[dict[str, Any]], None]) -> ChatReply:
             hear({"event": "dropped", "turns": turns})
             return reply("ok", dropped=turns)
 
@@ -234,7 +236,7 @@ def test_comparing(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
 def test_a_comparison_that_is_stopped_keeps_what_is_there(
     talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+    def stopped(script: Script, request: ChatRequest, hear: Callable[[dict[str, Any]], None]) -> ChatReply:
         signal.raise_signal(signal.SIGINT)
         return reply("d", stopped=True)
 
@@ -247,7 +249,7 @@ def test_a_comparison_that_is_stopped_keeps_what_is_there(
     assert [run.name for run in chat.document().turns[0].compared] == ["target-only", "draft-only"]
 
 
-def unread(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+def unread(script: Script, request: ChatRequest, hear: Callable[[dict[str, Any]], None]) -> ChatReply:
     """Ctrl-C while the prompt is read."""
     signal.raise_signal(signal.SIGINT)
     return reply("", (), stopped=True)
@@ -277,13 +279,13 @@ def test_a_comparison_keeps_the_answer_that_is_there(talk: Callable[..., Talk]) 
 
 
 def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
-    def traced(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+    def traced(script: Script, request: ChatRequest, hear: Callable[[dict[str, Any]], None]) -> ChatReply:
         assert request.trace
         drafted = tuple(
-            Drafted(number, "draft", 1, text, 1.0, None, result, None)
+            DraftedToken(number, "draft", 1, text, 1.0, None, result, None)
             for number, (text, result) in enumerate(((" a", "accepted"), ("\x1b", "rejected"), ("c", "unread")))
         )
-        added = Added(1, 2, "b", "target", "p", 1.0, 1.0, False, Seen(None, 1.0, ()))
+        added = AddedToken(1, 2, "b", "target", "p", 1.0, 1.0, False, SeenToken(None, 1.0, ()))
         seconds = {"draft_s": 0.001, "verify_s": 0.002, "total_s": 0.003}
         one = TracedRound(1, "exact", "", True, 0.0, 0, False, drafted, added, 1, (1, 2), 4, **seconds)
         hear({"event": "round", "round": codec.dump(one)})
@@ -341,6 +343,11 @@ def test_a_conversation_from_a_file(talk: Callable[..., Talk], tmp_path: Path) -
     take(chat, "/system Be terse.")
     take(chat, "first")
     take(chat, f"/save {tmp_path / 'said.json'}")
+    take(chat, f"/save {tmp_path / 'said.json'}")  # again: a conversation may be replaced, and nothing else
+    (tmp_path / "notes.md").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.md already exists and is not a conversation"):
+        take(chat, f"/save {tmp_path / 'notes.md'}")
+    assert (tmp_path / "notes.md").read_text() == "mine"
     take(chat, "/clear")
     take(chat, "/system off")
     take(chat, f"/load {tmp_path / 'said.json'}")
@@ -360,7 +367,7 @@ def test_a_note_comes_below_the_answer_and_its_figures(
     capsys.readouterr()
     take(chat, "hi")
     lines = capsys.readouterr().err.splitlines()
-    assert "prompt tokens read" in lines[-2]
+    assert "prompt tokens decoded" in lines[-2]
     assert lines[-1] == "the CPUs are busy"
     take(chat, "more")
     assert "busy" not in capsys.readouterr().err
@@ -399,6 +406,6 @@ def test_every_answer_has_a_seed_of_its_own(talk: Callable[..., Talk]) -> None:
 def test_notes_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     console = Console(file=written, theme=markdown.THEME, width=40)
-    screen = Screen(console, console, console.print, idle, True)
+    screen = ChatScreen(console, console, console.print, idle, True)
     screen.gap()
     assert written.getvalue() == "\n"

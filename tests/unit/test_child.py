@@ -12,16 +12,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-import forks
-import jobs_call
-import jobs_session
 import psutil
 import pytest
-from jobs_call import Result, Spec
-from jobs_session import Ready
-from processes import PATIENCE_S, all_end, eventually
 
 from ggufspec import child
 from ggufspec.child import Interrupted, Session, call, job
@@ -30,6 +24,10 @@ from ggufspec.child.death import died as _died
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ChildError, GgufspecError, UsageError
 from ggufspec.hardware.backends import backend_of
+from tests.support import forks, jobs_call, jobs_session
+from tests.support.jobs_call import Result, Spec
+from tests.support.jobs_session import Ready
+from tests.support.processes import PATIENCE_S, all_end, eventually
 
 ENDLESS = 1_000_000_000
 
@@ -78,13 +76,30 @@ def test_a_job_has_the_environment_that_its_spec_asks_for() -> None:
     assert "GGUFSPEC_JOB" not in os.environ
 
 
+def jobs() -> dict[str, dict[str, Any]]:
+    """The types of the function that starts each job of the package, by module; they must be known at run time."""
+    package = Path(child.__file__).parents[1]
+    start = re.compile(r"^(?:def )?(run|opened)(?:\(\s*spec: | = )", re.MULTILINE)
+    found = {path: match for path in package.rglob("*.py") if (match := start.search(path.read_text(encoding="utf-8")))}
+    types = {}
+    for path, match in found.items():
+        name = ".".join(("ggufspec", *path.relative_to(package).with_suffix("").parts))
+        types[name] = get_type_hints(getattr(importlib.import_module(name), match[1]))
+    return types
+
+
+def test_each_job_tells_its_types() -> None:
+    found = jobs()
+    assert {"ggufspec.bench.trial", "ggufspec.llamacpp.dryrun", "ggufspec.llamacpp.probe"} <= set(found)
+    assert all("spec" in types and "return" in types for types in found.values())
+    specs = [types["spec"] for name, types in found.items() if not name.endswith(("hooked", "serve.session"))]
+    assert len({spec.__name__ for spec in specs}) in (1, len(specs)), "two jobs' specs have one name"
+
+
 def test_a_job_that_loads_a_pair_asks_for_what_llama_cpp_reads_when_it_is_loaded() -> None:
     """Any job, of this package, whose spec has the options of a pair."""
     options = DecoderOptions(op_offload_min_batch=2)
-    package = Path(child.__file__).parents[1]
-    files = [path for path in package.rglob("*.py") if re.search(r"^class Spec[:(]", path.read_text(), re.MULTILINE)]
-    names = [".".join(("ggufspec", *path.relative_to(package).with_suffix("").parts)) for path in files]
-    specs = [importlib.import_module(name).Spec for name in names]
+    specs = {types["spec"] for types in jobs().values()}
     placed = [spec for spec in specs if "options" in spec.__dataclass_fields__]
     assert len(placed) >= 5
     for spec in placed:
@@ -159,7 +174,7 @@ def test_the_hint_follows_the_cause_of_a_death(code: int, said: str, advice: str
 def test_a_child_that_stays_in_one_call_of_c_is_ended() -> None:
     with pytest.raises(ChildError) as late:
         run(Spec(1, "limited"))
-    assert (late.value.message, late.value.hint) == ("the tuple takes more than 0.5 s: it may be a trap", "leave it")
+    assert (late.value.message, late.value.hint) == ("the tuple takes more than 0.5 s: it may be malicious", "leave it")
     assert late.value.ended_by == "deadline"
     assert not forks.alive()
 
@@ -440,11 +455,11 @@ def test_a_large_request_is_whole_and_can_be_stopped_while_it_is_written() -> No
 SERVES = """
 import sys
 import threading
-from jobs_session import Ready, Spec
-from jobs_call import Result
+from tests.support.jobs_session import Ready, Spec
+from tests.support.jobs_call import Result
 from ggufspec.child import Session
 session = Session()
-start = lambda: print(session.open("jobs_session", Spec(0), Ready).pid, flush=True)
+start = lambda: print(session.open("tests.support.jobs_session", Spec(0), Ready).pid, flush=True)
 if sys.argv[3] == "thread":
     thread = threading.Thread(target=start)
     thread.start()
@@ -479,7 +494,7 @@ def test_a_thread_s_child_lives_on_without_it_and_ends_with_the_process(task: st
 
 def no_orphan(how: signal.Signals, count: int, task: str, thread: str) -> None:
     program = [sys.executable, "-c", SERVES, str(count), task, thread]
-    found = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}  # the jobs of the tests
+    found = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}  # the jobs of the tests
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=found) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
@@ -496,7 +511,7 @@ def no_orphan(how: signal.Signals, count: int, task: str, thread: str) -> None:
     [
         ("Vulkan0", "GGML_VK_DISABLE_FUSION=1"),
         ("CUDA1", "GGML_CUDA_DISABLE_FUSION=1"),
-        ("CANN0", "update the card's driver"),
+        ("CANN0", "update the GPU driver"),
     ],
 )
 def test_a_driver_that_dies_is_told_with_what_was_loaded_and_what_to_try(device: str, what: str) -> None:

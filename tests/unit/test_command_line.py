@@ -9,8 +9,9 @@ import pytest
 from typer.main import get_command
 
 from ggufspec.cli.app import app, main
-from ggufspec.cli.command import ALL, Command
+from ggufspec.cli.command import ALL, GroupedCommand
 from ggufspec.cli.group import OTHER_NAMES
+from ggufspec.planning.history import PRIOR_ACCEPTANCE
 from ggufspec.settings.llamacpp import ADVICE, ALIASES
 from ggufspec.settings.table import FLAGS, MAX_COUNT, OPTIONS
 
@@ -18,9 +19,9 @@ NAMES = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 ONE_BY_ONE = [name for name in NAMES if name != "profiles"]
 
 
-def whole(name: str) -> Command:
+def whole(name: str) -> GroupedCommand:
     command = get_command(app).commands[name].whole  # type: ignore[attr-defined]
-    assert isinstance(command, Command)
+    assert isinstance(command, GroupedCommand)
     return command
 
 
@@ -125,8 +126,18 @@ def test_a_mistake_comes_with_the_remedy(words: str, error: str, hint: str, caps
     [
         (("export", "--to", "lmstudio"), "'lmstudio' is not one of llama-server", "did you mean 'lm-studio'?"),
         (("compare", "--sort", "spede"), "--sort: 'spede' is not one of", "did you mean 'speed'?"),
-        (("bench", "--depth", "-1"), "--depth: it should be greater than or equal to 0", "ggufspec bench --help"),
-        (("serve", "--prot", "1"), "no such option: --prot", "did you mean '--port'"),
+        (("bench", "--depth", "-1"), "--depth -1 is out of range: at least 0", "ggufspec bench --help"),
+        (("serve", "--port", "99999"), "--port 99999 is out of range: 0 to 65535", "ggufspec serve --help"),
+        (("serve", "--grace", "soon"), "--grace 'soon' is not a number", "ggufspec serve --help"),
+        (("worker", "--port", "1.5"), "--port '1.5' is not a whole number", "ggufspec worker --help"),
+        (("serve", "--prot", "1"), "no such option: --prot", "did you mean '--port'?\n"),
+        (("bench", "--buget", "3m"), "no such option: --buget", "did you mean '--budget'?\n"),
+        (("run", "--buget", "3m"), "no such option: --buget", "--budget is an option of bench, compare and tune; "),
+        (("run", "--budget=3m"), "ggufspec run does not take --budget", "--budget is an option of bench, "),
+        (("run", "-t", "0"), "--threads 0 is out of range: 1 to 512", "omit -t to use one thread per fast core"),
+        (("run", "-t", "-3"), "--threads -3 is out of range: 1 to 512", "omit -t to use one thread per fast core"),
+        (("tune", "-ub", "0"), "--ubatch-size 0 is out of range: 1 to 4096", "1 to 4096; 512 is usual"),
+        (("doctor", "here"), "unexpected argument: here", "ggufspec doctor --help"),
         (("verify", "--drafter", "lookpu"), "there is no drafter 'lookpu'", "did you mean 'lookup'?"),
     ],
 )
@@ -211,6 +222,19 @@ def test_the_help_has_groups_and_no_word_of_typer(name: str) -> None:
         assert headings[-1] == "Output"
         assert len(headings) == len(set(headings))
         assert "-h, --help" in text
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_the_help_fits_one_screen_of_eighty_columns(name: str) -> None:
+    """Two of the columns stay free; examples are not wrapped by the help, so that they can be copied."""
+    lines = shown(name, everything=False).splitlines()
+    assert len(lines) <= (45 if name == "run" else 48)
+    assert [line for line in lines if len(line) > 80] == []
+
+
+def test_the_acceptance_in_the_help_is_the_one_that_a_plan_assumes() -> None:
+    assert f"[{PRIOR_ACCEPTANCE:g}]" in shown("plan", everything=False)
+    assert "0.8" not in OPTIONS["acceptance"].described
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from ggufspec.bench import compare, matrix, trial, trials
-from ggufspec.bench.compare import LOG, Comparison, Contender, Experiment
-from ggufspec.bench.matrix import Planned
+from ggufspec.bench.compare import LOG, CompareExperiment, Comparison, Contender
+from ggufspec.bench.matrix import PlannedCell
 from ggufspec.bench.run_log import RunLog
-from ggufspec.cli.compare import split
+from ggufspec.cli.compare import _show, split_list
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -24,9 +24,9 @@ from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import Settings
 from ggufspec.reports import compare as report
 from ggufspec.reports import table
-from ggufspec.reports.compare import Sort
-from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
-from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality
+from ggufspec.reports.compare import CompareSort
+from ggufspec.schema.base import Failure, MeasuredRun, SpeculativeRun, Spread
+from ggufspec.schema.compare import CompareCell, ComparedModel, CompareDocument, Quality
 from ggufspec.schema.doctor import Gpu, GpuProcess
 from ggufspec.schema.plan import PlannedModel, PlannedOption
 
@@ -46,8 +46,8 @@ def result(tokens_per_s, drafted=0, accepted=0, energy_j=None, draft=True):
         verify_s=0.2,
         stop_reason="length",
     )
-    return trial.Result(
-        answers=(trial.Answer("", tuple(range(101)), statistics),),
+    return trial.TrialResult(
+        answers=(trial.TrialAnswer("", tuple(range(101)), statistics),),
         target=trial.LoadedModel("llama 1B", 16, 9, 1000),
         draft=trial.LoadedModel("llama 50M", 4, 5, 50) if draft else None,
         load_s=1.0,
@@ -62,7 +62,7 @@ def result(tokens_per_s, drafted=0, accepted=0, energy_j=None, draft=True):
 def spec(target, draft=None):
     options = DecoderOptions(drafters=("draft",) if draft else ())
     path = Path(draft) if draft else None
-    return trial.Spec(Path(target), path, options, Sampling(), ("a prompt",), 100)
+    return trial.TrialJob(Path(target), path, options, Sampling(), ("a prompt",), 100)
 
 
 def contender(target, draft=None, **rest):
@@ -73,7 +73,7 @@ def experiment(*contenders, repetitions=3, quality=False, targets=None):
     named = dict.fromkeys(one.target for one in contenders)
     subjects = targets or tuple(ComparedModel(name, name, 100) for name in named)
     drafts = dict.fromkeys(one.draft for one in contenders if one.draft)
-    return Experiment(
+    return CompareExperiment(
         subjects,
         tuple(ComparedModel(name, name, 10) for name in drafts),
         contenders,
@@ -114,8 +114,8 @@ class Machine:
         if said is KeyboardInterrupt:
             raise KeyboardInterrupt
         if isinstance(said, Failure):
-            return trial.Attempt(None, said)
-        return trial.Attempt(result(said, draft=spec.draft is not None))
+            return trial.TrialAttempt(None, said)
+        return trial.TrialAttempt(result(said, draft=spec.draft is not None))
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def disturbed_at(trials, others):
             return done
         (answer,) = done.result.answers
         slower = replace(answer, statistics=replace(answer.statistics, decode_s=2 * answer.statistics.decode_s))
-        return trial.Attempt(replace(done.result, answers=(slower,), others_cpus=others))
+        return trial.TrialAttempt(replace(done.result, answers=(slower,), others_cpus=others))
 
     return attempt
 
@@ -181,9 +181,7 @@ def test_a_trial_beside_other_programs_is_repeated(machine, run_log):
     document = comparison.document()
     assert [cell.run.tokens_per_s.samples for cell in document.cells] == [(10.0,) * 3, (20.0,) * 3]
     (note,) = document.notes
-    assert note == (
-        "2 trials met other programs, which used up to 1.8 CPUs, and were repeated: the least disturbed counts"
-    )
+    assert note == ("2 trials were repeated because other programs used up to 1.8 CPUs; the least disturbed try counts")
     log.close()
     again = run(experiment(*FOUR[:2]), run_log(), attempt=disturbed_at(range(1000), 2.0))
     assert again.trials.resumed == 6
@@ -196,7 +194,7 @@ def test_what_stays_disturbed_is_compared_with_nothing(machine, run_log):
     assert len(found.asked) == 6 + 2
     assert document.cells[1].speedup.samples == (5.0, 5.0)
     assert document.cells[1].run.tokens_per_s.samples == (25.0, 50.0, 50.0)
-    assert "1 pair of trials met different loads: no speedup counts them" in document.notes
+    assert "speedups exclude 1 pair of trials run under different loads" in document.notes
 
 
 def test_leaders_that_overlap_are_measured_again_and_no_others(machine, run_log):
@@ -223,7 +221,7 @@ def test_one_trial_each_tells_of_no_interval(machine, run_log):
     document = run(experiment(*FOUR, repetitions=1), run_log()).document()
     assert len(found.asked) == 4
     assert document.warnings == (
-        "the ranking is uncertain: 1 trial of each cell gives no interval; more of them do: -r, or a longer --budget",
+        "the ranking is uncertain: 1 trial per cell is too few for an interval; use a larger -r or a longer --budget",
     )
 
 
@@ -316,9 +314,9 @@ def test_more_repetitions_add_to_what_is_there(machine, run_log):
 
 
 def test_a_placement_is_kept_as_it_was(run_log):
-    planned = Planned(DecoderOptions(Placement(7, (3.0, 1.0))), {"CUDA0": {"target weights": 5}})
+    planned = PlannedCell(DecoderOptions(Placement(7, (3.0, 1.0))), {"CUDA0": {"target weights": 5}})
     run_log().put("placement", planned)
-    assert run_log().get("placement", Planned) == planned
+    assert run_log().get("placement", PlannedCell) == planned
 
 
 def test_what_is_kept_in_another_shape_is_measured_anew(machine, run_log, tmp_path):
@@ -337,7 +335,7 @@ def test_a_child_that_cannot_be_started_is_a_failure(monkeypatch):
     def measure(*_, **__):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(trial, "measure", measure)
+    monkeypatch.setattr(trial, "run_trial", measure)
     failure = trial.attempt(spec("a")).failure
     assert failure is not None
     assert "Cannot allocate memory" in failure.error
@@ -356,7 +354,7 @@ def test_bytes_by_device_and_part():
 
     used = {"weights": 100, "kv": 10, "compute": 5, "overhead": 1}
     option = PlannedOption(model(GPU=used, CPU=used), model(GPU=used), 1.0, 3)
-    assert matrix.parts(option, {"GPU": 1000}) == {
+    assert matrix.part_bytes(option, {"GPU": 1000}) == {
         "GPU": {
             "target weights": 100,
             "target kv": 10,
@@ -388,14 +386,14 @@ def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, run_log, monkeyp
         cards[0] = card(processes=(ours, desktop), throttled=("heat",) if hot else ())
         on_event({"event": "answer", "index": 0})
         cards[0] = card(processes=(desktop, GpuProcess(3, "blender", 9))) if hot else card(processes=(desktop,))
-        return trial.Attempt(result(10.0 if spec.target == Path("a") else 20.0))
+        return trial.TrialAttempt(result(10.0 if spec.target == Path("a") else 20.0))
 
     monkeypatch.setattr(trial, "attempt", measure)
     document = run(experiment(contender("a"), contender("b")), run_log()).document()
     assert document.warnings == (
-        "RTX 4090 was 40% busy before the first trial: something else runs on it",
-        "RTX 4090: heat: the clocks were reduced",
-        "another program began to use a card meanwhile: blender",
+        "RTX 4090 was 40% busy before the first trial: something else is running on it",
+        "RTX 4090 reduced its clocks: heat",
+        "another program started to use a GPU during the trials: blender",
     )
 
 
@@ -427,8 +425,8 @@ class Timed:
         statistics = replace(answer.statistics, tokens=spec.max_tokens + 1, decode_s=spec.max_tokens / 10.0)
         answers = tuple(replace(answer, statistics=statistics) for _ in spec.prompts)
         found = replace(one, answers=answers, draft=one.draft if spec.draft else None)
-        self.now += trials.seconds(found)
-        return trial.Attempt(found)
+        self.now += trials.trial_s(found)
+        return trial.TrialAttempt(found)
 
 
 @pytest.mark.parametrize("budget_s", [30.0, 60.0, 120.0, 300.0, 1000.0])
@@ -445,7 +443,7 @@ def test_a_budget_is_kept_and_shared(run_log, monkeypatch, budget_s):
     measured = [cell.run is not None for cell in document.cells]
     assert all(measured)
     assert len({(len(one.prompts), one.max_tokens) for one in clock.asked[1:]}) == 1, "cells are measured alike"
-    assert any("to end within" in note for note in document.notes) == (shape != (4, 100, 3))
+    assert any("to finish within" in note for note in document.notes) == (shape != (4, 100, 3))
     count = len(clock.asked)
     again = run(shared(budget_s=budget_s), run_log())
     assert len(clock.asked) == count, "the same command measures nothing twice, the short trial neither"
@@ -470,7 +468,7 @@ def test_what_does_not_fit_at_all_is_left_out(run_log, monkeypatch):
     assert measured[0]
     assert not measured[-1]
     assert clock.now <= 16.0
-    assert any("had no time within the budget" in note for note in document.notes)
+    assert any("did not fit in the budget" in note for note in document.notes)
     assert report.results(document).failed[3] == "not measured"
 
 
@@ -508,7 +506,7 @@ def qualities(monkeypatch):
         assert spec.rows.exists()
         return Quality(spec.reference, 100, 5.0, 0.1, 0.0 if spec.is_reference else 0.1, 0.01, 0.9, 0.01)
 
-    monkeypatch.setattr(compare.quality, "measure", measure)
+    monkeypatch.setattr(compare.quality, "measure_quality", measure)
     return SimpleNamespace(asked=asked, fails=fails)
 
 
@@ -578,16 +576,18 @@ def test_one_target_has_nothing_to_be_judged_by(machine, run_log, qualities):
 
 def made(tokens_per_s, **more):
     value = Spread(tokens_per_s, (tokens_per_s * 0.9, tokens_per_s * 1.1), (tokens_per_s * 0.9, tokens_per_s * 1.1))
-    return Run(9, 16, 100, value, 50.0, 2**30, **({"vram_bytes": 0, "load_s": 1.5} | more))
+    return MeasuredRun(9, 16, 100, value, 50.0, 2**30, **({"vram_bytes": 0, "load_s": 1.5} | more))
 
 
 def reported(**more):
     quality = Quality("model-F16", 2000, 6.1, 0.1, 0.02, 0.001, 0.91, 0.005)
     cells = (
-        Cell("model-F16", None, made(10.0, vram_bytes=2**31), None),
-        Cell("model-F16", "draft", made(15.0), Spread(1.5, (1.4, 1.6), (1.4, 1.5, 1.6)), {"GPU": {"x": 2**30}}),
-        Cell("model-Q4_0", None, made(30.0, load_s=0.5, vram_bytes=2**31), None, leads=True, energy_j_per_token=2.5),
-        Cell("model-Q4_0", "draft", None, None, failure=Failure("ended by SIGABRT", "-v shows more")),
+        CompareCell("model-F16", None, made(10.0, vram_bytes=2**31), None),
+        CompareCell("model-F16", "draft", made(15.0), Spread(1.5, (1.4, 1.6), (1.4, 1.5, 1.6)), {"GPU": {"x": 2**30}}),
+        CompareCell(
+            "model-Q4_0", None, made(30.0, load_s=0.5, vram_bytes=2**31), None, leads=True, energy_j_per_token=2.5
+        ),
+        CompareCell("model-Q4_0", "draft", None, None, failure=Failure("ended by SIGABRT", "-v shows more")),
     )
     models = (
         ComparedModel("model-F16", "/m/model-F16.gguf", 2 * 10**9, replace(quality, mean_kl=0.0)),
@@ -613,14 +613,14 @@ def test_the_best_of_each_column_is_marked():
 @pytest.mark.parametrize(
     ("sort", "first", "last"),
     [
-        (Sort.MATRIX, ("model-F16", None), ("model-Q4_0", "draft")),
-        (Sort.SPEED, ("model-Q4_0", None), ("model-Q4_0", "draft")),
-        (Sort.SPEEDUP, ("model-F16", "draft"), ("model-Q4_0", "draft")),
-        (Sort.MEMORY, ("model-F16", "draft"), ("model-Q4_0", "draft")),
-        (Sort.LOAD, ("model-Q4_0", None), ("model-Q4_0", "draft")),
-        (Sort.ENERGY, ("model-Q4_0", None), ("model-Q4_0", "draft")),
-        (Sort.QUALITY, ("model-F16", None), ("model-Q4_0", "draft")),
-        (Sort.DRAFT, ("model-F16", None), ("model-Q4_0", "draft")),
+        (CompareSort.MATRIX, ("model-F16", None), ("model-Q4_0", "draft")),
+        (CompareSort.SPEED, ("model-Q4_0", None), ("model-Q4_0", "draft")),
+        (CompareSort.SPEEDUP, ("model-F16", "draft"), ("model-Q4_0", "draft")),
+        (CompareSort.MEMORY, ("model-F16", "draft"), ("model-Q4_0", "draft")),
+        (CompareSort.LOAD, ("model-Q4_0", None), ("model-Q4_0", "draft")),
+        (CompareSort.ENERGY, ("model-Q4_0", None), ("model-Q4_0", "draft")),
+        (CompareSort.QUALITY, ("model-F16", None), ("model-Q4_0", "draft")),
+        (CompareSort.DRAFT, ("model-F16", None), ("model-Q4_0", "draft")),
     ],
 )
 def test_rows_can_be_ordered_and_failures_come_last(sort, first, last):
@@ -629,8 +629,8 @@ def test_rows_can_be_ordered_and_failures_come_last(sort, first, last):
 
 
 def test_every_order_works_with_nothing_to_order_by():
-    empty = reported(cells=(Cell("a", None, None, None),), targets=())
-    for sort in Sort:
+    empty = reported(cells=(CompareCell("a", None, None, None),), targets=())
+    for sort in CompareSort:
         assert len(report.ordered(empty, sort)) == 1
     assert report.verdict(empty) == "Nothing could be measured."
 
@@ -638,7 +638,7 @@ def test_every_order_works_with_nothing_to_order_by():
 def test_the_verdict_names_the_price():
     text = report.verdict(reported())
     assert text.startswith("Fastest: model-Q4_0 (target-only), 30.0 ± 3.0 tokens/s.")
-    assert "Its likeliest token is that of model-F16 in 91.0% of positions (mean KL 0.0200" in text
+    assert "Its likeliest token is the same as that of model-F16 at 91.0% of positions (mean KL 0.0200" in text
 
 
 def idle(tokens_per_s):
@@ -654,30 +654,75 @@ IDLE |= {"accepted_by_position": (), "drafted": 0, "accepted": 0, "rounds": 9, "
 
 def test_a_pair_that_drafted_nothing_has_no_speedup():
     ratio = Spread(1.24, (1.2, 1.3), (1.2, 1.3))
-    cells = (Cell("a", None, made(10.0), None), Cell("a", "d", idle(12.4), ratio, leads=True))
+    cells = (CompareCell("a", None, made(10.0), None), CompareCell("a", "d", idle(12.4), ratio, leads=True))
     document = reported(cells=cells, targets=())
     text = report.verdict(document)
     assert text == "Fastest: a (target-only), 10.0 ± 1.0 tokens/s. a + d drafted nothing and ran as target-only."
     assert "1.24" not in report.markdown(document) + report.comma_separated(document)
     assert report.in_a_line(cells[1]) == "a + d: 12.4 ± 1.2 tokens/s, nothing drafted"
-    assert report.portions(document) is None
+    assert "**12.4" not in report.markdown(document)  # nor is it the best of its column
+    assert report.portions_of_best(document) is None
+
+
+@pytest.mark.parametrize(("drafted", "by_lookup", "said"), [(3, 3, True), (3, 2, False), (0, 0, False)])
+def test_a_pair_for_which_only_the_lookup_drafted_is_named(drafted, by_lookup, said):
+    pair = replace(idle(12.4), drafted=drafted, accepted=1, lookup_drafted=by_lookup)
+    cells = (
+        CompareCell("a", None, made(10.0), None),
+        CompareCell("a", "d", pair, Spread(1.24, (1.2, 1.3), (1.2, 1.3))),
+    )
+    text = report.verdict(reported(cells=cells, targets=()))
+    assert text.endswith(" a + d drafted with the n-gram lookup only, not with the draft.") == said
+    if drafted:
+        assert report.in_a_line(cells[1]).endswith("1 of 3 accepted")
+
+
+def single(tokens_per_s):
+    return replace(made(tokens_per_s), tokens_per_s=Spread(tokens_per_s, (tokens_per_s,) * 2, (tokens_per_s,)))
+
+
+@pytest.mark.parametrize(
+    ("runs", "legend"),
+    [
+        ((made(10.0), made(20.0)), "* is the best of its column; ± is the 95% interval."),
+        ((made(10.0),), "± is the 95% interval."),
+        ((single(10.0), single(20.0)), "* is the best of its column."),
+        ((single(10.0),), ""),
+    ],
+)
+def test_only_marks_that_the_tables_show_are_explained(runs, legend, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    cells = tuple(CompareCell(name, None, run, None) for name, run in zip("ab", runs, strict=False))
+    _show(reported(cells=cells, targets=(), warnings=()), CompareSort.MATRIX)
+    shown = capsys.readouterr().out
+    assert ("±" in shown.partition("Fastest")[0]) == ("±" in legend)
+    assert [line for line in shown.splitlines() if "is the" in line] == [legend] * bool(legend)
+
+
+def test_quality_has_an_interval_of_its_own(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    _show(reported(cells=(CompareCell("model-F16", None, single(10.0), None),)), CompareSort.MATRIX)
+    assert "± is the 95% interval; quality measured on a bundled text of 2,000 tokens." in capsys.readouterr().out
 
 
 def test_one_cell_is_not_the_fastest():
-    cells = (Cell("a", None, made(10.0), None), Cell("a", "d", None, None))
+    cells = (CompareCell("a", None, made(10.0), None), CompareCell("a", "d", None, None))
     text = report.verdict(reported(cells=cells, targets=()))
     assert text == "Nothing to compare: only a (target-only), 10.0 ± 1.0 tokens/s, was measured."
 
 
 def test_failures_with_one_reason_are_told_once():
     dead = Failure("no room", "lower -c")
-    cells = (Cell("a", None, None, None, failure=dead), Cell("a", "d", None, None, failure=dead))
+    cells = (CompareCell("a", None, None, None, failure=dead), CompareCell("a", "d", None, None, failure=dead))
     document = reported(cells=cells, targets=(ComparedModel("b", "", 1, failure=Failure("other tokens")),))
     assert report.failures(document) == ["a (target-only), a + d: no room (lower -c)", "quality of b: other tokens"]
 
 
 def test_markdown_survives_hostile_names():
-    cells = (Cell("a|b<script>", None, made(1.0), None), Cell("c", None, None, None, failure=Failure("x\ny|z")))
+    cells = (
+        CompareCell("a|b<script>", None, made(1.0), None),
+        CompareCell("c", None, None, None, failure=Failure("x\ny|z")),
+    )
     lines = report.markdown(reported(cells=cells, targets=())).splitlines()
     assert lines[2].startswith("| a\\|b&lt;script> | – |")
     assert "failed: x y\\|z" in lines[3]
@@ -726,7 +771,7 @@ def test_the_table_fits_the_terminal(width):
     console = Console(width=200, no_color=True)
     with console.capture() as capture:
         names = report.names_of(document, max(12, width // 4))
-        console.print(table.terminal(report.results(document, Sort.MATRIX, names), width))
+        console.print(table.terminal(report.results(document, CompareSort.MATRIX, names), width))
     lines = capture.get().splitlines()
     assert max(len(line.rstrip()) for line in lines) <= max(width, 80)
     assert any(line.split()[:1] == ["F16"] for line in lines)
@@ -737,12 +782,12 @@ def test_the_table_fits_the_terminal(width):
 def test_a_kept_trial_is_the_same_again(run_log):
     one = result(10.0, energy_j=5.0)
     run_log().put("a 0", one)
-    assert run_log().get("a 0", trial.Result) == one
-    assert run_log().get("a 1", trial.Result) is None
+    assert run_log().get("a 0", trial.TrialResult) == one
+    assert run_log().get("a 1", trial.TrialResult) is None
 
 
 def file(path):
-    return matrix.File(Path(path), Path(path))
+    return matrix.LabelledModel(Path(path), Path(path))
 
 
 @pytest.mark.parametrize(
@@ -761,12 +806,12 @@ def test_names_of_files(paths, names):
 
 def test_notes_that_differ_in_numbers_are_told_once():
     notes = ("took up to 11.8 ms of a.1", "took up to 12 ms of b.2", "something else", "took up to 3 ms of c.3")
-    assert compare._once(notes) == ("took up to 11.8 ms of a.1 (and 2 times more like it)", "something else")
+    assert compare._once(notes) == ("took up to 11.8 ms of a.1 (and 2 more like it)", "something else")
 
 
 def test_a_long_list_is_no_name_of_a_file():
     parts = [f"{'x' * 60}-{number}.gguf" for number in range(6)]
-    assert split(", ".join(parts)) == parts
+    assert split_list(", ".join(parts)) == parts
 
 
 def test_a_target_alone_has_the_profile_s_settings_and_not_its_placement():
@@ -780,6 +825,6 @@ def test_two_profiles_that_would_run_one_target_in_two_ways():
     target = file("/m/t.gguf")
     short = matrix.Pairing(target, file("/m/d.gguf"), Settings(ctx_size=512, acceptance=0.5))
     long = matrix.Pairing(target, file("/m/e.gguf"), Settings(ctx_size=1024))
-    with pytest.raises(UsageError, match="set another ctx_size"):
+    with pytest.raises(UsageError, match="differ in ctx_size"):
         matrix.with_target_only([short, long])
     assert len(matrix.with_target_only([short, replace(long, settings=Settings(ctx_size=512, acceptance=0.9))])) == 3

@@ -13,15 +13,15 @@ import pytest
 
 from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.options import ROWS
-from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.adaptive import AdaptivePolicy
 from ggufspec.decoding.policy.backoff import BackOff
-from ggufspec.decoding.policy.base import Outcome, Policy
+from ggufspec.decoding.policy.base import DraftPolicy, RoundOutcome
 from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.estimator import EDGES, AcceptanceEstimator
 from ggufspec.decoding.policy.latency import LatencyModel
 
-# Seconds by width, measured on two cores (1B targets) and published for a card; the facts behind the decoder.
+# Seconds by batch size, measured on two cores (1B targets) and published for a card; the facts behind the decoder.
 F16 = {1: 0.052, 2: 0.066, 3: 0.072, 4: 0.074, 5: 0.080, 6: 0.077, 8: 0.100, 12: 0.118, 16: 0.153}
 Q8_0 = {1: 0.036, 2: 0.066, 3: 0.078, 4: 0.091, 5: 0.136, 6: 0.137, 8: 0.115, 12: 0.140, 16: 0.169}
 Q4_0 = {1: 0.027, 2: 0.047, 3: 0.069, 4: 0.039, 5: 0.061, 6: 0.075, 8: 0.047, 12: 0.074, 16: 0.073}
@@ -136,18 +136,18 @@ class World:
     reviews_s: float = 0.0
     rests: int = 0
     first_read: int = 0  # tokens of the prompt that it did read
-    last_width: int | None = None
+    last_batch_size: int | None = None
     latency: LatencyModel = field(init=False)
     idle: list[tuple[float, float]] = field(default_factory=list)  # seconds of rounds in the cooldown under way
     rounds: list[tuple[int, int]] = field(default_factory=list)  # (drafted and verified, accepted)
-    widths: list[int] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list)
     names: Counter = field(default_factory=Counter)  # of the drafters of what was verified
 
     def __post_init__(self) -> None:
         self.latency = LatencyModel(self.believed or self.target, switch_s=self.switch_s)
-        widths = range(min(self.target), max(self.target) + 1)
-        every = np.interp(widths, [*self.target], [*self.target.values()])
-        self.truth = LatencyModel(dict(zip(widths, every, strict=True)), switch_s=self.switch_s)
+        batch_sizes = range(min(self.target), max(self.target) + 1)
+        every = np.interp(batch_sizes, [*self.target], [*self.target.values()])
+        self.truth = LatencyModel(dict(zip(batch_sizes, every, strict=True)), switch_s=self.switch_s)
         self.draft_truth = LatencyModel(self.draft_points())
         self.unread += self.prompt
 
@@ -195,22 +195,24 @@ class World:
         self.drawn += len(chain)
         drafted = [] if backing_off else chain[: policy.verify_count()]
         accepted = next((i for i, (_, kept) in enumerate(drafted) if not kept), len(drafted))
-        width = self.latency.width(len(drafted) + 1)
-        verify_s = self.truth._by_width[width] + self.switch_s * (self.last_width not in (None, width))
-        self.last_width = width
+        batch_size = self.latency.batch_size(len(drafted) + 1)
+        verify_s = self.truth._by_batch_size[batch_size] + self.switch_s * (
+            self.last_batch_size not in (None, batch_size)
+        )
+        self.last_batch_size = batch_size
         self.now += verify_s
         self.tokens += accepted + 1
         self.unread = max(self.unread + accepted + 1, 1)
         self.rounds.append((len(drafted), accepted))
-        self.widths.append(width)
+        self.batch_sizes.append(batch_size)
         self.names.update(name for name, _ in drafted)
         if backing_off:
             self.idle.append((verify_s, self.now - start))
             if len(self.idle) == policy.cooldown:
-                policy.observe_cooldown(width, self.idle)
+                policy.observe_cooldown(batch_size, self.idle)
                 self.idle.clear()
             return
-        policy.observe_round(Outcome(width, accepted, accepted + 1, verify_s, self.now - start))
+        policy.observe_round(RoundOutcome(batch_size, accepted, accepted + 1, verify_s, self.now - start))
         if self.lookup:
             policy.shadow_evaluated(LOOKUP, self.shadow(LOOKUP, accepted + 1), 0.0)
         if self.process and (count := policy.catch_up_count("draft", self.unread)):
@@ -238,19 +240,19 @@ class World:
         return spent
 
 
-def drafting(target: LatencyModel, draft: dict[int, float]) -> Adaptive:
+def drafting(target: LatencyModel, draft: dict[int, float]) -> AdaptivePolicy:
     """The policy of a draft with these seconds by batch size."""
-    return Adaptive(target, {"draft": DraftLatency(LatencyModel(draft), target)})
+    return AdaptivePolicy(target, {"draft": DraftLatency(LatencyModel(draft), target)})
 
 
-def adaptive(world: World) -> Adaptive:
-    return drafting(world.latency, world.draft_points()) if world.process else Adaptive(world.latency)
+def adaptive(world: World) -> AdaptivePolicy:
+    return drafting(world.latency, world.draft_points()) if world.process else AdaptivePolicy(world.latency)
 
 
 @functools.cache
 def fixed_speed(name: str, share: float, process: Process, length: int, tokens: int, seed: int = 0) -> float:
     world = World(ALL_CURVES[name], share, process if length else None, seed, limit=length)
-    return world.run(Policy(), tokens)
+    return world.run(DraftPolicy(), tokens)
 
 
 def best_fixed(name: str, share: float, process: Process, tokens: int, seed: int = 0) -> tuple[float, int]:
@@ -408,7 +410,7 @@ def test_a_lookup_alone_needs_no_curve_of_a_draft():
     assert set(world.names) == {LOOKUP}
 
 
-# Determinism, widths, trimming, switching.
+# Determinism, batch sizes, trimming, switching.
 
 
 @pytest.mark.parametrize("process", [bursty, adversarial])
@@ -416,17 +418,17 @@ def test_two_runs_are_equal(process):
     def run():
         world = World(Q4_0, CHEAP, process, lookup=otherwise)
         speed = world.run(adaptive(world), 300)
-        return speed, world.rounds, world.widths, world.names
+        return speed, world.rounds, world.batch_sizes, world.names
 
     assert run() == run()
 
 
-def test_widths_at_which_the_kernels_are_good_are_used():
+def test_batch_sizes_at_which_the_kernels_are_good_are_used():
     """Q4_0 verifies 4 tokens faster than 2 or 3, and 8 faster than 5 to 7; 16 is nearly as fast as 12."""
     world = World(Q4_0, CHEAP, PROCESSES["steady .8"])
     world.run(adaptive(world), TOKENS)
-    used = Counter(world.widths)
-    assert used[4] + used[8] > 0.75 * sum(count for width, count in used.items() if width > 1)
+    used = Counter(world.batch_sizes)
+    assert used[4] + used[8] > 0.75 * sum(count for batch_size, count in used.items() if batch_size > 1)
     assert not set(used) & {2, 3, 5, 6, 7}
     lengths = Counter(drafted for drafted, _ in world.rounds)
     assert lengths[3] + lengths[7] > 2 * (lengths[2] + lengths[4] + lengths[5] + lengths[6])  # and filled
@@ -441,16 +443,16 @@ def test_what_must_not_be_trimmed_is_not(process):
     assert free.drawn > sum(drafted for drafted, _ in free.rounds)
 
 
-def changes(widths: list[int]) -> int:
-    return sum(one != other for one, other in itertools.pairwise(widths))
+def changes(batch_sizes: list[int]) -> int:
+    return sum(one != other for one, other in itertools.pairwise(batch_sizes))
 
 
 @pytest.mark.parametrize("name", ["F16", "Q4_0", "card"])
-def test_a_dear_change_of_width_is_made_less_often(name):
+def test_a_dear_change_of_batch_size_is_made_less_often(name):
     def run(believed):
         world = World(CURVES[name], CHEAP, PROCESSES["steady .8"], switch_s=0.3 * CURVES[name][1])
         world.latency.switch_s *= believed
-        return world.run(adaptive(world), TOKENS), changes(world.widths) / len(world.widths)
+        return world.run(adaptive(world), TOKENS), changes(world.batch_sizes) / len(world.batch_sizes)
 
     speed, often = run(1)
     unaware_speed, unaware_often = run(0)
@@ -465,7 +467,7 @@ def test_a_dear_change_of_width_is_made_less_often(name):
 @pytest.mark.parametrize(
     "believed",
     [
-        pytest.param({1: 0.036, 16: 0.036}, id="width costs nothing"),
+        pytest.param({1: 0.036, 16: 0.036}, id="batch size costs nothing"),
         pytest.param({1: 0.36, 16: 1.7}, id="all ten times as slow"),
         pytest.param({1: 0.0036, 16: 0.017}, id="all ten times as fast"),
     ],
@@ -485,7 +487,7 @@ def test_a_curve_that_is_wrong_is_put_right(believed, process):
 @pytest.mark.parametrize("believed", [0.01, 10.0])
 def test_a_drafts_time_that_is_wrong_is_put_right(believed):
     world = World(F16, 0.3, PROCESSES["steady .8"])
-    points = {width: seconds * believed for width, seconds in world.draft_points().items()}
+    points = {batch_size: seconds * believed for batch_size, seconds in world.draft_points().items()}
     policy = drafting(world.latency, points)
     world.run(policy, 200)
     if believed < 1:
@@ -568,8 +570,8 @@ def test_a_hopeless_draft_costs_little_of_prompt_and_answer(name, prompt, share)
     policy = adaptive(world)
     for least in (0.955, 0.985, 0.985):
         alone = World(CURVES[name], share, None, prompt=prompt)
-        assert world.run(policy, 96) / alone.run(Policy(), 96) > least
-        policy = Adaptive(world.latency, policy.drafts, policy._estimators, policy._back_off, policy._trials)
+        assert world.run(policy, 96) / alone.run(DraftPolicy(), 96) > least
+        policy = AdaptivePolicy(world.latency, policy.drafts, policy._estimators, policy._back_off, policy._trials)
         world.unread, world.first_read, world.rounds = 1 + prompt, 0, []
 
 
@@ -579,7 +581,7 @@ def test_an_unknown_draft_reads_the_end_of_a_long_prompt_and_a_good_one_all_that
     world.run(policy, 40)
     assert 2 * ROWS <= world.first_read < 300
     world.run(policy, 100)
-    known = Adaptive(world.latency, policy.drafts, policy._estimators)
+    known = AdaptivePolicy(world.latency, policy.drafts, policy._estimators)
     again = World(F16, DEAR, PROCESSES["steady .8"], prompt=400, rehearses=False)
     again.run(known, 40)
     assert again.first_read >= 400
@@ -602,7 +604,7 @@ def test_an_answer_of_a_few_tokens_leaves_a_long_prompt_unread():
 
 # Deciding takes time too.
 
-QUICK = {width: seconds / 100 for width, seconds in F16.items()}  # half a millisecond a token
+QUICK = {batch_size: seconds / 100 for batch_size, seconds in F16.items()}  # half a millisecond a token
 DECIDING_S = 0.2e-3
 
 
@@ -636,18 +638,20 @@ def test_decisions_that_cost_nothing_beside_a_token_are_always_made(process):
 
 def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatch):
     policy, reported = sure_policy({1: 4.0, 2: 5.0, 16: 20.0}), []
-    monkeypatch.setattr(policy.target, "observe", lambda width, seconds: reported.append((width, seconds)))
+    monkeypatch.setattr(policy.target, "observe", lambda batch_size, seconds: reported.append((batch_size, seconds)))
 
-    def go(verify_s, offers, width=1):
+    def go(verify_s, offers, batch_size=1):
         policy.begin(4, 1000, may_trim=True)
         if name := policy.choose(offers, {}):
             policy.extend(name, offers[name])
-        policy.observe_round(Outcome(width, policy.verify_count(), policy.verify_count() + 1, verify_s, verify_s))
+        policy.observe_round(
+            RoundOutcome(batch_size, policy.verify_count(), policy.verify_count() + 1, verify_s, verify_s)
+        )
 
-    for verify_s in (5.5, 3.0, 4.0, 3.5, 5.5, 5.0):  # the first may come after any width
+    for verify_s in (5.5, 3.0, 4.0, 3.5, 5.5, 5.0):  # the first may come after any batch size
         go(verify_s, {})
     assert reported == [(1, 5.5), (1, 4.0)]
-    go(7.0, {"draft": 0.999}, width=2)
+    go(7.0, {"draft": 0.999}, batch_size=2)
     assert reported[2:] == [(1, 5.0), (2, 7.0)]
     go(5.5, {})
     go(4.0, {})
@@ -705,11 +709,11 @@ def test_the_rate_is_never_below_the_targets_alone():
     for _ in range(20):
         policy.begin(4, 1000, may_trim=True)
         policy.verify_count()
-        policy.observe_round(Outcome(1, 0, 1, F16[1], 10 * F16[1]))
+        policy.observe_round(RoundOutcome(1, 0, 1, F16[1], 10 * F16[1]))
     assert policy.rate == pytest.approx(1 / F16[1], rel=0.01)
     policy.begin(4, 1000, may_trim=True)
     policy.verify_count()
-    policy.observe_round(Outcome(1, 0, 500, F16[1], F16[1]))
+    policy.observe_round(RoundOutcome(1, 0, 500, F16[1], F16[1]))
     assert policy.rate > 2 / F16[1]
 
 
@@ -719,13 +723,13 @@ def test_a_lookups_time_is_not_the_drafts():
         policy.begin(1, 1000, may_trim=True)
         policy.proposed(LOOKUP, 1, 5.0)
         policy.verify_count()
-        policy.observe_round(Outcome(1, 0, 1, F16[1], F16[1]))
+        policy.observe_round(RoundOutcome(1, 0, 1, F16[1], F16[1]))
     assert policy.drafts["draft"].seconds(1) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("may_trim", [True, False])
 def test_a_fixed_policy_takes_all_and_prefers_what_is_free(may_trim):
-    policy = Policy()
+    policy = DraftPolicy()
     policy.begin(2, 1000, may_trim=may_trim)
     assert policy.choose({LOOKUP: 0.0}, {"draft": 1}) == LOOKUP
     assert policy.extend(LOOKUP, 0.0)
@@ -806,7 +810,7 @@ def test_the_next_answer_may_be_another_kind_of_text():
     """What an earlier one taught is the first guess, and a few offers put it right."""
     estimators = {LOOKUP: taught(lambda _: 1.0, lambda _: 0.4)}
     before = estimators[LOOKUP].chance(0.4, 0)
-    estimator = Adaptive(LatencyModel(F16), None, estimators).estimator(LOOKUP)
+    estimator = AdaptivePolicy(LatencyModel(F16), None, estimators).estimator(LOOKUP)
     assert estimator is estimators[LOOKUP]
     assert estimator.chance(0.4, 0) == pytest.approx(before, abs=0.15)
     for _ in range(8):
@@ -865,13 +869,15 @@ def test_an_answer_after_one_without_a_gain_has_to_show_one_sooner():
     back_off, rounds_on = BackOff(), []
     for seed in (1, 2):
         world = World(CARD, CHEAP, None, seed=seed, deciding_s=2 * CARD[1], lookup=steady(0.8))
-        policy = Adaptive(world.latency, None, {LOOKUP: taught(lambda _: 0.9, lambda rng: rng.random())}, back_off)
+        policy = AdaptivePolicy(
+            world.latency, None, {LOOKUP: taught(lambda _: 0.9, lambda rng: rng.random())}, back_off
+        )
         while not back_off.cooldown:
             world.round(policy)
         rounds_on.append(len(world.rounds))
     assert rounds_on[0] >= CONSTANTS.trial_rounds
     assert rounds_on[1] == CONSTANTS.trial_rounds // 4
-    Adaptive(world.latency, None, None, back_off)
+    AdaptivePolicy(world.latency, None, None, back_off)
     assert not back_off.cooldown  # an answer begins without a cooldown
 
 
@@ -879,7 +885,7 @@ def decided(back_off, deciding_s, count=1, target_only_s=1e-3):
     """Rounds without a draft in which deciding took so long; the cooldown after the last."""
     for _ in range(count):
         back_off.observe_active(
-            Outcome(1, 0, 1, target_only_s, target_only_s + deciding_s), target_only_s, 0.0, drafted=False
+            RoundOutcome(1, 0, 1, target_only_s, target_only_s + deciding_s), target_only_s, 0.0, drafted=False
         )
     return back_off.cooldown
 
@@ -899,14 +905,14 @@ def test_a_cooldown_is_bounded_whatever_the_first_decision_took():
 
 def test_a_round_that_was_preempted_loses_no_more_than_its_batch():
     back_off = BackOff()
-    back_off.observe_active(Outcome(4, 0, 1, 40e-3, 40e-3), 1e-3, 0.0, drafted=True)
+    back_off.observe_active(RoundOutcome(4, 0, 1, 40e-3, 40e-3), 1e-3, 0.0, drafted=True)
     assert back_off.gain >= 1 - 4
 
 
 def test_a_cooldown_is_observed_as_its_rounds_would_be():
     """The gain falls alike, and the latency model sees what a batch usually took, the first one of its size alone."""
-    policy, reported = Adaptive(LatencyModel(F16)), []
-    policy.target.observe = lambda width, seconds: reported.append((width, seconds))
+    policy, reported = AdaptivePolicy(LatencyModel(F16)), []
+    policy.target.observe = lambda batch_size, seconds: reported.append((batch_size, seconds))
     policy._tokens, policy._worth = 30.0, 12.0
     policy._back_off.cooldown = 5
     policy.observe_cooldown(1, [(7.0, 7.5), (1.0, 1.5), (2.0, 2.5), (9.0, 9.5), (2.0, 2.5)])
@@ -915,6 +921,6 @@ def test_a_cooldown_is_observed_as_its_rounds_would_be():
         tokens, worth = tokens * CONSTANTS.rate_decay + 1, worth * CONSTANTS.rate_decay + 1
     assert (policy._tokens, policy._worth) == pytest.approx((tokens, worth))
     assert reported == [(1, 7.0)]
-    assert policy._back_off.undrafted == [(1, 2.0)]
+    assert policy._back_off.target_only == [(1, 2.0)]
     assert policy._back_off.overhead_s == pytest.approx(0.5 * 5 / 8)
     assert policy.cooldown == 0

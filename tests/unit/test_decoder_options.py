@@ -14,7 +14,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import Placement
 from ggufspec.planning import catalogue
-from ggufspec.planning.plan import Machine
+from ggufspec.planning.plan import PlanMachine
 from ggufspec.settings.registry import DRAFTERS, check_rule, drafter_text, is_lossy, parse_drafters
 from ggufspec.settings.table import POLICIES, Settings
 
@@ -70,10 +70,10 @@ def test_a_corpus_is_for_the_lookup(drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ["both", "lookup"])
 def test_a_target_that_is_drafted_for_can_verify_the_longest_draft(drafter: str) -> None:
     made = DecoderOptions(drafters=parse_drafters(drafter), draft_max=40)
-    assert made.context(with_draft=True).width == 41
+    assert made.context(with_draft=True).max_outputs == 41
     assert made.context(with_draft=True).rewind >= 40  # all that was drafted
     assert DecoderOptions().context(with_draft=True).rewind == 15  # a state of a recurrent memory for each is dear
-    assert DecoderOptions(drafters=(), draft_max=40).context(with_draft=True).width < 41
+    assert DecoderOptions(drafters=(), draft_max=40).context(with_draft=True).max_outputs < 41
 
 
 @pytest.mark.parametrize("rule", ["exact", "residual", "top-k:1", "top-k:1000", "typical:0.3", "typical:1e-9"])
@@ -139,14 +139,14 @@ def test_beside_a_supposed_cpu_cards_have_the_speed_that_was_measured_here(monke
     """It was measured with as many threads as this machine has cores."""
     seen = []
 
-    def here(_, *, threads: int, **more: Any) -> Machine:
+    def here(_, *, threads: int, **more: Any) -> PlanMachine:
         seen.append(threads)
-        return Machine((), 0, 0, catalogue.from_catalogue([]))
+        return PlanMachine((), 0, 0, catalogue.from_catalogue([]))
 
-    monkeypatch.setattr(options.machines, "here", here)
+    monkeypatch.setattr(options.machines, "this_machine", here)
     monkeypatch.setattr(options, "physical_cores", lambda: 3)
     wanted = Settings(cpu="12xavx512", threads=given)
-    options.machine(wanted, decoder_options(wanted).threads)
+    options.machine_to_plan_for(wanted, decoder_options(wanted).threads)
     assert seen == [expected]
 
 
@@ -176,7 +176,7 @@ def test_a_threshold_of_the_environment_that_is_no_number_is_named(monkeypatch: 
 
 
 def test_strict_mode_refuses_a_threshold_that_divides_its_batches() -> None:
-    said = "strict mode, which verify needs, and --op-offload-min-batch 2 exclude each other"
+    said = "strict mode, which verify needs, and --op-offload-min-batch 2 cannot be combined"
     with pytest.raises(UsageError, match=said):
         decoder_options(Settings(strict=True, op_offload_min_batch=2))
     assert decoder_options(Settings(strict=True, op_offload_min_batch=64)).strict

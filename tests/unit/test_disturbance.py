@@ -4,12 +4,12 @@ import psutil
 import pytest
 
 from ggufspec.hardware import disturbance, gpus, host
-from ggufspec.hardware.disturbance import Counters, Disturbance
+from ggufspec.hardware.disturbance import Disturbance, SystemCounters
 from ggufspec.hardware.host import CpuUse
 
 
 def counters(clock_s, all_s, own_s, disk_bytes=0):
-    return Counters(CpuUse(clock_s, all_s, own_s), disk_bytes)
+    return SystemCounters(CpuUse(clock_s, all_s, own_s), disk_bytes)
 
 
 def test_an_idle_machine_disturbs_nothing():
@@ -43,21 +43,21 @@ def test_a_system_without_counters_is_an_idle_one(monkeypatch, tmp_path):
 
     monkeypatch.setattr(psutil, "cpu_times", fail)
     monkeypatch.setattr(disturbance, "_IO", tmp_path / "io")
-    before = Counters.now()
-    assert Counters.now().since(before, with_gpus=True).reason(host.physical_cores(), host.usable_cpus()) == ""
+    before = SystemCounters.now()
+    assert SystemCounters.now().since(before, with_gpus=True).reason(host.physical_cores(), host.usable_cpus()) == ""
 
 
 @pytest.mark.parametrize("text", ["", "rchar: 1\n", "read_bytes: many\n", "read_bytes\n"])
 def test_a_strange_io_file_counts_nothing(monkeypatch, tmp_path, text):
     (tmp_path / "io").write_text(text)
     monkeypatch.setattr(disturbance, "_IO", tmp_path / "io")
-    assert Counters.now().disk_bytes == 0
+    assert SystemCounters.now().disk_bytes == 0
 
 
 def test_the_real_counters_grow():
-    before = Counters.now()
+    before = SystemCounters.now()
     assert sum(range(10**6)) > 0
-    seen = Counters.now().since(before)
+    seen = SystemCounters.now().since(before)
     assert seen.others_cpus <= host.usable_cpus() + 1
     assert seen.disk_bytes >= 0
     assert gpus.disturbances() == () or gpus.gpus()

@@ -8,29 +8,29 @@ from dataclasses import replace
 import pytest
 
 from ggufspec.bench import disturbed, trial
-from ggufspec.decoding.alternate import Segment
+from ggufspec.decoding.alternate import AnswerSegment
 from ggufspec.decoding.answer import Statistics
 from ggufspec.hardware.host import BUSY_CPUS
 
 Row = tuple[float, float]  # seconds for each token, CPUs that others used
 
 
-def segment(token_s: float, others: float, decoded: int) -> Segment:
+def segment(token_s: float, others: float, decoded: int) -> AnswerSegment:
     seconds = token_s * decoded
     statistics = Statistics(0, 0.0, 1 + decoded, seconds, decoded, 0, 0, (0,), (0,), 0.0, seconds, "")
-    return Segment(statistics, others)
+    return AnswerSegment(statistics, others)
 
 
-def made(*answers: trial.Answer) -> trial.Result:
-    return trial.Result(answers, trial.LoadedModel("", 1, 0, 1), None, 0.0, 0, 0, True)
+def made(*answers: trial.TrialAnswer) -> trial.TrialResult:
+    return trial.TrialResult(answers, trial.LoadedModel("", 1, 0, 1), None, 0.0, 0, 0, True)
 
 
-def result(*answers: Sequence[Row], decoded: int = 10) -> trial.Result:
+def result(*answers: Sequence[Row], decoded: int = 10) -> trial.TrialResult:
     found = []
     for rows in answers:
         segments = tuple(segment(*row, decoded) for row in rows)
         whole = Statistics(7, 0.5, 1, 0.0, 0, 0, 0, (0,), (0,), 0.0, 0.0, "length", prompt_read=7)
-        found.append(trial.Answer("", (), whole.only([one.statistics for one in segments]), segments=segments))
+        found.append(trial.TrialAnswer("", (), whole.only([one.statistics for one in segments]), segments=segments))
     return made(*found)
 
 
@@ -48,15 +48,15 @@ def test_the_quiet_pairs_count() -> None:
     assert found.ours[0].answers[0].statistics.prompt_read == 7
     assert found.busy_share == pytest.approx(22 / 25.5)
     assert found.note == (
-        "other programs used up to 2.0 CPUs, and 0.5 or more during 86% of the run; the verdict is from the quiet "
-        "part, 2 of 5 pairs of segments"
+        "other programs used up to 2.0 CPUs, and 0.5 or more during 86% of the run; the verdict rests on the segments "
+        "in which the machine was quiet (2 of 5 pairs)"
     )
 
 
 def test_a_start_counts_with_its_segment() -> None:
     """What an answer loses in its first rounds is not measured while other programs compute."""
 
-    def started(one: trial.Result) -> trial.Result:
+    def started(one: trial.TrialResult) -> trial.TrialResult:
         found = [replace(answer, start=answer.segments[0].statistics) for answer in one.answers]
         return replace(one, answers=tuple(found))
 
@@ -71,7 +71,7 @@ def test_where_too_little_is_quiet_a_similar_load_counts() -> None:
     ours, theirs = result([QUIET, BUSY, BUSY, QUIET, BUSY]), result([QUIET, BUSY, BUSY, BUSY, BUSY])
     found = disturbed.count([ours], [theirs])
     assert (found.pairs, found.counting, found.part, found.is_enough) == (5, 4, "similar load", False)
-    assert "the parts in which both ways met a similar load, 4 of 5 pairs" in found.note
+    assert "the segments in which both runs saw a similar load (4 of 5 pairs)" in found.note
 
 
 def test_without_any_of_a_similar_load_all_counts() -> None:
@@ -83,7 +83,7 @@ def test_a_machine_that_is_always_busy_is_as_quiet_as_it_gets() -> None:
     found = disturbed.count([result([BUSY, BUSY])], [result([BUSY, BUSY])])
     assert (found.counting, found.part, found.is_enough, found.busy_share) == (2, "quiet", True, 1.0)
     assert not found.is_quiet
-    assert "an idle machine reaches more tokens/s" in found.note
+    assert "an idle machine would reach more tokens/s" in found.note
 
 
 def test_an_idle_machine_is_not_worth_a_word() -> None:
@@ -105,18 +105,18 @@ def test_what_is_in_one_run_alone_is_not_compared() -> None:
     assert (found.pairs, found.counting) == (2, 1)
     assert [one.statistics.decoded for one in found.theirs[0].answers] == [10, 0]
     assert found.theirs[1] is long
-    bare = made(trial.Answer("", (), result([QUIET]).answers[0].statistics))
-    assert disturbed.count([bare], [bare]) == disturbed.Counted([bare], [bare], part="quiet")
+    bare = made(trial.TrialAnswer("", (), result([QUIET]).answers[0].statistics))
+    assert disturbed.count([bare], [bare]) == disturbed.CountedRuns([bare], [bare], part="quiet")
     assert disturbed.count([], []).is_enough
 
 
 @pytest.mark.parametrize("others_cpus", [0.1, 0.3, 0.6])
 def test_results_without_segments_count_by_the_load_of_the_whole_run(others_cpus: float) -> None:
     """Their speeds are saved for later plans, or a note says why they are not: never neither."""
-    bare = replace(made(trial.Answer("", (), result([QUIET]).answers[0].statistics)), others_cpus=others_cpus)
+    bare = replace(made(trial.TrialAnswer("", (), result([QUIET]).answers[0].statistics)), others_cpus=others_cpus)
     found = disturbed.count([bare], [bare])
     assert found.is_quiet == (others_cpus < BUSY_CPUS)
-    assert ("an idle machine reaches more tokens/s" in found.note) != found.is_quiet
+    assert ("an idle machine would reach more tokens/s" in found.note) != found.is_quiet
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from ggufspec.decoding.options import ROWS
-from ggufspec.decoding.policy.adaptive import Adaptive, Trials
-from ggufspec.decoding.policy.base import Outcome
+from ggufspec.decoding.policy.adaptive import AdaptivePolicy, ExplorationCosts
+from ggufspec.decoding.policy.base import RoundOutcome
 from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.latency import LatencyModel
@@ -18,7 +18,7 @@ BUSY = 8.6  # times as slow the target is beside two busy programs, measured; a 
 
 
 def scaled(points, factor):
-    return {width: seconds * factor for width, seconds in points.items()}
+    return {batch_size: seconds * factor for batch_size, seconds in points.items()}
 
 
 def settle(latency, seconds, count=12):
@@ -77,8 +77,8 @@ def test_one_batch_is_believed_as_far_as_the_latency_was_in_doubt():
 def disturbed_policy(ratio=80.0):
     """Timed beside two busy programs; the target is fast again by now."""
     target, draft = pair(scaled(TARGET, BUSY), scaled(DRAFT, ratio))
-    trials = Trials(answers=1, elapsed_s=75.0)
-    policy = Adaptive(target, {"draft": draft}, trials=trials)
+    trials = ExplorationCosts(answers=1, elapsed_s=75.0)
+    policy = AdaptivePolicy(target, {"draft": draft}, trials=trials)
     return policy, target, draft, trials
 
 
@@ -93,7 +93,7 @@ def test_a_draft_that_was_timed_on_a_busy_machine_is_probed_when_the_target_reco
     settle(target, 0.13)
     begin(policy)
     why = policy.probe("draft", 100)
-    assert why == "a token of the target takes 0.12 times as long since the draft was last timed"
+    assert why == "a target token takes 0.12 times as long as when the draft was last timed"
     policy.probed("draft", 0.027)
     assert draft.seconds(1) == pytest.approx(0.027, rel=0.1)
     assert trials.spent_s == pytest.approx(CHECKED * 0.027)
@@ -111,7 +111,7 @@ def test_a_probe_that_finds_the_draft_slow_is_not_repeated_until_something_chang
     for _ in range(30):
         begin(policy)
         assert policy.probe("draft", 100) == ""
-        policy.observe_round(Outcome(1, 0, 1, 0.13, 0.13))
+        policy.observe_round(RoundOutcome(1, 0, 1, 0.13, 0.13))
 
 
 def test_a_probe_stays_within_what_trials_may_take():
@@ -160,7 +160,7 @@ def test_the_rate_to_beat_follows_the_machine(factor):
     for _ in range(40):
         policy.begin(15, 128, may_trim=True)
         policy._verified = 3
-        policy.observe_round(Outcome(4, 2, 3, 1.5 * before, 1.6 * before))
+        policy.observe_round(RoundOutcome(4, 2, 3, 1.5 * before, 1.6 * before))
     gain = policy.rate * target.seconds(1)
     assert gain > 1.4
     settle(target, before * factor)
@@ -172,15 +172,15 @@ def test_a_machine_that_is_suspended_in_a_round_changes_little():
     for _ in range(40):
         policy.begin(15, 128, may_trim=True)
         policy._verified = 3
-        policy.observe_round(Outcome(4, 2, 3, 1.5 * target.seconds(1), 1.6 * target.seconds(1)))
+        policy.observe_round(RoundOutcome(4, 2, 3, 1.5 * target.seconds(1), 1.6 * target.seconds(1)))
     before, gain, token_s = trials.elapsed_s, policy.rate * target.seconds(1), target.seconds(1)
     policy.begin(15, 128, may_trim=True)
-    policy.observe_round(Outcome(4, 2, 3, 3600.0, 3600.0))
+    policy.observe_round(RoundOutcome(4, 2, 3, 3600.0, 3600.0))
     assert trials.elapsed_s <= before + 60
     assert policy.rate * target.seconds(1) > 0.7 * gain
     for seconds in (0.0, -1.0):  # a clock that stands, or was set back
         policy.begin(15, 128, may_trim=True)
-        policy.observe_round(Outcome(1, 0, 1, seconds, seconds))
+        policy.observe_round(RoundOutcome(1, 0, 1, seconds, seconds))
         assert policy.rate > 0
     assert target.seconds(1) < 2 * token_s
 
@@ -189,24 +189,24 @@ def test_a_machine_that_is_suspended_in_a_round_changes_little():
 def test_a_change_of_the_machine_is_believed_within_a_few_rounds(factor):
     """Batches without a draft are observed four at a time, but for those that are far from what was expected."""
     target = LatencyModel(TARGET)
-    policy = Adaptive(target, {})
+    policy = AdaptivePolicy(target, {})
     for seconds in [TARGET[1]] * 20 + [factor * TARGET[1]] * 5:
         begin(policy)
         policy.verify_count()
-        policy.observe_round(Outcome(1, 0, 1, seconds, seconds))
+        policy.observe_round(RoundOutcome(1, 0, 1, seconds, seconds))
     assert target.seconds(1) == pytest.approx(factor * TARGET[1], rel=0.25)
 
 
 def test_what_drafts_must_beat_is_looked_at_when_it_is_in_doubt():
-    """A machine that changed while batches of other widths ran: the next round decodes a single token."""
+    """A machine that changed while batches of other sizes ran: the next round decodes a single token."""
     policy, target, _, _ = disturbed_policy()
     for _ in range(6):
         target.observe(8, 0.2)
     begin(policy)
     assert policy.choose({"lookup": 0.9}, {}) is None
     policy.verify_count()
-    policy.observe_round(Outcome(1, 0, 1, 0.13, 0.13))
-    policy._back_off.undrafted.clear()
+    policy.observe_round(RoundOutcome(1, 0, 1, 0.13, 0.13))
+    policy._back_off.target_only.clear()
     for _ in range(3):
         target.observe(1, 0.13)
     begin(policy)
@@ -216,7 +216,7 @@ def test_what_drafts_must_beat_is_looked_at_when_it_is_in_doubt():
 
 def test_a_single_token_that_seems_slower_than_wider_batches_is_looked_at_a_few_times():
     target = LatencyModel({1: 1.0, 2: 0.15, 16: 0.3})
-    policy = Adaptive(target, {})
+    policy = AdaptivePolicy(target, {})
     chosen = []
     for _ in range(100):
         begin(policy)
@@ -229,7 +229,7 @@ def test_a_single_token_that_seems_slower_than_wider_batches_is_looked_at_a_few_
 
 def test_a_single_token_that_was_timed_too_slow_is_put_right_by_one_look():
     target = LatencyModel({1: 1.0, 2: 0.15, 16: 0.3})
-    policy = Adaptive(target, {})
+    policy = AdaptivePolicy(target, {})
     begin(policy)
     assert policy.choose({"lookup": 0.99}, {}) is None
     target.observe(1, 0.13)
@@ -242,8 +242,8 @@ def retimed(policy, rounds=60):
     for _ in range(rounds):
         begin(policy)
         policy.verify_count()
-        sizes.append(policy.undrafted_width(1))
-        policy.observe_round(Outcome(sizes[-1], 0, 1, TARGET[1] if sizes[-1] == 1 else 0.2, 0.2))
+        sizes.append(policy.target_only_batch_size(1))
+        policy.observe_round(RoundOutcome(sizes[-1], 0, 1, TARGET[1] if sizes[-1] == 1 else 0.2, 0.2))
     return [size for size in sizes if size > 1]
 
 
@@ -252,7 +252,7 @@ def test_batch_sizes_that_were_disturbed_are_timed_again_by_padding():
     steep = {1: 0.13, 2: 0.26, 4: 0.52, 8: 1.0, 16: 2.0}
     quiet = False
     target = LatencyModel(steep, trusted=False)
-    policy = Adaptive(target, {}, quiet=lambda: quiet)
+    policy = AdaptivePolicy(target, {}, quiet=lambda: quiet)
     assert retimed(policy) == []
     quiet = True
     assert sorted(retimed(policy)) == sorted(CONSTANTS.retimed)
@@ -262,21 +262,21 @@ def test_batch_sizes_that_were_disturbed_are_timed_again_by_padding():
 
 @pytest.mark.parametrize("more", [{"trusted": True}, {"can_pad": False, "limit": 16}])
 def test_a_batch_size_that_was_not_disturbed_or_cannot_be_padded_is_left(more):
-    assert retimed(Adaptive(LatencyModel(TARGET, **{"trusted": False} | more), {})) == []
+    assert retimed(AdaptivePolicy(LatencyModel(TARGET, **{"trusted": False} | more), {})) == []
 
 
 def test_strict_mode_is_padded_within_its_class():
-    policy = Adaptive(LatencyModel({4: 0.2, 8: 0.4, 12: 0.6}, widths=(4, 8, 12), trusted=False), {})
+    policy = AdaptivePolicy(LatencyModel({4: 0.2, 8: 0.4, 12: 0.6}, batch_sizes=(4, 8, 12), trusted=False), {})
     begin(policy)
-    assert {policy.undrafted_width(4) for _ in range(20)} <= {4, 8}
+    assert {policy.target_only_batch_size(4) for _ in range(20)} <= {4, 8}
 
 
 def test_a_latency_model_goes_on_from_another_measurement():
     target, draft = pair(scaled(TARGET, BUSY))
-    width = target.width
+    batch_size = target.batch_size
     target.become(LatencyModel(TARGET))
     assert target.seconds(1) == pytest.approx(0.13)
-    assert width(3) == LatencyModel(TARGET).width(3)
+    assert batch_size(3) == LatencyModel(TARGET).batch_size(3)
     draft.timed(5.0)
     assert draft.target_change == 1.0
     assert draft.spread(5.0) == 0.0

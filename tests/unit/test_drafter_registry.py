@@ -12,11 +12,11 @@ from types import ModuleType
 import pytest
 
 from ggufspec import SpeculativeDecoder
-from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
+from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, ShadowEvaluation
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.rules.base import DraftToken, Rule
+from ggufspec.decoding.rules.base import AcceptanceRule, DraftToken
 from ggufspec.errors import ModelError
-from ggufspec.settings.registry import DRAFTERS, Drafter
+from ggufspec.settings.registry import DRAFTERS, DrafterRow
 
 PROMPT = "import os\n\ndef "
 
@@ -35,16 +35,16 @@ class Parrot:
     def pending(self, length: int) -> int:
         return 0
 
-    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
-        return Candidate(0.5, lambda: DraftToken(text[-1]))
+    def propose(self, text: Sequence[int], rule: AcceptanceRule) -> DraftCandidate | None:
+        return DraftCandidate(0.5, lambda: DraftToken(text[-1]))
 
-    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
+    def catch_up(self, text: Sequence[int], rule: AcceptanceRule, most: int) -> list[ShadowEvaluation]:
         return []
 
     def commit(self, length: int) -> None: ...
 
 
-def make(parts: Parts) -> Parrot:
+def make(parts: DrafterParts) -> Parrot:
     return Parrot(parts.target_vocab_size)
 
 
@@ -53,7 +53,7 @@ def test_a_registered_drafter_decodes(monkeypatch: pytest.MonkeyPatch, target: P
     module = ModuleType("parrot")
     module.make = make  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "parrot", module)
-    monkeypatch.setitem(DRAFTERS, "parrot", Drafter("parrot", "parrot"))
+    monkeypatch.setitem(DRAFTERS, "parrot", DrafterRow("parrot", "parrot"))
     options = DecoderOptions(ctx_size=256, threads=1, drafters=names, draft_policy="fixed", draft_max=2)
     with SpeculativeDecoder(target, options=options) as decoder:
         assert decoder.drafters == names

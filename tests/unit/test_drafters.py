@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 
 from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.rules import make_rule
-from ggufspec.decoding.sampling import Sampling, candidates, confidence
+from ggufspec.decoding.sampling import Sampling, confidence, token_candidates
+from tests.support.properties import examples
 
 VOCAB = 5
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -45,11 +45,11 @@ class Fake:
     def length(self):
         return len(self.cache)
 
-    def decode(self, tokens, outputs, width=0):
+    def decode(self, tokens, outputs, batch_size=0):
         assert len(tokens) > 0
         assert 0 <= outputs <= min(ROWS, len(tokens))
         assert all(0 <= token < self.vocab_size for token in tokens)
-        self.calls.append((tuple(tokens), outputs, width))
+        self.calls.append((tuple(tokens), outputs, batch_size))
         self.cache += tokens
         assert self.length <= self.capacity
         self._rows.fill(np.nan)
@@ -75,9 +75,9 @@ def read(drafter, prompt, choices=(), same=0):
     return drafter.catch_up(prompt, GREEDY, len(prompt))
 
 
-def drafter_of(prompt, *, target_vocab=VOCAB, width=lambda count: count, **fake):
+def drafter_of(prompt, *, target_vocab=VOCAB, batch_size=lambda count: count, **fake):
     """A drafter that has read a prompt, and a model that has been asked nothing yet."""
-    drafter = ModelDrafter(Fake(**fake), target_vocab, width)
+    drafter = ModelDrafter(Fake(**fake), target_vocab, batch_size)
     read(drafter, prompt)
     drafter.model.calls.clear()
     return drafter
@@ -206,17 +206,17 @@ def test_a_draft_that_lags_reads_all_of_it_for_one_offer():
     drafter = drafter_of(text[:2])
     assert drafter.pending(40) == 39
     offer = drafter.propose(text, GREEDY)
-    assert drafter.model.calls == [(tuple(text[1:]), 1, 0)]  # far too many for a width
+    assert drafter.model.calls == [(tuple(text[1:]), 1, 0)]  # far too many for a batch size
     assert offer.confidence == sure(40, text)
 
 
-@pytest.mark.parametrize(("lag", "width"), [(1, 4), (3, 4), (5, 8), (ROWS - 1, 16), (ROWS, 16), (ROWS + 1, 0)])
-def test_an_offer_is_asked_for_at_the_width_for_its_tokens(lag, width):
+@pytest.mark.parametrize(("lag", "batch_size"), [(1, 4), (3, 4), (5, 8), (ROWS - 1, 16), (ROWS, 16), (ROWS + 1, 0)])
+def test_an_offer_is_asked_for_at_the_batch_size_for_its_tokens(lag, batch_size):
     text = [0] * (1 + lag)
-    drafter = drafter_of(text[:2], width=lambda count: next(wide for wide in (4, 8, 16) if wide >= count))
+    drafter = drafter_of(text[:2], batch_size=lambda count: next(wide for wide in (4, 8, 16) if wide >= count))
     drafter.model.cache = [0]
     drafter.propose(text, GREEDY)
-    assert [call[2] for call in drafter.model.calls] == [width]
+    assert [call[2] for call in drafter.model.calls] == [batch_size]
 
 
 @pytest.mark.parametrize(("capacity", "offered"), [(4, False), (5, True), (6, True)])
@@ -257,7 +257,7 @@ def test_confidence_is_known_before_the_draw_and_the_draw_is_the_rules():
     residual = make_rule("residual", Sampling(1.0, **OFF, seed=7))
     drafter = drafter_of([0, 1, 2])
     offer = drafter.propose([0, 1, 2], residual)
-    q = candidates(row_after([0, 1, 2]), residual.sampling)
+    q = token_candidates(row_after([0, 1, 2]), residual.sampling)
     for _ in range(20):  # each is drawn anew
         proposal = offer.draw()
         assert proposal.q.probabilities() == pytest.approx(q.probabilities())

@@ -8,6 +8,7 @@ import pytest
 
 from ggufspec import demo_pair, load_profile
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files import cache as caches
 from ggufspec.models import expanded, profile
 
 SMALL = """
@@ -41,15 +42,15 @@ def test_it_is_made_once_and_looking_makes_nothing(cache: Path, tmp_path: Path) 
     mine, events = written(tmp_path), []
     assert not profile.is_made(mine)
     assert not cache.exists()
-    pair = profile.resolve(mine, events.append)
+    pair = profile.local_pair(mine, events.append)
     assert pair.draft is not None
     assert (pair.target, pair.draft.name) == (demo_pair()[0], "demo-draft-as-smollm2-draft-Q8_0.gguf")
     assert pair.draft.is_relative_to(cache)
     assert {event["file"] for event in events} == {pair.draft.name}
     assert profile.is_made(mine)
     before = pair.draft.stat()
-    assert profile.resolve(mine) == pair
-    assert profile.sources(mine) == (pair.target, pair.draft)
+    assert profile.local_pair(mine) == pair
+    assert profile.header_sources(mine) == (pair.target, pair.draft)
     assert pair.draft.stat() == before
     assert [path for path in cache.rglob("*") if path.is_file()] == [pair.draft]
     assert (pair.bench.prompts, pair.describe()["note"]) == (["code"], "The pair, expanded.")
@@ -72,7 +73,7 @@ def test_a_changed_source_is_expanded_anew_and_the_old_one_goes(cache: Path, tmp
     [("demo-target-F16", "demo-target-as-smollm2-360m-Q4_0.gguf"), ("my-model", "my-model-as-smollm2-360m-Q4_0.gguf")],
 )
 def test_the_name_says_what_it_is(stem: str, name: str) -> None:
-    assert expanded.file_name(stem, "smollm2-360m:q4_0") == name
+    assert expanded.expanded_name(stem, "smollm2-360m:q4_0") == name
 
 
 @pytest.mark.parametrize(
@@ -81,17 +82,20 @@ def test_the_name_says_what_it_is(stem: str, name: str) -> None:
 )
 def test_what_cannot_be_expanded_is_refused(cache: Path, tmp_path: Path, expand: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:
-        profile.resolve(written(tmp_path, expand))
+        profile.local_pair(written(tmp_path, expand))
     assert refused.value.hint
     assert not cache.exists()
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setattr(expanded, "cache_folder", lambda: tmp_path / "cache")
-    with pytest.raises(GgufspecError, match="cannot be written") as refused:
-        profile.resolve(written(tmp_path))
-    assert refused.value.hint.startswith("df -h ")
+    monkeypatch.setattr(caches, "_warnings", [])
+    made = profile.local_pair(written(tmp_path)).draft
+    assert made.is_file()
+    assert caches.is_temporary(made)
+    assert caches.warning().startswith(f"nothing is kept in {tmp_path}/cache/expanded, which cannot be written")
+    assert profile.local_pair(written(tmp_path)).draft == made
 
 
 def test_a_model_of_the_hub_cannot_be_expanded(tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_a_model_of_the_hub_cannot_be_expanded(tmp_path: Path) -> None:
     path.write_text(
         'name = "a"\nwhy = "b"\nsource = "c"\n[target]\nrepo = "u/r"\nfile = "m.gguf"\nexpand = "smollm2-draft:F16"\n'
     )
-    with pytest.raises(GgufspecError, match="only a file of this machine can be expanded"):
+    with pytest.raises(GgufspecError, match="only a file on this machine can be expanded"):
         load_profile(path)
 
 
@@ -110,4 +114,4 @@ def test_the_pair_that_bench_measures_without_a_pair_says_what_it_is() -> None:
     for model in (bundled.target, bundled.draft):
         assert model is not None
         assert model.expand is not None
-        assert expanded.parse(model.expand)[0].startswith("smollm2-")
+        assert expanded.parse_expand(model.expand)[0].startswith("smollm2-")

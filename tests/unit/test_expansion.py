@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_llama import PROMPTS, TINY, assert_same_text, decoder, write_tiny
 
 from lab import expansion
 from lab.expansion import Shape
+from tests.support.tiny_llama import PROMPTS, TINY, assert_same_text, decoder, write_tiny
 
 TEXTS = (
     "def main():\n",

@@ -7,12 +7,12 @@ import pytest
 from ggufspec import DecoderOptions, SpeculativeDecoder, demo_pair
 from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.loop import Round
-from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.adaptive import AdaptivePolicy
 from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.experience import PairExperience
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.models.headers import read_headers
-from ggufspec.planning.history import accepted_share, expected_acceptance, experience
+from ggufspec.planning.history import accepted_here, expected_acceptance, experience
 
 DRAFTERS = {"draft": "d", "lookup": "lookup"}
 F16 = LatencyModel({1: 0.052, 2: 0.066, 4: 0.074, 8: 0.100, 16: 0.153})
@@ -22,8 +22,8 @@ def round_(drafters: tuple[str, ...], accepted: int) -> Round:
     return Round((5,) * len(drafters), drafters, accepted, (5,) * (accepted + 1), len(drafters) + 1, 0, 1, 1)
 
 
-def policy(one: PairExperience) -> Adaptive:
-    return Adaptive(
+def policy(one: PairExperience) -> AdaptivePolicy:
+    return AdaptivePolicy(
         F16, {"draft": DraftLatency(LatencyModel({1: 0.02, 16: 0.05}), F16)}, one.estimators, None, one.trials
     )
 
@@ -40,7 +40,7 @@ def test_tokens_are_of_who_drafted_them(tmp_path):
     assert (draft.accepted, draft.reached) == ([1, 1], [1, 2])
     assert (lookup.accepted, lookup.reached) == ([1], [1])
     assert [(draft.drafted, draft.emitted), (lookup.drafted, lookup.emitted)] == [(3, 6), (2, 6)]
-    assert accepted_share(tmp_path, "t", DRAFTERS.values()) == "60% of 5 drafted tokens"
+    assert accepted_here(tmp_path, "t", DRAFTERS.values()) == "60% of 5 drafted tokens"
     assert expected_acceptance(tmp_path, "t", "d", None)[1] == "mostly assumed, 3 tokens measured here"
 
 
@@ -92,3 +92,21 @@ def test_a_decoder_writes_down_what_its_drafts_became(tmp_path):
     ) as decoder:
         list(decoder.generate("import os\n\ndef ", max_tokens=24))
     assert experience(tmp_path, *headers) == found  # a lossy rule's say nothing
+
+
+def test_answers_without_a_drafter_say_nothing_of_it(tmp_path):
+    """Those of one model alone, as in a bench, would halve the share of the text that the lookup drafted."""
+    target, draft = demo_pair()
+    headers = [one.header.fingerprint for one in read_headers([target, draft], tmp_path / "headers")]
+    options = DecoderOptions(ctx_size=256, threads=1, drafters=("draft", "lookup"), draft_policy="fixed", draft_max=3)
+    with SpeculativeDecoder(target, draft, options, cache=tmp_path) as decoder:
+        list(decoder.generate("import os\n\ndef ", max_tokens=24))
+        tokens = decoder.statistics.tokens
+        for alone in ("target", "draft"):
+            list(decoder.generate("import os\n\ndef ", max_tokens=24, alone=alone))
+        decoder.alternate("import os\n\ndef ", max_tokens=24)
+    emitted = [experience(tmp_path, headers[0], key).emitted for key in (headers[1], "lookup")]
+    assert emitted[0] == emitted[1]
+    assert (
+        2 * tokens - 4 <= emitted[0] <= 2 * tokens + 4
+    )  # of the two answers that drafted, but for their prompts' token

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 
-from ggufspec.bench.extent import Costs, Extent, fit
+from ggufspec.bench.extent import AnswerExtent, CellCosts, fit_extent
+from tests.support.properties import examples
 
-MOST = Extent(8, 128, 3, quality=True)
+MOST = AnswerExtent(8, 128, 3, quality=True)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ MOST = Extent(8, 128, 3, quality=True)
     ],
 )
 def test_what_is_left_out_first(budget_s: float, expected: tuple[int, int, int]) -> None:
-    found = fit(budget_s, [Costs(4, 0.5, 0.1), Costs(4, 0.5, 0.1)], MOST, cut=True)
+    found = fit_extent(budget_s, [CellCosts(4, 0.5, 0.1), CellCosts(4, 0.5, 0.1)], MOST, cut=True)
     assert (found.prompts, found.max_tokens, found.repetitions) == expected
     assert found.quality
 
@@ -34,8 +34,8 @@ def test_what_is_left_out_first(budget_s: float, expected: tuple[int, int, int])
     st.booleans(),
 )
 def test_it_fits_or_is_the_least(budget_s: float, cells: list[tuple[float, float, float]], cut: bool) -> None:
-    costs = [Costs(*one) for one in cells]
-    found = fit(budget_s, costs, MOST, cut=cut)
+    costs = [CellCosts(*one) for one in cells]
+    found = fit_extent(budget_s, costs, MOST, cut=cut)
     assert 1 <= found.prompts <= 8
     assert (8 if cut else 128) <= found.max_tokens <= 128
     assert 1 <= found.repetitions <= 3

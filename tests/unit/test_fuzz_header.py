@@ -98,9 +98,8 @@ def dissect(data: bytes) -> Seed:
 
 
 def seeds(folder: Path) -> list[Seed]:
-    import shapes
-
     from ggufspec import demo_pair
+    from tests.support import shapes
 
     paths = [demo_pair()[1]]
     names = ("tiny-llama", "tiny-moe", "tiny-mla", "tiny-hybrid", "tiny-swa")
@@ -215,10 +214,10 @@ def report(line: str) -> None:
 
 def child(count: int, files: int, folder: Path) -> None:
     from ggufspec.child import limited_memory
-    from ggufspec.llamacpp.library import load
+    from ggufspec.llamacpp.library import load_library
     from ggufspec.models.headers import MAX_MEMORY
 
-    load()
+    load_library()
     with limited_memory(MAX_MEMORY):
         _damage(count, files, folder)
 
@@ -235,7 +234,7 @@ def _damage(count: int, files: int, folder: Path) -> None:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         report(f"{index} {what}")
         try:
-            header = interpret("fuzz.gguf", [gguf.parse(data)], 1 << 30)
+            header = interpret("fuzz.gguf", [gguf.parse_header(data)], 1 << 30)
             assert isinstance(header, ModelHeader)
             outcomes[f"{what}: header"] += 1
             if len(good) < files and index % (count // files // 3) == 0:
@@ -260,7 +259,7 @@ def _damage(count: int, files: int, folder: Path) -> None:
 
 def test_no_damaged_header_harms(tmp_path: Path) -> None:
     program = [sys.executable, __file__, str(CASES), str(SKELETONS), str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment)
     last = done.stdout.splitlines()[-1]
     assert done.returncode == 0, f"died at case {last}: {done.stderr[-2000:]}"
@@ -285,15 +284,15 @@ def test_what_costs_too_much_is_refused_or_left_out(tmp_path: Path) -> None:
     for at in (8, 16):
         data = seed.data[:at] + struct.pack("<Q", 70_000) + seed.data[at + 8 :]
         with pytest.raises(ModelError, match="more than 65,536 keys or tensors"):
-            gguf.parse(data)
+            gguf.parse_header(data)
     tokens = struct.pack("<IIQ", _ARRAY, _STRING, 3_000_000) + bytes(24_000_000)
     with pytest.raises(ModelError, match="a vocabulary of 3,000,000 tokens"):
-        gguf.parse(with_key(seed, "tokenizer.ggml.tokens", tokens))
+        gguf.parse_header(with_key(seed, "tokenizer.ggml.tokens", tokens))
     data = seed.data
     many = struct.pack("<IIQ", _ARRAY, 0, 4096) + bytes(4096)
     for index in range(100):
         data = with_key(replace(seed, data=data, pairs=seed.pairs + [(0, 0)] * index), f"x.{index}", many)
-    parsed = gguf.parse(data)
+    parsed = gguf.parse_header(data)
     assert sum(key.startswith("x.") for key in parsed.lengths) == 100
     assert sum(key.startswith("x.") for key in parsed.metadata) == 64
 

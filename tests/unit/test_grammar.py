@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 from test_acceptance import FULL, NAMES, SAMPLINGS, Logits, law_of, row
 
 from ggufspec.decoding import grammar
-from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.noise import choose
+from ggufspec.decoding.grammar import GrammarPath
+from ggufspec.decoding.noise import choose_with_noise
 from ggufspec.decoding.rules import make_rule, speculative
 from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken
 from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.rules.speculative import SpeculativeRule
-from ggufspec.decoding.sampling import Sampling, candidates
+from ggufspec.decoding.sampling import Sampling, token_candidates
+from tests.support.properties import examples
 
 END = 0
 ENDED = "ended"
@@ -74,7 +74,7 @@ def automata(draw):
 @examples(120)
 @given(automata(), st.integers(0, 5), st.data())
 def test_the_state_is_a_function_of_the_text_however_it_came_about(automaton, start, data):
-    path, settled = Path(automaton), []
+    path, settled = GrammarPath(automaton), []
     path.begin(start)
     tokens = st.lists(st.integers(0, 3), max_size=5)
     for _ in range(data.draw(st.integers(1, 8))):
@@ -94,7 +94,7 @@ def test_the_state_is_a_function_of_the_text_however_it_came_about(automaton, st
 
 
 def test_only_recent_states_are_kept():
-    path, text = Path(PAIRS), [1, 2, 1, 3] * 100
+    path, text = GrammarPath(PAIRS), [1, 2, 1, 3] * 100
     for position in range(0, 400, 4):
         path.settle(position, text[position : position + 4])
     assert len(path._states) <= grammar.RECENT + 1
@@ -104,7 +104,7 @@ def test_only_recent_states_are_kept():
 
 
 def test_the_states_of_the_last_round_are_kept_however_long_it_was():
-    path, text = Path(PAIRS), [1, 2, 1, 3] * 100
+    path, text = GrammarPath(PAIRS), [1, 2, 1, 3] * 100
     path.settle(0, text[:100])
     path.settle(100, text[100:])
     assert [path.state(position) for position in (100, 400)] == [PAIRS.reads(text[:100]), PAIRS.reads(text)]
@@ -112,10 +112,10 @@ def test_the_states_of_the_last_round_are_kept_however_long_it_was():
 
 
 def test_wrong_positions_are_refused():
-    path = Path(PAIRS)
+    path = GrammarPath(PAIRS)
     path.begin(7)
     path.follow([1])
-    with pytest.raises(ValueError, match="position 8, before 9"):
+    with pytest.raises(ValueError, match="ends at 8, before position 9"):
         path.permits(1, 9)
     with pytest.raises(ValueError, match="at 8 do not follow a text of 7"):
         path.settle(8, [1])
@@ -151,7 +151,7 @@ def test_a_masked_row_has_the_best_permitted_tokens(best, ties):
     logits = np.random.default_rng(1).normal(size=1800).astype(np.float32)  # a draft's vocabulary may be shorter
     if ties:
         logits = np.round(logits)
-    found = Path(half).masked(logits, 0, best)
+    found = GrammarPath(half).masked(logits, 0, best)
     assert half.masks == (best == 0)
     wanted = np.where(half.allowed[:1800], logits, -np.inf)
     order = np.argsort(-wanted, kind="stable")
@@ -164,15 +164,15 @@ def test_where_likely_tokens_are_not_permitted_the_whole_row_is_looked_at():
     half, logits = Half(2000, seed=0), np.linspace(1, 2, 2000, dtype=np.float32)
     half.allowed[:] = False
     half.allowed[[3, 5]] = True
-    found = Path(half).masked(logits, 0, best=2)
+    found = GrammarPath(half).masked(logits, 0, best=2)
     assert half.masks == 1
     assert np.flatnonzero(found > -np.inf).tolist() == [3, 5]
     half.allowed[1999] = True  # the likeliest of all
-    found = Path(half).masked(logits, 0, best=2)
+    found = GrammarPath(half).masked(logits, 0, best=2)
     assert half.masks == 2
     assert np.flatnonzero(found > -np.inf).tolist() == [3, 5, 1999]
     logits[[3, 5, 1999]] = -np.inf
-    assert Path(half).masked(logits, 0, best=2) is None  # permitted and impossible
+    assert GrammarPath(half).masked(logits, 0, best=2) is None  # permitted and impossible
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=1), Sampling(0.9, **FULL), Sampling(0.9, top_k=0)])
@@ -181,8 +181,8 @@ def test_rules_look_at_enough_of_a_large_row(sampling):
     half.permits, half.advance = lambda _, token: half.allowed[token], lambda state, _: state
     for position in range(30):
         logits = (np.random.default_rng(position).normal(size=2000) * 3).astype(np.float32)
-        wanted = candidates(np.where(half.allowed, logits, -np.inf), sampling)
-        own = choose(wanted.ids, wanted.scores, sampling.seed, position)
+        wanted = token_candidates(np.where(half.allowed, logits, -np.inf), sampling)
+        own = choose_with_noise(wanted.ids, wanted.scores, sampling.seed, position)
         free = make_rule("exact", sampling).verify(logits[None], [], position).token
         rule = make_rule("exact", sampling, half)
         rule.begin(range(position))
@@ -368,11 +368,11 @@ def weights(seed):
 
 def laws(monkeypatch, automaton, length, drafted):
     """The law of texts of ``length`` tokens, a round with so many drafted tokens and then target-only."""
-    monkeypatch.setattr(speculative, "candidates", Weights)
+    monkeypatch.setattr(speculative, "token_candidates", Weights)
     target, draft = weights(1), weights(2)
 
     def text(chance):
-        rule = SpeculativeRule(Sampling(1.0, **FULL), None, Path(automaton))
+        rule = SpeculativeRule(Sampling(1.0, **FULL), None, GrammarPath(automaton))
         rule._draws = chance
 
         def chain(rule, text):
@@ -422,8 +422,8 @@ def test_the_residual_rule_has_exactly_the_law_of_the_masked_target(monkeypatch,
 
 
 def test_mutant_p_is_not_masked(monkeypatch):
-    real = Path.masked
-    monkeypatch.setattr(Path, "masked", lambda self, logits, position, best: real(self, logits, 0, best))
+    real = GrammarPath.masked
+    monkeypatch.setattr(GrammarPath, "masked", lambda self, logits, position, best: real(self, logits, 0, best))
     automaton = LANGUAGES["two ways"]
     assert laws(monkeypatch, automaton, 4, 2) != masked_law(automaton, 4)
 
@@ -450,11 +450,11 @@ def test_mutant_states_are_not_rewound_after_a_rejection(monkeypatch):
         self._tokens += list(tokens)[len(self._tokens) - (self.settled - self._first) :]
 
     alone = text_of([1], [])
-    monkeypatch.setattr(Path, "follow", follow)
+    monkeypatch.setattr(GrammarPath, "follow", follow)
     assert text_of([1], CHAINS) != alone
 
 
 def test_mutant_the_state_is_that_of_the_rounds_beginning(monkeypatch):
-    real = Path.permits
-    monkeypatch.setattr(Path, "permits", lambda self, token, position: real(self, token, self.settled))
+    real = GrammarPath.permits
+    monkeypatch.setattr(GrammarPath, "permits", lambda self, token, position: real(self, token, self.settled))
     assert text_of([1], CHAINS) != text_of([1], [])

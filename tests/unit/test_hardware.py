@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import nvml
 import psutil
 import pytest
 
 from ggufspec.hardware import gpus, host
 from ggufspec.schema.doctor import Gpu
+from tests.support import nvml
 
 GIB = 2**30
 SURVEY = """
 import dataclasses, json
 from ggufspec.hardware import gpus
-print(json.dumps([dataclasses.asdict(gpus.survey()), [card.index for card in gpus.gpus()], gpus.used_bytes()]))
+print(json.dumps([dataclasses.asdict(gpus.survey()), [card.index for card in gpus.gpus()], gpus.nvml_used_bytes()]))
 """
 
 
@@ -154,7 +154,7 @@ def test_a_card_that_is_lost_costs_its_own_row(survey, call, place):
 def test_a_driver_that_is_lost_ends_the_list(survey, call):
     found = survey(f"card,1@nvmlDevice{call},card")
     assert [card["index"] for card in found["cards"]] == [0]
-    assert found["problems"] == ["the NVIDIA driver was lost at card 1 of 3: Uninitialized"]
+    assert found["problems"] == ["the NVIDIA driver stopped responding at card 1 of 3: Uninitialized"]
     assert found["driver"] == "575.57.08"
 
 
@@ -183,7 +183,7 @@ def test_no_library_is_no_problem(survey):
 def test_without_pynvml_there_are_no_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
     assert gpus.energy_j() is None
-    assert (gpus.gpus(), gpus.used_bytes(), gpus.survey().problems) == ([], None, ())
+    assert (gpus.gpus(), gpus.nvml_used_bytes(), gpus.survey().problems) == ([], None, ())
 
 
 # the host

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from properties import examples
 from pydantic import TypeAdapter
-from shapes import SHAPES, write, write_split
 
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf
-from ggufspec.llamacpp.gguf import Gguf, Tensor
+from ggufspec.llamacpp.gguf import Gguf, GgufTensor
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, block_of, interpret
 from ggufspec.planning.memory import resident
+from tests.support.properties import examples
+from tests.support.shapes import SHAPES, write, write_split
 
 LLAMA = {
     "general.architecture": "llama",
@@ -33,12 +33,12 @@ LLAMA = {
     "llama.vocab_size": 1000,
 }
 TENSORS = (
-    Tensor("token_embd.weight", "f16", (256, 1000), 512_000, 0),
-    Tensor("blk.0.attn_q.weight", "f16", (256, 256), 131_072, 512_000),
+    GgufTensor("token_embd.weight", "f16", (256, 1000), 512_000, 0),
+    GgufTensor("blk.0.attn_q.weight", "f16", (256, 256), 131_072, 512_000),
 )
 
 
-def parsed(metadata: dict[str, Any], tensors: tuple[Tensor, ...] = TENSORS, **lengths: int) -> Gguf:
+def parsed(metadata: dict[str, Any], tensors: tuple[GgufTensor, ...] = TENSORS, **lengths: int) -> Gguf:
     return Gguf(metadata, lengths, "", tensors, 4096)
 
 
@@ -64,7 +64,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Gguf]:
     found = {}
     for name, shape in SHAPES.items():
         with write(folder / f"{name}.gguf", shape).open("rb") as file:
-            found[name] = gguf.parse(file.read(1 << 22))
+            found[name] = gguf.parse_header(file.read(1 << 22))
     return found
 
 
@@ -93,11 +93,11 @@ def test_it_survives_json(shapes: dict[str, Gguf]) -> None:
 
 
 def test_parts_are_one_model(tmp_path: Path, shapes: dict[str, Gguf]) -> None:
-    parts = [gguf.parse(path.read_bytes()[: 1 << 20]) for path in write_split(tmp_path, SHAPES["tiny-llama"], 3)]
+    parts = [gguf.parse_header(path.read_bytes()[: 1 << 20]) for path in write_split(tmp_path, SHAPES["tiny-llama"], 3)]
     header = interpret("tiny-llama", parts, 1)
     assert header.parts == 3
     assert {tensor.name for tensor in header.tensors} == {tensor.name for tensor in shapes["tiny-llama"].tensors}
-    with pytest.raises(ModelError, match="3 parts, and 2 are here"):
+    with pytest.raises(ModelError, match="3 parts, but 2 are here"):
         interpret("tiny-llama", parts[:2], 1)
 
 

@@ -15,21 +15,22 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import shapes
-from server import COMMIT, Server, serving
 
 from ggufspec import child
 from ggufspec.errors import ChildError, GgufspecError, ModelError
 from ggufspec.llamacpp import gguf
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 from ggufspec.models import headers, locate
-from ggufspec.models.headers import Known, read_headers
+from ggufspec.models.headers import KnownHeader, read_headers
 from ggufspec.models.hub import choice, client
 from ggufspec.models.hub.client import HubFile
-from ggufspec.models.profile import ModelSource, Profile, load_profile, sources
+from ggufspec.models.profile import ModelSource, Profile, header_sources, load_profile
+from tests.support import gguf_files, shapes
+from tests.support.server import COMMIT, Server, serving
 
 MB = 1 << 20
 TINY = shapes.SHAPES["tiny-llama"]
@@ -72,6 +73,7 @@ def network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub" / "hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hub" / "token"))
     monkeypatch.setattr(client, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(client, "_silent", {})
     _http.close_session()
 
 
@@ -93,14 +95,14 @@ def hub_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def read_one(where: locate.Source, folder: Path) -> Known:
+def read_one(where: locate.Source, folder: Path) -> KnownHeader:
     (known,) = read_headers([where], folder)
     return known
 
 
-def read_here(where: locate.Source, folder: Path) -> headers.Result:
+def read_here(where: locate.Source, folder: Path) -> headers.HeaderResult:
     """Read in this process."""
-    spec = headers.Spec((locate.locate(where),), folder)
+    spec = headers.HeaderJob((locate.locate(where),), folder)
     return headers.run(spec, lambda event: None, threading.Event())
 
 
@@ -144,7 +146,7 @@ def test_one_child_reads_all_that_is_missing(
     calls: list[int] = []
     call = child.call
 
-    def counted(module: str, spec: headers.Spec, *arguments: object, **options: object) -> object:
+    def counted(module: str, spec: headers.HeaderJob, *arguments: object, **options: object) -> object:
         calls.append(len(spec.found))
         return call(module, spec, *arguments, **options)
 
@@ -173,8 +175,37 @@ def test_llama_cpp_reads_the_sparse_file_with_its_vocabulary(draft: Path, folder
     assert vocabulary(known.sparse) == vocabulary(draft) > 1000
 
 
+@pytest.mark.parametrize(
+    ("edit", "key"),
+    [
+        ({"add": {"general.file_type": True}}, "general.file_type"),
+        ({"add": {"tokenizer.ggml.add_bos_token": "yes"}}, "tokenizer.ggml.add_bos_token"),
+        ({"add": {"tokenizer.ggml.merges": "a b"}}, "merges"),
+        ({"add": {"llama.attention.layer_norm_rms_epsilon": "1e-5"}}, "llama.attention.layer_norm_rms_epsilon"),
+        ({"drop": ("llama.attention.layer_norm_rms_epsilon",)}, "llama.attention.layer_norm_rms_epsilon"),
+        ({"drop": ("tokenizer.ggml.model",)}, "tokenizer.ggml.model"),
+        ({"drop": ("tokenizer.ggml.tokens",)}, "vocab"),
+    ],
+)
+def test_what_llama_cpp_would_refuse_is_refused(
+    edit: dict[str, Any], key: str, draft: Path, folder: Path, tmp_path: Path
+) -> None:
+    path = gguf_files.rewritten(draft, tmp_path / "edited.gguf", **edit)
+    read_one(path, folder)  # its shape is clear
+    for _ in range(2):  # the second time from the cache, which does not say that it loads
+        with pytest.raises(ModelError, match=f"^edited.gguf: llama.cpp cannot load it: .*{key}") as caught:
+            read_headers([path], folder, loads=True)
+        assert caught.value.hint.startswith("the file is damaged or made for another llama.cpp")
+
+
+def test_llama_cpp_loads_a_header_once(draft: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_headers([draft], folder, loads=True)
+    monkeypatch.setattr(child, "call", no_child)
+    read_headers([draft], folder, loads=True)
+
+
 def vocabulary(path: Path) -> int:
-    lib = load()
+    lib = load_library()
     params = lib.llama_model_default_params()
     params.vocab_only = True
     model = lib.llama_model_load_from_file(str(path).encode(), params)
@@ -191,9 +222,9 @@ def vocabulary(path: Path) -> int:
         ("empty", "is empty"),
         ("no GGUF", "a Git LFS pointer"),
         ("cut in the magic", "not a GGUF file"),
-        ("cut in the counts", "cut short within its header"),
-        ("cut in the keys", "cut short within its header"),
-        ("cut in the data", r"cut short: it has [\d,]+ of [\d,]+ bytes"),
+        ("cut in the counts", "truncated within its header"),
+        ("cut in the keys", "truncated within its header"),
+        ("cut in the data", r"truncated: it has [\d,]+ of [\d,]+ bytes"),
         ("noise after the magic", "damaged"),
         ("noise after the version", "damaged"),
         ("noise after the counts", "damaged"),
@@ -208,7 +239,7 @@ def test_a_damaged_file_is_refused(damaged: dict[str, Path], damage: str, says: 
 
 
 def test_a_damaged_file_is_refused_in_the_child(damaged: dict[str, Path], folder: Path) -> None:
-    with pytest.raises(ModelError, match="cut short"):
+    with pytest.raises(ModelError, match="truncated"):
         read_one(damaged["cut in the data"], folder)
 
 
@@ -220,8 +251,8 @@ def test_a_damaged_file_is_refused_in_the_child(damaged: dict[str, Path], folder
         ("/dev/null", "is not a file"),
         ("a\0b", "cannot be read"),
         ("b\udcffd.gguf", "not UTF-8"),
-        ("https://", "not an address"),
-        ("http://[", "not an address"),
+        ("https://", "not a valid URL"),
+        ("http://[", "not a valid URL"),
         ("x-00004-of-00003.gguf", "part 4 of 3"),
         ("x-00000-of-00003.gguf", "part 0 of 3"),
         ("x-00001-of-99999.gguf", "part 1 of 99999"),
@@ -286,7 +317,7 @@ def test_any_part_stands_for_all(parts: list[Path], tiny: Path, folder: Path, gi
     assert sorted(t.name for t in known.header.tensors) == sorted(t.name for t in TINY.tensors)
     assert known.header.weight_bytes() == read_one(tiny, folder).header.weight_bytes()
     assert known.sparse.name.endswith("-00001-of-00003.gguf")
-    metadata_only = gguf.parse(known.metadata_only.read_bytes()[:MB])
+    metadata_only = gguf.parse_header(known.metadata_only.read_bytes()[:MB])
     assert len(metadata_only.tensors) == len(TINY.tensors)
     assert vocabulary(known.sparse) == TINY.vocabulary
 
@@ -322,7 +353,7 @@ def test_a_part_without_a_number_is_refused(parts: list[Path], tiny: Path, folde
 
 def test_a_part_under_another_name_is_refused(parts: list[Path], folder: Path) -> None:
     renamed = parts[0].rename(parts[0].with_name("model.gguf"))
-    with pytest.raises(ModelError, match="one of 3 parts, and not named so"):
+    with pytest.raises(ModelError, match="one of 3 parts, but not named as one"):
         read_here(renamed, folder)
 
 
@@ -337,7 +368,7 @@ def test_parts_that_cat_joined_are_refused(parts: list[Path], folder: Path, empt
         shapes.write_file(parts[0], TINY.metadata | keys, [])
     joined = folder.parent / "joined.gguf"
     joined.write_bytes(b"".join(part.read_bytes() for part in parts))
-    with pytest.raises(ModelError, match="parts joined by cat: the header is of the first of 3") as refusal:
+    with pytest.raises(ModelError, match="3 parts joined by cat: its header covers only the first") as refusal:
         read_here(joined, folder)
     assert "llama-gguf-split --merge NAME-00001-of-00003.gguf" in refusal.value.hint
 
@@ -359,8 +390,8 @@ def test_a_first_part_without_tensors_is_one(folder: Path) -> None:
         (156, "has the type 156, IQ3_KS of ik_llama.cpp", "run it with ik_llama.cpp"),
         (137, "has the type 137, IQ2_K of ik_llama.cpp", "run it with ik_llama.cpp"),
         (212, "has the type 212, a type of ik_llama.cpp", "run it with ik_llama.cpp"),
-        (3000, "has the type 3000, which this llama.cpp does not know", "update llama-cpp-python"),
-        (99, "has the type 99, which this llama.cpp does not know", "update llama-cpp-python"),
+        (3000, "has the type 3000, which this llama.cpp does not support", "update llama-cpp-python"),
+        (99, "has the type 99, which this llama.cpp does not support", "update llama-cpp-python"),
         (31, "has the type Q4_0_4_4 REMOVED", "choose a file in another type"),
     ],
 )
@@ -376,7 +407,7 @@ def test_a_type_that_llama_cpp_does_not_have_is_named(
         read_here(foreign, folder)
     assert hint in refusal.value.hint
     foreign.write_bytes(data[: place + 2])  # what is left of the type is none
-    with pytest.raises(ModelError, match="cut short within its header"):
+    with pytest.raises(ModelError, match="truncated within its header"):
         read_here(foreign, folder)
 
 
@@ -419,7 +450,7 @@ def test_a_damaged_entry_is_read_again(tiny: Path, folder: Path) -> None:
     ]
     for damage in damages:
         damage()
-        assert headers.header_cache.load(folder, locate.locate(tiny).locator) is None
+        assert headers.header_cache.load_header(folder, locate.locate(tiny).locator) is None
         read_here(tiny, folder)
         assert read_one(tiny, folder) == replace(first, bytes_read=0)
 
@@ -482,11 +513,11 @@ def test_a_signature_is_neither_kept_nor_compared(tiny: Path, folder: Path, serv
 @pytest.mark.parametrize(
     ("modes", "says"),
     [
-        (["no ranges"], "does not serve ranges"),
+        (["no ranges"], "does not support ranges"),
         (["404"], "there is no "),
         (["401"], "refuses .*401"),
         (["403"], "refuses .*403"),
-        (["416"], "empty or cut short"),
+        (["416"], "empty or truncated"),
         (["418"], "answers 418"),
         (["503"], "is busy .503"),
         (["429"], "is busy .429"),
@@ -519,7 +550,7 @@ def test_a_lie_about_the_size_is_seen(big: Path, server: Server) -> None:
 def test_an_empty_file_has_no_range(folder: Path, server: Server) -> None:
     empty = folder.parent / "empty.gguf"
     empty.touch()
-    with pytest.raises(ModelError, match="empty or cut short"):
+    with pytest.raises(ModelError, match="empty or truncated"):
         locate.locate(server.add("empty.gguf", empty))
 
 
@@ -532,7 +563,7 @@ def test_it_tries_three_times(tiny: Path, server: Server, trouble: str) -> None:
 
 
 def test_a_server_without_ranges_is_left_at_once(big: Path, folder: Path, server: Server) -> None:
-    with pytest.raises(ModelError, match="does not serve ranges"):
+    with pytest.raises(ModelError, match="does not support ranges"):
         read_one(server.add("big.gguf", big, "no ranges"), folder)
     assert server.sent["/big.gguf"] < 16 * MB  # what was on its way
 
@@ -588,6 +619,7 @@ def test_a_busy_server_leaves_the_kept_header(tiny: Path, folder: Path, server: 
     server.files["/tiny.gguf"].modes = ["503"]
     assert read_one(url, folder).bytes_read == 0
     server.files["/tiny.gguf"].modes = ["404"]
+    client._silent.clear()  # else it is not asked for a minute
     with pytest.raises(ModelError, match="there is no"):
         read_one(url, folder)
 
@@ -655,6 +687,30 @@ def test_the_token_goes_to_the_hub_alone(
         assert not any("authorization" in headers for _, _, headers in cdn.requests)
 
 
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbfhf_secret\n", "hf_s\u00e9cret".encode(), b"hf_\xff"])
+@pytest.mark.parametrize("place", ["file", "variable"])
+def test_a_token_that_cannot_be_sent_is_named(
+    hub_server: Server, repo: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, place: str
+) -> None:
+    from huggingface_hub import constants
+
+    path = repo / "token"
+    path.write_bytes(data)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(path))
+    if place == "variable":
+        monkeypatch.setenv("HF_TOKEN", os.fsdecode(data))
+    hub_server.add_repo("user/m-GGUF", repo)
+    for ask in (
+        lambda: read_one(HubFile("user/m-GGUF", "m-Q8_0.gguf"), folder),
+        lambda: client.contents("user/m-GGUF"),
+        lambda: client.search("m", 1),
+    ):
+        with pytest.raises(GgufspecError, match="the Hugging Face token has") as refusal:
+            ask()
+        assert "HF_TOKEN" in refusal.value.hint
+    assert not hub_server.requests
+
+
 @pytest.mark.parametrize(
     ("name", "more", "says", "hint"),
     [
@@ -702,7 +758,7 @@ def test_a_downloaded_file_is_read_here(hub_server: Server, repo: Path, folder: 
     one = ModelSource(repo="user/m-GGUF", file="m-Q8_0.gguf")
     split = ModelSource(repo="user/m-GGUF", file="m-F16-00001-of-00003.gguf")
     profile = Profile(name="p", why="", source="", target=one, draft=split)
-    assert sources(profile) == (Path(known.origin), HubFile("user/m-GGUF", split.file))
+    assert header_sources(profile) == (Path(known.origin), HubFile("user/m-GGUF", split.file))
     hub_server.add_repo("user/m-GGUF", repo)  # of the split model one part is here, which does not do
     assert read_one(HubFile("user/m-GGUF", "m-F16-00001-of-00003.gguf"), folder).origin.startswith("user/m-GGUF/")
 
@@ -764,7 +820,7 @@ def test_a_quant_is_found(hub_server: Server, repo: Path) -> None:
     ],
 )
 def test_which_file_a_quant_means(there: list[str], quant: str, found: list[str] | None) -> None:
-    assert choice.choose("user/a", there, quant) == tuple(found or sorted(there))
+    assert choice.choose_files("user/a", there, quant) == tuple(found or sorted(there))
 
 
 HEADS = [
@@ -787,7 +843,7 @@ HEADS = [
     ],
 )
 def test_a_head_is_no_quantisation_of_its_target(there: list[str], quant: str, draft: bool, found: str) -> None:
-    assert choice.choose("user/a", there, quant, draft=draft) == (found,)
+    assert choice.choose_files("user/a", there, quant, draft=draft) == (found,)
 
 
 @pytest.mark.parametrize(
@@ -797,20 +853,20 @@ def test_a_head_is_no_quantisation_of_its_target(there: list[str], quant: str, d
         (HEADS, "mtp", True, "2 mtp heads: mtp-a-Q4_0.gguf, mtp-a-Q8_0.gguf", "user/a:mtp-a-Q4_0.gguf"),
         (HEADS, "mtp-Q6_K", True, "no mtp head in Q6_K; it has Q4_0, Q8_0", "user/a:mtp-Q4_0"),
         (HEADS[:4], "eagle3", True, "no eagle3-….gguf; its heads are mtp-a-Q4_0.gguf, mtp", "see https://"),
-        (HEADS[:2], "mtp", True, "has no mtp-….gguf", "--drafter mtp takes blocks of the target's own file"),
-        (HEADS[2:4], "", False, "has heads and no target: mtp-a-Q4_0.gguf", "-hf TARGET -hfd user/a"),
+        (HEADS[:2], "mtp", True, "has no mtp-….gguf", "--drafter mtp uses blocks in the target's own file"),
+        (HEADS[2:4], "", False, "has heads but no target: mtp-a-Q4_0.gguf", "-hf TARGET -hfd user/a"),
     ],
 )
 def test_a_head_that_is_not_there(there: list[str], quant: str, draft: bool, says: str, hint: str) -> None:
     with pytest.raises(ModelError, match=re.escape(says)) as refusal:
-        choice.choose("user/a", there, quant, draft=draft)
+        choice.choose_files("user/a", there, quant, draft=draft)
     assert hint in refusal.value.hint
 
 
 def test_a_head_has_its_role() -> None:
     assert choice.hub_file("user/a/mtp-a-Q8_0.gguf", draft=True).file == "mtp-a-Q8_0.gguf"
     with pytest.raises(
-        ModelError, match=r"mtp-a-Q8_0\.gguf is a head for multi-token prediction and no target"
+        ModelError, match=r"mtp-a-Q8_0\.gguf is a head for multi-token prediction, not a target"
     ) as target:
         choice.hub_file("user/a/mtp-a-Q8_0.gguf")
     assert target.value.hint == "-hf TARGET -hfd user/a/mtp-a-Q8_0.gguf"
@@ -832,7 +888,7 @@ def test_a_head_has_its_role() -> None:
 )
 def test_which_file_a_quant_does_not_mean(there: list[str], quant: str, says: str) -> None:
     with pytest.raises(ModelError, match=says) as refusal:
-        choice.choose("user/a", there, quant)
+        choice.choose_files("user/a", there, quant)
     assert refusal.value.hint
 
 
@@ -841,13 +897,13 @@ def test_which_file_a_quant_does_not_mean(there: list[str], quant: str, says: st
 
 def test_a_profile_can_be_read_before_its_download(tmp_path: Path) -> None:
     bundled = Path(__file__).parents[2] / "profiles"
-    target, draft = sources(load_profile(bundled / "demo.toml"))
+    target, draft = header_sources(load_profile(bundled / "demo.toml"))
     assert isinstance(target, Path)
     assert target.is_file()
     assert isinstance(draft, Path)
-    big, small = sources(load_profile("llama3-70b"))
+    big, small = header_sources(load_profile("llama3-70b"))
     assert isinstance(big, HubFile)
     assert big.file == "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf"
     assert isinstance(small, HubFile)
     with pytest.raises(ModelError, match="which does not exist"):
-        sources(load_profile(shutil.copy(bundled / "demo.toml", tmp_path)))
+        header_sources(load_profile(shutil.copy(bundled / "demo.toml", tmp_path)))

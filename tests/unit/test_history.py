@@ -5,7 +5,7 @@ import pytest
 from ggufspec.hardware.backends import backend_of, is_guess
 from ggufspec.planning.history import (
     PRIOR_ACCEPTANCE,
-    Experience,
+    DraftingHistory,
     add_experience,
     expected_acceptance,
     known_overhead,
@@ -17,7 +17,7 @@ CUDA_BYTES, VULKAN_BYTES = (backend_of(device).overhead_bytes for device in ("CU
 
 
 def record(folder, target, drafter, accepted, reached):
-    add_experience(folder, target, drafter, Experience([*accepted], [*reached]))
+    add_experience(folder, target, drafter, DraftingHistory([*accepted], [*reached]))
 
 
 def test_the_chance_of_a_token_is_not_accepted_over_drafted(tmp_path):
@@ -29,7 +29,7 @@ def test_the_chance_of_a_token_is_not_accepted_over_drafted(tmp_path):
 
 
 def test_tokens_are_counted_by_position():
-    one = Experience()
+    one = DraftingHistory()
     for accepted in (2, 0, 1):
         for position in range(min(accepted + 1, 2)):
             one.count(position, accepted=position < accepted)
@@ -41,7 +41,7 @@ def test_few_tokens_move_what_many_have_taught_by_little(tmp_path):
     record(tmp_path, "t", "d", (0,), (2,))
     rate, where = expected_acceptance(tmp_path, "t", "d", None)
     assert rate == pytest.approx((0.957 * 897 + 250 * 0.7) / 1147, abs=0.005)
-    assert where == "from 897 tokens measured here"
+    assert where == "measured here, 897 tokens"
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_few_tokens_move_what_many_have_taught_by_little(tmp_path):
     [
         (2, 2, 0.70, 0.71, "mostly assumed, 2 tokens measured here"),
         (47, 49, 0.70, 0.75, "mostly assumed, 49 tokens measured here"),
-        (475, 490, 0.86, 0.89, "from 490 tokens measured here"),
-        (4850, 5000, 0.95, 0.97, "from 5,000 tokens measured here"),
+        (475, 490, 0.86, 0.89, "measured here, 490 tokens"),
+        (4850, 5000, 0.95, 0.97, "measured here, 5,000 tokens"),
     ],
 )
 def test_a_prior_moves_by_how_much_was_seen(tmp_path, accepted, reached, least, most, where):
@@ -85,25 +85,25 @@ def test_the_profile_then_a_prior(tmp_path):
 def test_what_the_lookup_writes_is_known_after_some_answers(tmp_path):
     """Of 300 tokens 20 rounds of eight drafted ones, of which three were accepted: 80 came of them."""
     assert lookup_rounds(tmp_path, "t") is None
-    lookup = Experience([20, 20, 20], [20, 20, 20, 20], drafted=160, emitted=240)
+    lookup = DraftingHistory([20, 20, 20], [20, 20, 20, 20], drafted=160, emitted=240)
     add_experience(tmp_path, "t", "lookup", lookup)
     assert lookup_rounds(tmp_path, "t") is None  # too few tokens
-    add_experience(tmp_path, "t", "lookup", Experience(drafted=0, emitted=60))
+    add_experience(tmp_path, "t", "lookup", DraftingHistory(drafted=0, emitted=60))
     found = lookup_rounds(tmp_path, "t")
     assert (found.share, found.drafted, found.gained) == pytest.approx((80 / 300, 8, 4))
-    add_experience(tmp_path, "other", "lookup", Experience(emitted=300))
+    add_experience(tmp_path, "other", "lookup", DraftingHistory(emitted=300))
     assert lookup_rounds(tmp_path, "other").share == 0
 
 
 def test_what_an_older_version_counted_in_part_is_left(tmp_path):
     record(tmp_path, "t", "lookup", (90,), (100,))
-    add_experience(tmp_path, "t", "lookup", Experience([10], [20], drafted=40, emitted=300))
+    add_experience(tmp_path, "t", "lookup", DraftingHistory([10], [20], drafted=40, emitted=300))
     found = lookup_rounds(tmp_path, "t")
     assert (found.share, found.drafted, found.gained) == pytest.approx((30 / 300, 2, 1.5))
 
 
 def test_nothing_drafted_teaches_nothing(tmp_path):
-    add_experience(tmp_path, "t", "d", Experience())
+    add_experience(tmp_path, "t", "d", DraftingHistory())
     assert list(tmp_path.iterdir()) == []
 
 

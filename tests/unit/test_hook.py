@@ -35,9 +35,9 @@ def decoded(monkeypatch):
     counts = []
     real = Context.decode
 
-    def counting(self, tokens, outputs, width=0):
+    def counting(self, tokens, outputs, batch_size=0):
         counts.append(len(tokens))
-        return real(self, tokens, outputs, width)
+        return real(self, tokens, outputs, batch_size)
 
     monkeypatch.setattr(Context, "decode", counting)
     return counts
@@ -76,7 +76,7 @@ def test_a_draft_begins_behind_what_stayed(llama, draft, said):
         text = [*prompt, *answer[:5], *answer[5:7], 17]
         second = model(ids(*text)).tolist()
         third = model(ids(*text, 18)).tolist()
-        assert [(one.accepted, one.width, len(one.emitted)) for one in model.rounds] == [
+        assert [(one.accepted, one.batch_size, len(one.emitted)) for one in model.rounds] == [
             (4, 5, 5),
             (2, 5, 3),
             (0, 5, 1),
@@ -151,7 +151,7 @@ def answered(model, said, batch_s, rounds):
 
 def test_the_first_rounds_tell_what_the_target_takes_alone(llama, draft, said):
     with DraftModel(draft, llama, ctx_size=512, threads=1) as model:
-        lengths = answered(model, said, lambda width: 1.0, 6)
+        lengths = answered(model, said, lambda batch_size: 1.0, 6)
         assert lengths[:3] == [0, 0, 0]
         assert lengths[3] > 0  # as soon as it is known, the draft reads the prompt
         assert model._target.seconds(1) == pytest.approx(1.0, rel=0.2)
@@ -159,19 +159,19 @@ def test_the_first_rounds_tell_what_the_target_takes_alone(llama, draft, said):
 
 def test_a_slow_target_is_drafted_for_as_far_as_it_goes(llama, draft, said):
     with DraftModel(draft, llama, ctx_size=512, threads=1, draft_max=8) as model:
-        lengths = answered(model, said, lambda width: 1.0 + width / 1000, 8)
+        lengths = answered(model, said, lambda batch_size: 1.0 + batch_size / 1000, 8)
         assert max(lengths) == 8
         assert [one.accepted for one in model.rounds] == lengths[:-1]
 
 
 def test_a_target_faster_than_its_draft_is_left_alone(llama, draft, said):
     with DraftModel(draft, llama, ctx_size=512, threads=1) as model:
-        assert sum(answered(model, said, lambda width: width * 1e-7, 20)) == 0
+        assert sum(answered(model, said, lambda batch_size: batch_size * 1e-7, 20)) == 0
 
 
 def test_a_reader_who_pauses_is_not_a_slow_target(llama, draft, said):
     with DraftModel(draft, llama, ctx_size=512, threads=1, draft_max=4) as model:
-        answered(model, said, lambda width: 0.1, 6)
+        answered(model, said, lambda batch_size: 0.1, 6)
         before = model._target.seconds(1)
         model._clock.now += 3600
         model(ids(*model._held, 17))

@@ -15,7 +15,7 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.devices import Device
 from ggufspec.planning import machine, machine_profile
 from ggufspec.planning.catalogue import link_bytes_per_s
-from ggufspec.planning.plan import ENOUGH_BYTES, Machine
+from ggufspec.planning.plan import ENOUGH_BYTES, PlanMachine
 from ggufspec.schema.doctor import Gpu
 
 GIB = 2**30
@@ -64,7 +64,7 @@ MIG = {"description": "NVIDIA H100 80GB HBM3 MIG 1g.10gb"}
 def test_free_memory_is_the_devices(monkeypatch, tmp_path: Path, seen, known, free) -> None:
     monkeypatch.setattr(machine.probe, "inspect", lambda _: SimpleNamespace(devices=(*seen, CPU)))
     monkeypatch.setattr(machine.gpus, "gpus", lambda: [sized(card) for card in known])
-    cards = machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards
+    cards = machine.this_machine((), headroom_bytes=0, folder=tmp_path, threads=2).cards
     assert [card.free_bytes for card in cards] == [int(gib * GIB) for gib in free]
     assert [(card.description, card.total_bytes) for card in cards] == [(d.description, d.total_bytes) for d in seen]
 
@@ -123,13 +123,13 @@ def test_memory_that_a_card_shares_is_one_pool(monkeypatch, tmp_path: Path, one,
     monkeypatch.setattr(machine.gpus, "gpus", list)
     monkeypatch.setattr(machine.host, "free_memory_bytes", lambda: 90 * GIB)
     monkeypatch.setattr(machine.host, "total_memory_bytes", lambda: total * GIB)
-    (card,) = machine.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards
+    (card,) = machine.this_machine((), headroom_bytes=0, folder=tmp_path, threads=2).cards
     assert card.pool_bytes == (pool and pool * GIB)
     assert card.free_bytes == min(one.free_bytes, card.pool_bytes or one.free_bytes)
 
 
 def test_cards_of_the_catalogue_that_share_memory(tmp_path: Path) -> None:
-    def simulated(*names: str) -> Machine:
+    def simulated(*names: str) -> PlanMachine:
         return machine.simulated_cards(names, (), headroom_bytes=0, folder=tmp_path, threads=2)
 
     shared = simulated("GB10")

@@ -10,20 +10,26 @@ import pytest
 
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.latency import LatencyModel
-from ggufspec.decoding.policy.latency_cache import SavedLatency, key, load, load_or_measure, save
+from ggufspec.decoding.policy.latency_cache import (
+    SavedLatency,
+    latency_key,
+    load_latency,
+    load_or_measure,
+    save_latency,
+)
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.profile import demo_pair
 
 HERE = "0.3.36", "AMD Ryzen 5 5600", ["CUDA0 NVIDIA GeForce RTX 3060"], "580.65"
-OPTIONS = ContextOptions(ctx_size=2048, width=16, threads=6)
+OPTIONS = ContextOptions(ctx_size=2048, max_outputs=16, threads=6)
 POINTS = {1: 0.02, 2: 0.03, 4: 0.035, 8: 0.05, 16: 0.1}
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    monkeypatch.setattr(latency_cache, "machine", lambda: HERE)
+    monkeypatch.setattr(latency_cache, "timing_facts", lambda: HERE)
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def one(file):
-    return key(file, Placement(20), OPTIONS)
+    return latency_key(file, Placement(20), OPTIONS)
 
 
 class CountingModel:
@@ -49,11 +55,11 @@ class CountingModel:
         self.length = self.batches = 0
         self.now = 0.0
 
-    def decode(self, tokens, outputs, width=0):
-        width = max(width, len(tokens))
+    def decode(self, tokens, outputs, batch_size=0):
+        batch_size = max(batch_size, len(tokens))
         self.length += len(tokens)
         self.batches += 1
-        self.now += (1 + 10 * width) / 1e5
+        self.now += (1 + 10 * batch_size) / 1e5
         rows = [[0, 1, 2, place / 8 if not self.classes else 3.0] for place in range(outputs)]
         return np.array(rows, np.float32)
 
@@ -71,19 +77,19 @@ class CountingModel:
 
 
 def test_round_trip(tmp_path, one):
-    assert load(tmp_path, one) is None
+    assert load_latency(tmp_path, one) is None
     for switch_s in (0.001, 0.002):
-        save(tmp_path, one, LatencyModel(POINTS, switch_s=switch_s))
-        assert load(tmp_path, one) == SavedLatency(pytest.approx(POINTS), switch_s, None, quiet=True)
+        save_latency(tmp_path, one, LatencyModel(POINTS, switch_s=switch_s))
+        assert load_latency(tmp_path, one) == SavedLatency(pytest.approx(POINTS), switch_s, None, quiet=True)
 
 
 def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
-    strict = key(file, Placement(20), OPTIONS, strict=True)
-    save(tmp_path, one, LatencyModel(POINTS))
-    assert load(tmp_path, strict) is None
-    save(tmp_path, strict, LatencyModel(POINTS, widths=(4, 8, 12)))
-    assert load(tmp_path, strict).widths == (4, 8, 12)
-    assert load(tmp_path, one).widths is None
+    strict = latency_key(file, Placement(20), OPTIONS, strict=True)
+    save_latency(tmp_path, one, LatencyModel(POINTS))
+    assert load_latency(tmp_path, strict) is None
+    save_latency(tmp_path, strict, LatencyModel(POINTS, batch_sizes=(4, 8, 12)))
+    assert load_latency(tmp_path, strict).widths == (4, 8, 12)
+    assert load_latency(tmp_path, one).widths is None
 
 
 @pytest.mark.parametrize(
@@ -103,33 +109,33 @@ def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
     ],
 )
 def test_whatever_else_is_decoded_has_its_own(tmp_path, one, other):
-    save(tmp_path, one, LatencyModel(POINTS))
-    assert load(tmp_path, replace(one, **other)) is None
+    save_latency(tmp_path, one, LatencyModel(POINTS))
+    assert load_latency(tmp_path, replace(one, **other)) is None
 
 
 def test_a_file_is_known_by_its_name_size_and_beginning(file, one, tmp_path):
     data = file.read_bytes()
     assert (one.name, one.limit, one.outputs) == ("target.gguf", 16, None)
-    assert key(file, Placement(20), OPTIONS) == one
+    assert latency_key(file, Placement(20), OPTIONS) == one
     file.write_bytes(data + b"x")
-    assert key(file, Placement(20), OPTIONS) != one
+    assert latency_key(file, Placement(20), OPTIONS) != one
     file.write_bytes(data[:100] + b"x" + data[101:])
-    assert key(file, Placement(20), OPTIONS) != one
+    assert latency_key(file, Placement(20), OPTIONS) != one
     file.write_bytes(data)
-    assert key(file, Placement(20), OPTIONS) == one
+    assert latency_key(file, Placement(20), OPTIONS) == one
 
 
 @pytest.mark.parametrize("place", range(4))
 def test_another_machine_version_device_or_driver_has_its_own(tmp_path, one, monkeypatch, place):
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(latency_cache, "machine", lambda: [*HERE[:place], "another", *HERE[place + 1 :]])
-        save(tmp_path, one, LatencyModel(POINTS))
-    assert load(tmp_path, one) is None
+        elsewhere.setattr(latency_cache, "timing_facts", lambda: [*HERE[:place], "another", *HERE[place + 1 :]])
+        save_latency(tmp_path, one, LatencyModel(POINTS))
+    assert load_latency(tmp_path, one) is None
     model = CountingModel()
     _, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == []
     assert model.batches > 0
-    assert load(tmp_path, one) is not None
+    assert load_latency(tmp_path, one) is not None
 
 
 def damage(entry, path, value):
@@ -157,44 +163,44 @@ def damage(entry, path, value):
     ],
 )
 def test_a_damaged_curve_is_as_if_it_were_not_there(tmp_path, one, path, value):
-    save(tmp_path, one, LatencyModel(POINTS))
+    save_latency(tmp_path, one, LatencyModel(POINTS))
     found = json.loads((tmp_path / "batch-latency.json").read_text())
     damage(next(iter(found.values())), path, value)
     (tmp_path / "batch-latency.json").write_text(json.dumps(found))
-    assert load(tmp_path, one) is None
+    assert load_latency(tmp_path, one) is None
 
 
 def test_a_class_wider_than_the_context_is_damage_too(tmp_path, one):
     strict = replace(one, strict=True)
-    save(tmp_path, strict, LatencyModel(POINTS, widths=(4, 8)))
+    save_latency(tmp_path, strict, LatencyModel(POINTS, batch_sizes=(4, 8)))
     found = json.loads((tmp_path / "batch-latency.json").read_text())
     damage(next(iter(found.values())), ("widths",), [4, 10**9])
     (tmp_path / "batch-latency.json").write_text(json.dumps(found))
-    assert load(tmp_path, strict) is None
+    assert load_latency(tmp_path, strict) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": 1}', "\0"])
 def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path, one, text):
     (tmp_path / "batch-latency.json").write_text(text)
-    assert load(tmp_path, one) is None
-    save(tmp_path, one, LatencyModel(POINTS))
-    assert load(tmp_path, one) is not None
+    assert load_latency(tmp_path, one) is None
+    save_latency(tmp_path, one, LatencyModel(POINTS))
+    assert load_latency(tmp_path, one) is not None
 
 
 def test_an_entry_that_is_no_object(tmp_path, one):
-    save(tmp_path, one, LatencyModel(POINTS))
+    save_latency(tmp_path, one, LatencyModel(POINTS))
     name = next(iter(json.loads((tmp_path / "batch-latency.json").read_text())))
     for entry in ([], "x", 3, None):
         (tmp_path / "batch-latency.json").write_text(json.dumps({name: entry}))
-        assert load(tmp_path, one) is None
+        assert load_latency(tmp_path, one) is None
 
 
 def test_the_oldest_go(tmp_path, one):
     for threads in range(1, 71):
-        save(tmp_path, replace(one, threads=threads), LatencyModel(POINTS))
+        save_latency(tmp_path, replace(one, threads=threads), LatencyModel(POINTS))
     assert len(json.loads((tmp_path / "batch-latency.json").read_text())) == 64
-    assert load(tmp_path, replace(one, threads=6)) is None
-    assert load(tmp_path, replace(one, threads=7)) is not None
+    assert load_latency(tmp_path, replace(one, threads=6)) is None
+    assert load_latency(tmp_path, replace(one, threads=7)) is not None
 
 
 def test_measured_once_and_known_after(tmp_path, one):
@@ -215,14 +221,14 @@ def test_what_the_rounds_have_taught_is_kept(tmp_path, one):
     latency, _ = load_or_measure(model, one, tmp_path, model.clock)
     before = latency.points()
     for _ in range(20):
-        for width in (1, 2, 8):
-            latency.observe(width, before[width])
+        for batch_size in (1, 2, 8):
+            latency.observe(batch_size, before[batch_size])
         latency.observe(4, 2 * 41e-5)
-    save(tmp_path, one, latency)
-    again = load(tmp_path, one).points
+    save_latency(tmp_path, one, latency)
+    again = load_latency(tmp_path, one).points
     assert again[4] == pytest.approx(82e-5, rel=0.1)
-    for width in (1, 2, 8):
-        assert again[width] == pytest.approx(before[width], rel=0.1)
+    for batch_size in (1, 2, 8):
+        assert again[batch_size] == pytest.approx(before[batch_size], rel=0.1)
 
 
 @pytest.mark.parametrize("factor", [3, 10])
@@ -232,10 +238,10 @@ def test_a_run_beside_others_does_not_spoil_the_next_one(tmp_path, one, factor):
     latency, _ = load_or_measure(model, one, tmp_path, model.clock)
     before = latency.points()
     for _ in range(50):
-        for width in (1, 4, 2, 8):
-            latency.observe(width, factor * before[width])
+        for batch_size in (1, 4, 2, 8):
+            latency.observe(batch_size, factor * before[batch_size])
     assert latency.seconds(1) == pytest.approx(factor * before[1], rel=0.1)
-    save(tmp_path, one, latency)
+    save_latency(tmp_path, one, latency)
     model.batches = 0
     again, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert (model.batches, notes) == (2, [])
@@ -247,11 +253,11 @@ def test_a_curve_that_was_kept_on_a_busy_machine_is_measured_again(tmp_path, one
     model = CountingModel()
     latency, _ = load_or_measure(model, one, tmp_path, model.clock)
     points = latency.points()
-    save(tmp_path, one, LatencyModel({width: factor * seconds for width, seconds in points.items()}))
+    save_latency(tmp_path, one, LatencyModel({batch_size: factor * seconds for batch_size, seconds in points.items()}))
     latency, notes = load_or_measure(model, one, tmp_path, model.clock)
-    assert notes == ["cached timings of target.gguf are of a busier machine: measured again"]
+    assert notes == ["cached timings of target.gguf are from a busier machine: measured again"]
     assert latency.points() == pytest.approx(points)
-    assert load(tmp_path, one).points == pytest.approx(points)
+    assert load_latency(tmp_path, one).points == pytest.approx(points)
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.5])
@@ -259,11 +265,11 @@ def test_a_kept_curve_is_brought_nearer_to_the_load_of_now(tmp_path, one, factor
     model = CountingModel()
     latency, _ = load_or_measure(model, one, tmp_path, model.clock)
     points = latency.points()
-    save(tmp_path, one, LatencyModel({width: factor * seconds for width, seconds in points.items()}))
+    save_latency(tmp_path, one, LatencyModel({batch_size: factor * seconds for batch_size, seconds in points.items()}))
     latency, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == []
-    for width, seconds in points.items():
-        assert latency.points()[width] == pytest.approx(seconds, rel=0.1)
+    for batch_size, seconds in points.items():
+        assert latency.points()[batch_size] == pytest.approx(seconds, rel=0.1)
     assert model.length == 0
 
 
@@ -273,27 +279,27 @@ def test_a_disturbed_measurement_is_used_until_the_machine_is_quiet(tmp_path, on
     latency, notes = load_or_measure(model, one, tmp_path, lambda: next(ticks) ** 3 / 1e6)
     assert not latency.trusted
     assert [note for note in notes if "busy" in note] == notes != []
-    save(tmp_path, one, latency)
-    assert not load(tmp_path, one).quiet
-    disturbed = load(tmp_path, one).points
-    save(tmp_path, one, LatencyModel({1: 1e-4, 16: 1e-3}, trusted=False))
+    save_latency(tmp_path, one, latency)
+    assert not load_latency(tmp_path, one).quiet
+    disturbed = load_latency(tmp_path, one).points
+    save_latency(tmp_path, one, LatencyModel({1: 1e-4, 16: 1e-3}, trusted=False))
     again, notes = load_or_measure(model, one, tmp_path, model.clock, quiet=False)
     assert (again.trusted, notes) == (False, [])
     again, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert (again.trusted, notes) == (True, [])
-    assert load(tmp_path, one).quiet
-    save(tmp_path, one, LatencyModel(disturbed, trusted=False))
-    assert load(tmp_path, one).points == pytest.approx(again.own_points())
+    assert load_latency(tmp_path, one).quiet
+    save_latency(tmp_path, one, LatencyModel(disturbed, trusted=False))
+    assert load_latency(tmp_path, one).points == pytest.approx(again.own_points())
 
 
 def test_what_the_version_before_saved_is_measured_again_when_the_machine_is_quiet(tmp_path, one):
-    save(tmp_path, one, LatencyModel({1: 1.12, 16: 1.5}))
+    save_latency(tmp_path, one, LatencyModel({1: 1.12, 16: 1.5}))
     found = json.loads((tmp_path / "batch-latency.json").read_text())
     del next(iter(found.values()))["quiet"]
     (tmp_path / "batch-latency.json").write_text(json.dumps(found))
-    assert load(tmp_path, one) == SavedLatency({1: pytest.approx(1.12), 16: pytest.approx(1.5)}, 0.0, None)
+    assert load_latency(tmp_path, one) == SavedLatency({1: pytest.approx(1.12), 16: pytest.approx(1.5)}, 0.0, None)
     model = CountingModel()
-    model.decode = lambda tokens, outputs, width=0: setattr(model, "now", model.now + 1.2)  # beside other programs
+    model.decode = lambda tokens, outputs, batch_size=0: setattr(model, "now", model.now + 1.2)  # beside other programs
     latency, _ = load_or_measure(model, one, tmp_path, model.clock, quiet=False)
     assert not latency.trusted
     assert latency.seconds(1) == pytest.approx(1.17, rel=0.05)
@@ -305,7 +311,7 @@ def test_what_the_version_before_saved_is_measured_again_when_the_machine_is_qui
 
 def test_a_measurement_that_is_stopped_changes_nothing(tmp_path, one):
     model, left = CountingModel(), iter([True, True, False])
-    assert latency_cache.measure(model, one, model.clock, None, 0.5, lambda: next(left)) is None
+    assert latency_cache.measure_latency(model, one, model.clock, None, 0.5, lambda: next(left)) is None
     assert (model.batches, model.length) == (2, 0)
 
 
@@ -313,9 +319,9 @@ def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
     model = CountingModel()
     strict = replace(one, strict=True)
     latency, _ = load_or_measure(model, strict, tmp_path, model.clock)
-    assert latency.widths == tuple(range(1, 17))
+    assert latency.batch_sizes == tuple(range(1, 17))
     model.batches = 0
-    assert load_or_measure(model, strict, tmp_path, model.clock)[0].widths == latency.widths
+    assert load_or_measure(model, strict, tmp_path, model.clock)[0].batch_sizes == latency.batch_sizes
     assert model.batches == 2
     with pytest.raises(ModelError, match="strict"):
         load_or_measure(CountingModel(classes=False), replace(strict, threads=1), tmp_path, model.clock)
@@ -323,12 +329,12 @@ def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
 
 def test_a_kept_class_is_of_no_use_to_a_model_that_cannot_pad(tmp_path, one):
     strict = replace(one, strict=True)
-    save(tmp_path, strict, LatencyModel(POINTS, widths=(4, 8)))
+    save_latency(tmp_path, strict, LatencyModel(POINTS, batch_sizes=(4, 8)))
     model = CountingModel()
     model.can_pad = False
     latency, _ = load_or_measure(model, strict, tmp_path, model.clock)
     assert not latency.can_pad
-    assert latency.width(3) == 3
+    assert latency.batch_size(3) == 3
     latency, _ = load_or_measure(model, one, tmp_path, model.clock)
     assert not latency.can_pad
 
@@ -346,7 +352,7 @@ def test_a_folder_that_cannot_be_written_costs_the_memory_and_not_the_run(tmp_pa
     (tmp_path / "taken").write_text("")
     model = CountingModel()
     latency, _ = load_or_measure(model, one, tmp_path / "taken" / "cache", model.clock)
-    save(tmp_path / "taken" / "cache", one, latency)
+    save_latency(tmp_path / "taken" / "cache", one, latency)
     assert latency.limit == 16
 
 
@@ -356,18 +362,18 @@ def test_the_demo_pair(tmp_path, monkeypatch):
     ticks = iter(range(10**6))
     for path, rows in ((target, None), (draft, 1)):
         options = ContextOptions(512, 16, 1)
-        wanted = key(path, Placement(), options, outputs=rows)
+        wanted = latency_key(path, Placement(), options, outputs=rows)
         with Model(path) as model, closing(Context(model, options)) as context:
             latency, _ = load_or_measure(context, wanted, tmp_path, lambda: next(ticks) / 1e3)
-            assert latency.width(1) == 1
-            found = load(tmp_path, wanted)
+            assert latency.batch_size(1) == 1
+            found = load_latency(tmp_path, wanted)
             assert found is not None
             assert found.points == pytest.approx(latency.points())
 
 
 def test_a_machine_is_known_by_versions_cpu_devices_and_driver(monkeypatch):
     monkeypatch.undo()
-    here = latency_cache.machine()
+    here = latency_cache.timing_facts()
     for place, (module, name, other) in enumerate(
         [
             (latency_cache, "version", lambda _: "0"),
@@ -378,5 +384,5 @@ def test_a_machine_is_known_by_versions_cpu_devices_and_driver(monkeypatch):
     ):
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(module, name, other)
-            there = latency_cache.machine()
+            there = latency_cache.timing_facts()
         assert [i for i in range(4) if there[i] != here[i]] == [place]

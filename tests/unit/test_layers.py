@@ -23,7 +23,7 @@ IMPORTERS = {
     "llama_cpp": ("llamacpp/", "decoding/hook.py"),  # the library, and the class Llama
     "pynvml": "hardware/gpus.py",
     "huggingface_hub": "models/hub/client.py",
-    "httpx2": ("models/hub/client.py", "chat/remote.py"),
+    "httpx2": "models/hub/client.py",
     "psutil": "hardware/host.py",
     "vl_convert": "reports/html/charts.py",
     "prompt_toolkit": "chat/console.py",
@@ -251,7 +251,7 @@ def test_a_wrong_line_is_found(check, path, line):
         (direction, "bench/statistics.py", "from ..hardware import host"),
         (direction, "hardware/host.py", "from ggufspec.errors import GgufspecError"),
         (strangers, "llamacpp/model.py", "import llama_cpp"),
-        (strangers, "chat/remote.py", "import httpx2"),
+        (strangers, "models/hub/client.py", "import httpx2"),
         (world, "cli/ui.py", "print('x')"),
         (world, "decoding/loop.py", "sys.stderr, os.cpu_count(), print_all, exit_code"),
     ],

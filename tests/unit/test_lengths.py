@@ -14,13 +14,13 @@ def statistics(decoded: int, seconds: float, prompt_s: float = 0.0) -> Statistic
     return Statistics(10, prompt_s, 1 + decoded, seconds, decoded, 0, 0, (), (), 0.0, 0.0, "")
 
 
-def result(*answers: tuple[Statistics, Statistics | None]) -> trial.Result:
-    found = tuple(trial.Answer("", (), whole, start=start) for whole, start in answers)
-    return trial.Result(found, trial.LoadedModel("", 1, 0, 1), None, 0.0, 0, 0, True)
+def result(*answers: tuple[Statistics, Statistics | None]) -> trial.TrialResult:
+    found = tuple(trial.TrialAnswer("", (), whole, start=start) for whole, start in answers)
+    return trial.TrialResult(found, trial.LoadedModel("", 1, 0, 1), None, 0.0, 0, 0, True)
 
 
 def times(*answers: tuple[Statistics, Statistics | None]) -> list[AnswerTime | None]:
-    return lengths.times([result(*answers)])[0]
+    return lengths.answer_seconds([result(*answers)])[0]
 
 
 WHOLE, START = statistics(55, 7.5, prompt_s=1.5), statistics(15, 3.5)  # 40 tokens in 4 s after the start
@@ -30,8 +30,8 @@ def test_what_is_lost_at_the_start_is_paid_once() -> None:
     (found,) = times((WHOLE, START))
     assert found == AnswerTime(pytest.approx(1.5 + 3.5 - 1.5), pytest.approx(0.1))  # type: ignore[arg-type]
     assert found is not None
-    assert lengths.seconds(found, 56) == pytest.approx(1.5 + 7.5)  # as it was measured
-    assert lengths.seconds(found, 256) == pytest.approx(3.5 + 25.5)
+    assert lengths.answer_s(found, 56) == pytest.approx(1.5 + 7.5)  # as it was measured
+    assert lengths.answer_s(found, 256) == pytest.approx(3.5 + 25.5)
 
 
 def test_an_answer_without_a_known_start_loses_what_others_do() -> None:
@@ -46,7 +46,7 @@ def test_an_answer_that_ends_at_its_start_is_no_slower_later_than_others() -> No
     short = statistics(10, 3.0)
     _, found = times((WHOLE, START), (short, short))
     assert found is not None
-    assert lengths.seconds(found, 11) == pytest.approx(3.0)
+    assert lengths.answer_s(found, 11) == pytest.approx(3.0)
     assert found.token_s == pytest.approx((3.0 - 1.5) / 10)  # half of it at most is lost
     assert times((short, short)) == [AnswerTime(0.0, 0.3)]  # nobody knows better
     _, few = times((WHOLE, START), (statistics(17, 3.2), START))  # two tokens show no rate

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from server import Served, Server, serving
 
 from ggufspec.errors import GgufspecError
 from ggufspec.models.hub import choice, repository
 from ggufspec.planning.quantisations import DIVERGENCE
+from tests.support.server import Served, Server, serving
 
 REPO = "user/Model-GGUF"
 
@@ -295,7 +295,7 @@ def answer(text: str, *, draft: bool) -> str:
 @pytest.mark.parametrize("listing", LISTINGS, ids=lambda one: one.style)
 def test_what_a_repository_offers(hub: Server, tmp_path: Path, listing: Listing) -> None:
     listed(hub, tmp_path, listing.files)
-    found = repository.look(REPO)
+    found = repository.list_models(REPO)
     rows = {model.file: choice.quant_of(model.file) for model in found.models}
     assert [*rows.values()] == [*listing.rows]
     assert found.heads == tuple(listing.heads)

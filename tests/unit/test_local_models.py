@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shapes
-from gguf_files import rewritten
 
 from ggufspec import child
 from ggufspec.errors import ChildError
 from ggufspec.models import local
 from ggufspec.models.hub import client
-from ggufspec.models.local import Found, Place, best, family, suggested
-from tests.support import heads
+from ggufspec.models.local import LocalModels, ProgramFolder, family, first_choice, suggested
+from ggufspec.reports.models import model_rows
+from ggufspec.schema.models import ModelRow, ModelsDocument
+from tests.support import heads, shapes
+from tests.support.gguf_files import rewritten
 
 COMMIT, OLDER = "a" * 40, "b" * 40
-Find = Callable[..., Found]
+Find = Callable[..., LocalModels]
 
 
 @pytest.fixture
@@ -31,21 +32,23 @@ def find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
     """find(program, folder) -> what is there, with caches of its own."""
     monkeypatch.setattr(local, "cache_folder", lambda: tmp_path / "cache")
 
-    def look(program: str, folder: Path, *others: Place, **more: Any) -> Found:
-        return local.find([Place(program, folder), *others], headers=tmp_path / "cache" / "headers", **more)
+    def look(program: str, folder: Path, *others: ProgramFolder, **more: Any) -> LocalModels:
+        return local.find_models(
+            [ProgramFolder(program, folder), *others], headers=tmp_path / "cache" / "headers", **more
+        )
 
     return look
 
 
-def names(found: Found) -> list[str]:
+def names(found: LocalModels) -> list[str]:
     return [one.file.name for one in found.models]
 
 
-def reasons(found: Found) -> dict[str, str]:
+def reasons(found: LocalModels) -> dict[str, str]:
     return {one.path.name: one.why for one in found.left_out}
 
 
-def drafts(found: Found) -> dict[str, list[str]]:
+def drafts(found: LocalModels) -> dict[str, list[str]]:
     return {one.file.name: [draft.file.name for draft in one.drafts] for one in found.models}
 
 
@@ -62,8 +65,8 @@ def copies(folder: Path, **files: Path) -> Path:
 
 def test_the_folders_of_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(client, "cache_folder", lambda: tmp_path / "hub")
-    usual = {(place.program, place.folder) for place in local.places({}, tmp_path)}
+    monkeypatch.setattr(client, "hub_cache_folder", lambda: tmp_path / "hub")
+    usual = {(place.program, place.folder) for place in local.program_folders({}, tmp_path)}
     assert usual == {
         ("Hugging Face", tmp_path / "hub"),
         ("llama.cpp", tmp_path / ".cache" / "llama.cpp"),
@@ -73,7 +76,7 @@ def test_the_folders_of_the_programs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("Ollama", Path("/usr/share/ollama/.ollama/models")),
     }
     moved = {"LLAMA_CACHE": "/l", "OLLAMA_MODELS": "/o", "XDG_CACHE_HOME": "/never"}
-    named = {place.program: place.folder for place in local.places(moved, tmp_path)}
+    named = {place.program: place.folder for place in local.program_folders(moved, tmp_path)}
     assert (named["llama.cpp"], named["Ollama"]) == (Path("/l"), Path("/o"))
 
 
@@ -134,7 +137,7 @@ def test_a_manifest_names_a_blob_of_ollama(find: Find, tmp_path: Path, draft: Pa
     found = find("Ollama", folder)
     assert names(found) == ["user/Other-GGUF:Q8_0"] or names(found) == ["hf.co/user/Other-GGUF:Q8_0"]
     assert found.models[0].file.path.name == f"sha256-{'c' * 64}"
-    assert "it is not there, and gone:latest is made of it" in reasons(found)[f"sha256-{'e' * 64}"]
+    assert "it is missing, but gone:latest needs it" in reasons(found)[f"sha256-{'e' * 64}"]
     assert len(found.left_out) == 7
 
 
@@ -169,8 +172,8 @@ def test_damaged_files_and_others_are_left_out(
     assert names(found) == ["sound", "good"]
     why = reasons(found)
     assert len(why) == len(damaged) + 2, why
-    assert "no model by its name" in why["mmproj-F16.gguf"]
-    assert "is cut short" in why["cut in the data.gguf"]
+    assert "by its name it is not a model" in why["mmproj-F16.gguf"]
+    assert "is truncated" in why["cut in the data.gguf"]
 
 
 def test_a_model_that_only_embeds_is_left_out(find: Find, tmp_path: Path) -> None:
@@ -188,7 +191,7 @@ def test_a_head_is_only_a_draft(find: Find, tmp_path: Path, target: Path) -> Non
     found = find("LM Studio", folder)
     assert drafts(found) == {"big": ["eagle3-big"], "eagle3-big": []}
     assert found.models[1].is_head
-    chosen = best(found.models, 1 << 40)
+    chosen = first_choice(found.models, 1 << 40)
     assert chosen is not None
     assert chosen.file.name == "big"
 
@@ -205,7 +208,7 @@ def test_loops_depth_and_hidden_folders(find: Find, tmp_path: Path, draft: Path)
     found = find("LM Studio", folder)
     assert time.monotonic() - began < 20
     assert sorted(names(found)) == ["deep", "top"]
-    twice = find("LM Studio", folder, Place("llama.cpp", folder), Place("this folder", folder / "1"))
+    twice = find("LM Studio", folder, ProgramFolder("llama.cpp", folder), ProgramFolder("this folder", folder / "1"))
     assert sorted(names(twice)) == ["deep", "top"], "each file is the first program's"
 
 
@@ -236,7 +239,7 @@ def test_a_huge_folder_ends_the_search_there(
     for number in range(30):
         (folder / f"{number}.txt").touch()
     other = copies(tmp_path / "other", small=draft)
-    found = find("LM Studio", folder, Place("llama.cpp", other))
+    found = find("LM Studio", folder, ProgramFolder("llama.cpp", other))
     assert names(found) == ["small"]
     assert "too many files" in reasons(found)["huge"]
     assert [one.unread for one in found.left_out] == [True]
@@ -273,7 +276,7 @@ def test_a_header_that_ends_llama_cpp_costs_no_other(
     monkeypatch.setattr(child, "call", dying)
     found = find("LM Studio", folder)
     assert sorted(names(found)) == ["a", "z"]
-    assert "llama.cpp died over its header" in reasons(found)["deadly.gguf"]
+    assert "llama.cpp crashed on its header" in reasons(found)["deadly.gguf"]
 
 
 # ---- which drafts for which ------------------------------------------------------------------------------------------
@@ -297,13 +300,13 @@ def test_the_best_pair_is_the_largest_that_fits(find: Find, tmp_path: Path, targ
     found = find("LM Studio", copies(tmp_path / "m", big=target, small=draft)).models
 
     def name(room: int) -> str:
-        chosen = best(found, room)
+        chosen = first_choice(found, room)
         assert chosen is not None
         return chosen.file.name
 
     both = target.stat().st_size + draft.stat().st_size
     assert (name(both), name(both - 1), name(0)) == ("big", "small", "small")
-    assert best([], both) is None
+    assert first_choice([], both) is None
 
 
 def test_a_chat_model_comes_before_a_pair_without_a_template(
@@ -311,7 +314,7 @@ def test_a_chat_model_comes_before_a_pair_without_a_template(
 ) -> None:
     folder = copies(tmp_path / "m", big=target, small=draft)
     rewritten(draft, folder / "chats.gguf", template="{{ messages[0].content }}")
-    chosen = best(find("LM Studio", folder).models, 1 << 40)
+    chosen = first_choice(find("LM Studio", folder).models, 1 << 40)
     assert chosen is not None
     assert chosen.file.name == "chats"
 
@@ -356,3 +359,20 @@ def test_mtp_blocks_are_no_draft_of_another(find: Find, tmp_path: Path, target: 
     heads.write_mtp(target, folder / "own.gguf")
     found = find("LM Studio", folder)
     assert drafts(found) == {"own": []}
+
+
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_a_table_shows_where_names_differ(width: int) -> None:
+    """Also those of drafts, which have less room."""
+    names = [f"qwen2.5-coder-{size}-instruct-q4_k_m" for size in ("0.5b", "1.5b", "3b")]
+    paths = [f"/models/{name}.gguf" for name in names]
+    options = ("-m", ""), ("-md", "")
+    rows = tuple(
+        ModelRow(name, path, "", 10**9, "qwen2", 1, "1B", "Q4_K_M", 1, True, False, tuple(paths[:index]), "", *options)
+        for index, (name, path) in enumerate(zip(names, paths, strict=True))
+    )
+    cells = [row[0].split("\n") for row in model_rows(ModelsDocument(rows, (), (), True, ""), width).cells]
+    for name, (first, *_) in zip(names, cells, strict=True):
+        assert name.split("-")[2] in first
+    assert [lines[1].startswith("  draft: ") and "0.5b" in lines[1] for lines in cells[1:]] == [True, True]
+    assert max(len(line) for lines in cells for line in lines) <= max(28, width - 36 - len("Q4_K_M"))

@@ -5,7 +5,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 
 from ggufspec.decoding.drafters import lookup
 from ggufspec.decoding.drafters.base import ShadowEvaluation
@@ -16,13 +15,14 @@ from ggufspec.decoding.drafters.lookup import (
     ORDERS,
     REACH,
     VOTES,
-    Guess,
-    Index,
     LookupDrafter,
+    LookupGuess,
+    NgramIndex,
 )
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.sampling import Sampling
+from tests.support.properties import examples
 
 RULE = make_rule("exact", Sampling())
 A, B, C, D, E, X, Y, Z = range(8)
@@ -30,7 +30,7 @@ A, B, C, D, E, X, Y, Z = range(8)
 
 def ask(text, corpus=None):
     """What an index of ``corpus``, or of the text itself, has for the end of ``text``."""
-    return Index(text if corpus is None else corpus).find(lookup.window_of(text))
+    return NgramIndex(text if corpus is None else corpus).find(lookup.window_of(text))
 
 
 def drafter_of(prompt, corpus=()):
@@ -84,7 +84,7 @@ def search(tokens, text, buckets):
             votes[tokens[p]] = votes.get(tokens[p], 0) + FADE**rank * VOTES[matched(tokens, p, text)]
         token = max(votes, key=lambda token: votes[token])
         length = max(matched(tokens, p, text) for p in voters if tokens[p] == token)
-        return Guess(token, length, pytest.approx(votes[token] / (sum(votes.values()) + DOUBT)))
+        return LookupGuess(token, length, pytest.approx(votes[token] / (sum(votes.values()) + DOUBT)))
     return None
 
 
@@ -144,7 +144,7 @@ def test_equal_votes_go_to_the_newest():
 
 def test_old_matches_are_found_in_a_text_that_has_grown():
     rng = random.Random(3)
-    index, text = Index(), [rng.randrange(100_000) for _ in range(20_000)]
+    index, text = NgramIndex(), [rng.randrange(100_000) for _ in range(20_000)]
     for token in text:
         index.extend([token])
     for place in (40, 1000, 19_000):
@@ -229,7 +229,7 @@ def test_what_is_certain_is_read_from_an_offer_too():
     text = [A, B, A, B, X]
     drafter.commit(len(text))
     assert drafter.propose([*text, Y, X], RULE) is None
-    assert state(drafter._index) == state(Index(text))
+    assert state(drafter._index) == state(NgramIndex(text))
     assert [one.agreement for one in drafter.catch_up(text, RULE, 99)] == [1.0, 0.0]
 
 
@@ -237,9 +237,9 @@ def test_what_is_uncertain_is_not_read_from_an_offer():
     drafter = drafter_of([A, B])
     drafter.commit(3)
     drafter.propose([A, B, C, D, E], RULE)
-    assert state(drafter._index) == state(Index([A, B, C]))
+    assert state(drafter._index) == state(NgramIndex([A, B, C]))
     drafter.commit(2)
-    assert state(drafter._index) == state(Index([A, B]))
+    assert state(drafter._index) == state(NgramIndex([A, B]))
 
 
 def test_nothing_is_ever_pending():
@@ -283,7 +283,7 @@ def test_what_a_cooldown_missed_is_indexed_whole_and_evaluated_at_its_end():
     missed = drafter.catch_up(text, RULE, 99)
     reported = [one for end in range(6, 61) for one in each.catch_up(text[:end], RULE, 99)]
     assert missed == reported[-lookup.EVALUATED :]
-    assert state(drafter._index) == state(Index(text))
+    assert state(drafter._index) == state(NgramIndex(text))
 
 
 def test_a_prompt_is_text_and_not_a_choice():
@@ -295,7 +295,7 @@ def test_a_prompt_is_judged_by_what_the_target_would_have_said():
     drafter = LookupDrafter()
     reported = drafter.begin(prompt, [X, B, A, X])  # at places 2 to 5; at 2 it has no offer yet, at 5 it has B
     assert [one.agreement for one in reported] == [1.0, 1.0, 0.0]
-    assert state(drafter._index) == state(Index(prompt))
+    assert state(drafter._index) == state(NgramIndex(prompt))
     assert drafter.catch_up(prompt, RULE, 99) == []
     assert LookupDrafter().begin([A, A, A], [A, A, A])[-1].agreement == 1.0
     assert LookupDrafter().begin([A], []) == LookupDrafter().begin([], []) == []
@@ -378,7 +378,7 @@ def test_any_course_of_rounds_equals_a_search(prompt, corpus, rounds, buckets):
 def test_built_appended_and_taken_back_are_the_same(tokens, built, kept, buckets):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookup, "_BUCKETS", buckets)
-        index = Index(tokens[:built])
+        index = NgramIndex(tokens[:built])
         for token in tokens[built:]:
             index.extend([token])
         whole = state(index)
@@ -389,7 +389,7 @@ def test_built_appended_and_taken_back_are_the_same(tokens, built, kept, buckets
             index.extend([token])
         assert state(index) == whole
         index._build()
-        assert state(index) == state(Index(tokens))
+        assert state(index) == state(NgramIndex(tokens))
 
 
 class Counted(bytearray):
@@ -406,7 +406,7 @@ def looks(count):
     """Most looks at the tokens that one answer and one appended token took, in a text of ``count`` tokens."""
     rng = random.Random(1)
     text = [rng.randrange(4) for _ in range(count)]
-    index = Index(text)
+    index = NgramIndex(text)
     index._tokens = tokens = Counted(index._tokens)
     asked, appended = 0, 0
     for _ in range(50):
@@ -429,7 +429,7 @@ def test_the_work_does_not_grow_with_the_text():
 
 def test_memory_is_as_promised():
     for count in (5000, 8191, 8192):
-        index = Index([place * 7919 % 5000 for place in range(count)])
+        index = NgramIndex([place * 7919 % 5000 for place in range(count)])
         held = len(index._tokens) + sum(4 * (len(newest) + len(older)) for _, _, newest, older in index._chains)
         assert held <= 52 * count + 200
 

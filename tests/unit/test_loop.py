@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 
 from ggufspec.decoding import loop
-from ggufspec.decoding.drafters.base import Candidate, ShadowEvaluation
+from ggufspec.decoding.drafters.base import DraftCandidate, ShadowEvaluation
 from ggufspec.decoding.drafters.lookup import LookupDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
-from ggufspec.decoding.policy.adaptive import Adaptive
-from ggufspec.decoding.policy.base import Policy
+from ggufspec.decoding.policy.adaptive import AdaptivePolicy
+from ggufspec.decoding.policy.base import DraftPolicy
 from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.sampling import Sampling, confidence
+from tests.support import driving
+from tests.support.properties import examples
 
 END = 3
 VOCAB = 4
@@ -126,7 +127,7 @@ class TableModel:
         self.drafts = drafts
         self.cache = []
         self.decodes = []  # (tokens, outputs) of every call
-        self.widths = []  # of every call
+        self.batch_sizes = []  # of every call
         self.batch = 512
         self.spoilt = False  # has given a row that cannot be used
         self.timed = False
@@ -137,17 +138,17 @@ class TableModel:
     def length(self):
         return len(self.cache)
 
-    def decode(self, tokens, outputs, width=0):
+    def decode(self, tokens, outputs, batch_size=0):
         if not self.timed:
             self.decodes.append((tuple(tokens), outputs))
-            self.widths.append(width)
+            self.batch_sizes.append(batch_size)
         self.clock.now += self.seconds
         before, after = len(self.cache), [*self.cache, *tokens]
         said = [token if token < self.vocab_size else 0 for token in self.text]
         if not 0 <= outputs <= min(len(tokens), ROWS) or not tokens:
             raise BrokenError(f"{outputs} outputs of {len(tokens)} tokens")
-        if width and width < len(tokens):
-            raise BrokenError(f"{len(tokens)} tokens in a batch of {width}")
+        if batch_size and batch_size < len(tokens):
+            raise BrokenError(f"{len(tokens)} tokens in a batch of {batch_size}")
         if len(after) > self.capacity:
             raise BrokenError("beyond the capacity")
         if not all(0 <= token < self.vocab_size for token in tokens):
@@ -184,12 +185,12 @@ class TableModel:
 def prefill(target, prompt, drafters=(), policy=None, **rest):
     """The rows of a prompt that is read from its beginning."""
     target.rewind(0)
-    return loop.prefill(target, loop.read(prompt, drafters, policy, batch=target.batch, **rest))
+    return driving.prefill(target, loop.decode_prompt(prompt, drafters, policy, batch=target.batch, **rest))
 
 
 def generate(target, prompt, rows, rule, **rest):
     """The rounds of an answer of its own."""
-    return loop.drive(target, loop.rounds(prompt, rows, rule, capacity=target.capacity, **rest))
+    return driving.decode_rounds(target, loop.rounds(prompt, rows, rule, capacity=target.capacity, **rest))
 
 
 class Scripted:
@@ -219,7 +220,7 @@ class Scripted:
 
     def propose(self, text, rule):
         token = self.guess(text, rule)
-        return None if token is None else Candidate(0.9, lambda: DraftToken(token))
+        return None if token is None else DraftCandidate(0.9, lambda: DraftToken(token))
 
     def catch_up(self, _text, _rule, _most):
         return []
@@ -253,7 +254,7 @@ class Whim:
         self.rng = random.Random(seed)
         self.wanted = []  # tokens to verify, of each round
         self.shadow = self.taken = 0
-        self.hoped = {}
+        self.expected_gain = {}
         self.open, self.cooldown = False, 0
 
     def begin(self, limit, _remaining, *, may_trim):
@@ -287,9 +288,9 @@ class Whim:
         self.wanted.append(self.rng.randint(0, self.taken) if self.may_trim and self.rng.random() < 0.4 else self.taken)
         return self.wanted[-1]
 
-    def undrafted_width(self, width):
+    def target_only_batch_size(self, batch_size):
         assert self.open
-        return width
+        return batch_size
 
     def observe_round(self, outcome):
         assert self.open
@@ -299,9 +300,9 @@ class Whim:
         self.open, self.taken = False, 0
         self.cooldown = self.rng.choice((0, 0, 0, 1, 3))
 
-    def observe_cooldown(self, width, idle):
+    def observe_cooldown(self, batch_size, idle):
         assert not self.open
-        assert width > 0
+        assert batch_size > 0
         assert 0 < len(idle) <= self.cooldown
         assert all(0 < verify_s <= total_s for verify_s, total_s in idle)
         self.wanted += [0] * len(idle)
@@ -365,9 +366,9 @@ def padded(*more):
     return lambda count: count + more[count % len(more)]
 
 
-def always(policy=None, width=as_wide_as_needed):
-    """What a case needs of a policy: how to make one, and the width that goes with it."""
-    return lambda: (policy, width)
+def always(policy=None, batch_size=as_wide_as_needed):
+    """What a case needs of a policy: how to make one, and the batch size that goes with it."""
+    return lambda: (policy, batch_size)
 
 
 def whim(seed, *more):
@@ -377,9 +378,9 @@ def whim(seed, *more):
 def adaptive(points, draft=None, **latency):
     def make():
         target = LatencyModel(points, **latency)
-        return Adaptive(
+        return AdaptivePolicy(
             target, None if draft is None else {"draft": DraftLatency(LatencyModel(draft), target)}
-        ), target.width
+        ), target.batch_size
 
     return make
 
@@ -397,9 +398,9 @@ class Case:
     draft: object = None
     draft_capacity: int = 64
     drafter: Callable = ModelDrafter
-    draft_width: Callable = as_wide_as_needed
+    draft_batch_size: Callable = as_wide_as_needed
     others: tuple = ()
-    play: Callable = field(default_factory=always)  # gives (policy, width)
+    play: Callable = field(default_factory=always)  # gives (policy, batch size)
     constraint: object = None
     rule: object = None
     accept: str = "exact"
@@ -418,12 +419,12 @@ class Case:
         if self.draft:
             shared = min(self.draft.vocab, self.table.vocab)
             self.model = TableModel(self.draft, self.draft_capacity, text, clock, drafts=True, shared=shared)
-            self.drafters.append(self.drafter(self.model, self.table.vocab, self.draft_width))
+            self.drafters.append(self.drafter(self.model, self.table.vocab, self.draft_batch_size))
             self.model.first = lambda: self.drafters[-1]._first
         self.policy, as_wide_as = self.play()
-        asked = []  # (tokens, the width for them): a latency changes its mind
+        asked = []  # (tokens, the batch size for them): a latency changes its mind
 
-        def width(count):
+        def batch_size(count):
             asked.append((count, as_wide_as(count)))
             return asked[-1][1]
 
@@ -439,18 +440,18 @@ class Case:
             drafters=self.drafters,
             policy=self.policy,
             draft_max=self.draft_max,
-            width=width,
+            batch_size=batch_size,
             clock=clock,
         ):
             text.extend(round_.emitted)
             assert self.target.cache == text[:-1]
             if self.first is None:
                 self.first = round_
-                assert (round_.drafted, round_.width, asked) == ((), 0, [])
+                assert (round_.drafted, round_.batch_size, asked) == ((), 0, [])
             else:
                 self.rounds.append(round_)
-                assert asked[-1:] == [(1 + len(round_.drafted), round_.width)]
-                assert self.target.widths[-1] == round_.width
+                assert asked[-1:] == [(1 + len(round_.drafted), round_.batch_size)]
+                assert self.target.batch_sizes[-1] == round_.batch_size
             if self.model:
                 known = [token if token < self.model.vocab_size else 0 for token in text[:-1]]
                 first = self.drafters[-1]._first
@@ -525,12 +526,12 @@ seconds = st.floats(20, 400)
 classes = st.sampled_from([None, (2, 3, 4), (4, 8), (1, 5, 16)])
 paddings = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 policies = st.one_of(
-    st.builds(lambda more: always(Policy(), padded(*more)), paddings),
+    st.builds(lambda more: always(DraftPolicy(), padded(*more)), paddings),
     st.builds(lambda more: always(None, padded(*more)), paddings),
     st.builds(lambda seed, more: whim(seed, *more), st.integers(0, 2**31), paddings),
     st.builds(
-        lambda points, draft, widths, switch_s, limit: adaptive(
-            points, draft, widths=widths, switch_s=switch_s, limit=limit
+        lambda points, draft, batch_sizes, switch_s, limit: adaptive(
+            points, draft, batch_sizes=batch_sizes, switch_s=switch_s, limit=limit
         ),
         st.dictionaries(st.integers(1, 16), seconds, min_size=1),
         st.one_of(st.none(), st.dictionaries(st.integers(1, 16), st.floats(0.1, 60), min_size=1)),
@@ -554,7 +555,7 @@ plans = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, ma
 
 @st.composite
 def cases(draw, *, damage=False, wrong=True, **more):
-    """A case with any drafters, policy, sampling and widths."""
+    """A case with any drafters, policy, sampling and batch sizes."""
     made = draw(st.fixed_dictionaries(frame | more))
     table, others = made["table"], []
     if draw(st.booleans()):
@@ -568,7 +569,7 @@ def cases(draw, *, damage=False, wrong=True, **more):
         quality, vocab = draw(st.integers(0, 8)), max(END + 1, table.vocab + draw(st.integers(-2, 3)))
         made["draft"] = Draft(table, quality, vocab)
         made["draft_capacity"] = draw(st.integers(5, 32))
-        made["draft_width"] = padded(*draw(paddings))
+        made["draft_batch_size"] = padded(*draw(paddings))
         if damage:
             value = draw(st.sampled_from([np.nan, np.inf]))
             made["draft"] = Damaged(made["draft"], draw(st.integers(0, 8)), value, draw(st.booleans()))
@@ -577,7 +578,7 @@ def cases(draw, *, damage=False, wrong=True, **more):
 
 @examples(300)
 @given(cases())
-def test_any_drafters_any_policy_and_any_width_give_the_text_of_target_only(case):
+def test_any_drafters_any_policy_and_any_batch_size_give_the_text_of_target_only(case):
     case.check()
 
 
@@ -646,7 +647,7 @@ class Counted(ModelDrafter):
             self.drawn += 1
             return offer.draw()
 
-        return offer and Candidate(offer.confidence, draw)
+        return offer and DraftCandidate(offer.confidence, draw)
 
 
 def drawn_and_verified(accept, may_trim=None):
@@ -654,7 +655,7 @@ def drawn_and_verified(accept, may_trim=None):
     drawn = verified = 0
     for seed in range(30):
         table = Table(seed, end_bonus=-8)
-        # Cheap at some widths and dear at others: what is drawn for a long chain is best trimmed where it breaks off.
+        # Cheap at some sizes and dear at others: what is drawn for a long chain is best trimmed where it breaks off.
         play = adaptive({1: 100.0, 2: 140.0, 4: 160.0, 8: 180.0 + 10 * (seed % 5)}, {1: 1.0})
         case = Case(table, max_tokens=30, draft_max=7, draft=Draft(table, 6, VOCAB), drafter=Counted, play=play)
         case.rule = make_rule(accept, Sampling(1.0, **OFF, seed=seed))
@@ -858,7 +859,7 @@ def test_the_time_of_an_offer_that_did_not_come_is_not_told():
     """A draft's latency would learn that it costs nothing, and be kept like that."""
     reported = []
 
-    class Times(Policy):
+    class Times(DraftPolicy):
         def proposed(self, name, pending, seconds):
             reported.append((name, pending, seconds))
 
@@ -914,7 +915,7 @@ def test_a_new_text_is_a_new_chance():
 # The prompt as a rehearsal.
 
 
-class Listening(Policy):
+class Listening(DraftPolicy):
     """Remembers what it is reported of each drafter."""
 
     def __init__(self):
@@ -969,20 +970,20 @@ def test_the_rows_of_a_prompt_are_of_its_last_batch(batch, rows):
     prompt = (0, 1, 2) * 7
     target = TableModel(Table(1), 64, list(prompt), Clock())
     target.batch = batch
-    prefill(target, prompt, policy=Policy())
+    prefill(target, prompt, policy=DraftPolicy())
     parts = [prompt[first : first + batch] for first in range(0, len(prompt), batch)]
     assert target.decodes == [*((part, 0) for part in parts[:-1]), (parts[-1], rows)]
 
 
 @examples(100)
 @given(cases(), st.sampled_from([4, 8]))
-def test_the_last_token_of_a_prompt_may_have_a_batch_of_its_own(case, width):
+def test_the_last_token_of_a_prompt_may_have_a_batch_of_its_own(case, batch_size):
     """As in strict mode."""
-    case.apart = width
+    case.apart = batch_size
     case.check()
     own = int(len(case.prompt) > 1)
     assert case.target.decodes[own] == (case.prompt[-1:], 1)
-    assert case.target.widths[own] == width
+    assert case.target.batch_sizes[own] == batch_size
 
 
 def test_the_clock_of_a_review_is_the_drafts():
@@ -1067,7 +1068,7 @@ class Unfazed(ModelDrafter):
 class Narrow(ModelDrafter):
     """Pads a batch to less than it has."""
 
-    def _width(self, count):
+    def _batch_size(self, count):
         return max(1, count - 1)
 
 
@@ -1132,12 +1133,12 @@ def rejected_emitted(target, prompt, rows, rule, **rest):
         yield replace(round_, emitted=more)
 
 
-def width_ignored(target, prompt, rows, rule, *, width, **rest):
-    return generate(target, prompt, rows, rule, width=as_wide_as_needed, **rest)
+def width_ignored(target, prompt, rows, rule, *, batch_size, **rest):
+    return generate(target, prompt, rows, rule, batch_size=as_wide_as_needed, **rest)
 
 
-def too_narrow(target, prompt, rows, rule, *, width, **rest):
-    return generate(target, prompt, rows, rule, width=lambda count: max(1, count - 1), **rest)
+def too_narrow(target, prompt, rows, rule, *, batch_size, **rest):
+    return generate(target, prompt, rows, rule, batch_size=lambda count: max(1, count - 1), **rest)
 
 
 def check_many(drafter=ModelDrafter, generate=generate, *, damaged=0):
@@ -1148,14 +1149,14 @@ def check_many(drafter=ModelDrafter, generate=generate, *, damaged=0):
         )
         draft = Damaged(Draft(table, 6, VOCAB), damaged)
         made = {"draft": draft, "sampling": sampling, "rule": Watched(sampling), "play": PLAYS[seed % len(PLAYS)]}
-        Case(table, max_tokens=16, drafter=drafter, draft_width=padded(1, 0), **made).check(generate)
+        Case(table, max_tokens=16, drafter=drafter, draft_batch_size=padded(1, 0), **made).check(generate)
 
 
 PLAYS = (
-    always(width=padded(0, 1)),
+    always(batch_size=padded(0, 1)),
     whim(1, 1, 2),
     adaptive({1: 100.0, 8: 120.0}, {1: 1.0}),
-    always(Policy(), padded(2)),
+    always(DraftPolicy(), padded(2)),
 )
 
 

@@ -20,18 +20,18 @@ from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
 from ggufspec.hardware.disturbance import Disturbance
 from ggufspec.llamacpp.devices import Device, offloading
-from ggufspec.llamacpp.gguf import parse, write_model
+from ggufspec.llamacpp.gguf import parse_header, write_model
 from ggufspec.llamacpp.model import Context, ContextOptions, Model
 from ggufspec.models.header import interpret
 from ggufspec.planning import machine_profile
 from ggufspec.planning.machine_profile import (
     DummyModel,
-    Result,
-    Spec,
-    Timing,
+    DummyTiming,
+    MachineProfileJob,
+    MachineProfileResult,
     dummy_models,
-    expected,
-    load,
+    expected_speeds,
+    load_speeds,
 )
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.plan import Plan
@@ -42,10 +42,10 @@ from ggufspec.settings.table import Settings
 CPU = Device("CPU", "a processor", "cpu", 0, 0)
 CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 0, 0)
 RPC = Device("RPC0", "127.0.0.1:50052", "gpu", 0, 0)
-TINY = Spec(
+TINY = MachineProfileJob(
     threads=1,
     types=("f16", "q4_K"),
-    widths=(1, 2, 4),
+    batch_sizes=(1, 2, 4),
     wide_bytes=2**22,
     rounds=2,
     model_s=0.01,
@@ -64,14 +64,14 @@ def test_a_stand_in_is_a_sparse_model_of_zeros(kind: str, tmp_path: Path):
     path = tmp_path / "model.gguf"
     dummy.write(path)
     assert path.stat().st_blocks * 512 < 2**15 < path.stat().st_size
-    header = interpret(path.name, [parse(path.read_bytes())], path.stat().st_size)
+    header = interpret(path.name, [parse_header(path.read_bytes())], path.stat().st_size)
     assert (header.blocks, header.embedding, header.heads[0], header.kv_heads[0]) == (3, 512, 8, 2)
     assert {t.type for t in header.tensors if "norm" not in t.name} == {kind}
     numbers = sum(math.prod(t.shape) for t in header.tensors if "norm" not in t.name)
     assert numbers == dummy.numbers + 512 * dummy.vocabulary  # the embedding is only looked up
     with Model(path) as model:
         assert model.parameters == sum(math.prod(t.shape) for t in header.tensors)
-        context = Context(model, ContextOptions(ctx_size=16, width=4, threads=1))
+        context = Context(model, ContextOptions(ctx_size=16, max_outputs=4, threads=1))
         assert not context.decode([1, 2, 3, 4], 4).any()  # zeros, no NaN
         context.close()
 
@@ -101,7 +101,7 @@ def test_a_model_that_cannot_be_written_is_an_error(tmp_path: Path):
 def test_every_scalar_survives(tmp_path: Path):
     metadata: dict[str, Any] = {"general.architecture": "llama", "a": 7, "b": 0.5, "c": True, "d": "ü"}
     write_model(tmp_path / "model.gguf", metadata, [("x", "q4_0", (64, 3)), ("y", "f32", (5,))])
-    read = parse((tmp_path / "model.gguf").read_bytes())
+    read = parse_header((tmp_path / "model.gguf").read_bytes())
     assert read.metadata == metadata
     assert [(t.name, t.type, t.shape, t.size_bytes) for t in read.tensors] == [
         ("x", "q4_0", (64, 3), 108),
@@ -116,13 +116,15 @@ def test_every_scalar_survives(tmp_path: Path):
 NARROW, MORE, WIDE = DummyModel("f16", 256, 256, 4), DummyModel("f16", 256, 256, 28), DummyModel("f16", 2048, 8192, 2)
 
 
-def made_up(pass_s: float, layer_s: float, bandwidth: float, types: dict[str, dict[int, float]]) -> list[Timing]:
+def made_up(pass_s: float, layer_s: float, bandwidth: float, types: dict[str, dict[int, float]]) -> list[DummyTiming]:
     """Timings of a device with these speeds; ``types`` gives T(n) / T(1) of each."""
 
-    def timing(dummy: DummyModel, batch_latency: dict[int, float]) -> Timing:
+    def timing(dummy: DummyModel, batch_latency: dict[int, float]) -> DummyTiming:
         size = dummy.numbers * 2
         fixed = pass_s + dummy.blocks * layer_s
-        return Timing(dummy, size, 1.0, {n: fixed + size / bandwidth * factor for n, factor in batch_latency.items()})
+        return DummyTiming(
+            dummy, size, 1.0, {n: fixed + size / bandwidth * factor for n, factor in batch_latency.items()}
+        )
 
     first = next(iter(types.values()))
     wide = [timing(replace(WIDE, kind=kind), batch_latency) for kind, batch_latency in types.items()]
@@ -132,7 +134,7 @@ def made_up(pass_s: float, layer_s: float, bandwidth: float, types: dict[str, di
 def test_costs_are_told_apart():
     batch_latencies = {"f16": {1: 1.0, 2: 1.5, 8: 3.0}, "q4_K": {1: 1.0, 2: 2.0, 8: 8.0}}
     timings = {HOST: made_up(1e-4, 3e-5, 4e10, batch_latencies), "CUDA0": made_up(3e-4, 2e-5, 8e11, batch_latencies)}
-    there = machine_profile.interpret(Result(timings, (CPU, CUDA)), 1e10, "made up")
+    there = machine_profile.interpret_timings(MachineProfileResult(timings, (CPU, CUDA)), 1e10, "made up")
     assert there.pass_s == pytest.approx(1e-4)
     assert there.crossing_s == pytest.approx(1e-4)  # there and back
     assert (there.link_bytes_per_s, there.streams, there.origin) == (1e10, True, "made up")
@@ -153,7 +155,7 @@ def test_noise_makes_no_negative_costs():
     timings = {HOST: made_up(0.0, 0.0, 4e10, {"f16": {1: 1.0}})}
     first, second, wide = timings[HOST]
     timings[HOST] = [first, replace(second, seconds={1: first.seconds[1] / 2}), wide]
-    there = machine_profile.interpret(Result(timings, (CPU,)), 1e10, "noise")
+    there = machine_profile.interpret_timings(MachineProfileResult(timings, (CPU,)), 1e10, "noise")
     assert there.pass_s >= 0
     assert there.device(HOST).layer_s >= 0
     assert there.device(HOST).bandwidth_bytes_per_s > 0
@@ -161,7 +163,7 @@ def test_noise_makes_no_negative_costs():
 
 def test_the_link_to_workers_alone_is_what_loading_reached():
     timings = {name: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0}}) for name in (HOST, "RPC0")}
-    there = machine_profile.interpret(Result(timings, (CPU, RPC)), 1e10, "made up")
+    there = machine_profile.interpret_timings(MachineProfileResult(timings, (CPU, RPC)), 1e10, "made up")
     assert there.link_bytes_per_s == WIDE.numbers * 2
     assert not there.streams
 
@@ -199,7 +201,7 @@ def test_the_host_and_a_worker_are_measured_and_kept(
 ):
     events: list[dict[str, Any]] = []
     spec = replace(TINY, rpc=(worker[0],))
-    there = machine_profile.measure(tmp_path, spec, on_event=events.append)
+    there = machine_profile.measure_machine(tmp_path, spec, on_event=events.append)
     assert sane(there)
     assert set(there.devices) == {HOST, "RPC0"}
     assert {kind for device in there.devices.values() for kind in device.by_type} == {"f16", "q4_K"}
@@ -216,7 +218,7 @@ def test_the_host_and_a_worker_are_measured_and_kept(
     known = machine_profile._kept(tmp_path, 1)
     assert known is not None
     assert known.speed == there
-    everywhere = expected({"RPC0": None}, folder=tmp_path, threads=1)
+    everywhere = expected_speeds({"RPC0": None}, folder=tmp_path, threads=1)
     assert everywhere == replace(there, memory_bytes=everywhere.memory_bytes)
 
 
@@ -235,12 +237,12 @@ def test_a_measurement_that_is_stopped_ends():
 def test_a_plan_measures_what_it_does_not_know_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    specs: list[Spec] = []
+    specs: list[MachineProfileJob] = []
 
-    def measure(folder: Path, spec: Spec, **_: Any) -> MachineProfile:
+    def measure(folder: Path, spec: MachineProfileJob, **_: Any) -> MachineProfile:
         specs.append(spec)
         speed = profile(dict.fromkeys(spec.types, 1e10))
-        machine_profile._keep(folder, speed, machine_profile.identity(spec.threads))
+        machine_profile._keep(folder, speed, machine_profile.machine_identity(spec.threads))
         return speed
 
     def planned(**given: Any) -> Plan:
@@ -248,7 +250,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
         return make_plan(open_pair(spec_of("demo"), settings), calibrate=inputs.calibrator(settings)).plan
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(machine_profile, "measure", measure)
+    monkeypatch.setattr(machine_profile, "measure_machine", measure)
     guess = planned(no_calibrate=True)
     assert guess.is_guessed
     assert "Without a draft: guessed " in why(planned(no_calibrate=True, drafter="none"))
@@ -262,7 +264,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
     planned()
     assert len(specs) == 1  # it is kept
     disturbed = profile(dict.fromkeys(specs[0].types, 1e10), BUSY)
-    machine_profile._keep(tmp_path / "ggufspec", disturbed, machine_profile.identity(1))
+    machine_profile._keep(tmp_path / "ggufspec", disturbed, machine_profile.machine_identity(1))
     monkeypatch.setattr(host, "others_cpus", lambda *_: 0.0)
     planned()
     assert len(specs) == 1  # it would be faster now, but once a day is enough
@@ -274,7 +276,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
     def fails(*_: Any, **__: Any) -> MachineProfile:
         raise ChildError("llama.cpp died", "try again")
 
-    monkeypatch.setattr(machine_profile, "measure", fails)
+    monkeypatch.setattr(machine_profile, "measure_machine", fails)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     assert planned().is_guessed
     assert "could not be measured, and is guessed: llama.cpp died" in capsys.readouterr().err
@@ -297,20 +299,22 @@ BUSY = "other programs used 1.0 CPUs"
     ],
 )
 def test_what_disturbed_a_measurement_is_kept_with_it(monkeypatch, tmp_path: Path, seen: Disturbance, why: str):
-    result = Result({HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0}})}, (CPU,), seen)
+    result = MachineProfileResult({HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0}})}, (CPU,), seen)
     monkeypatch.setattr(machine_profile.child, "call", lambda *_, **__: result)
     monkeypatch.setattr(host, "usable_cpus", lambda: 2)
-    spec = Spec(2)
-    measured = machine_profile.measure(tmp_path, spec)
+    spec = MachineProfileJob(2)
+    measured = machine_profile.measure_machine(tmp_path, spec)
     assert measured.disturbed == why
     assert measured.origin.endswith(f" while {why}") == bool(why)
-    assert machine_profile.expected({}, folder=tmp_path, threads=2).disturbed == why  # a plan's
+    assert machine_profile.expected_speeds({}, folder=tmp_path, threads=2).disturbed == why  # a plan's
 
 
 def test_every_plan_says_that_its_measurement_was_disturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     machine_profile._keep(
-        tmp_path / "ggufspec", profile(dict.fromkeys(machine_profile.TYPES, 1e10), BUSY), machine_profile.identity(1)
+        tmp_path / "ggufspec",
+        profile(dict.fromkeys(machine_profile.TYPES, 1e10), BUSY),
+        machine_profile.machine_identity(1),
     )
 
     def notes(**given: Any) -> list[str]:
@@ -331,7 +335,7 @@ def test_a_plan_expects_a_speed_of_the_target_where_all_was_measured(tmp_path: P
 
     def planned(disturbed: str = "", **given: Any) -> Plan:
         speed = profile(dict.fromkeys(machine_profile.TYPES, 1e10), disturbed)
-        machine_profile._keep(tmp_path / "ggufspec", speed, machine_profile.identity(1))
+        machine_profile._keep(tmp_path / "ggufspec", speed, machine_profile.machine_identity(1))
         return make_plan(open_pair(spec_of("demo"), Settings(threads=1, ctx_size=512, **given))).plan
 
     plan = planned()
@@ -352,19 +356,19 @@ def profile(types: dict[str, float], disturbed: str = "", heads: tuple[int, ...]
 
 def test_a_measurement_is_kept_beside_what_was_known():
     before, more = profile({"f16": 1.0, "q4_K": 2.0}, heads=(64,)), profile({"f16": 3.0, "q6_K": 4.0}, heads=(128,))
-    both = machine_profile.beside(more, before)
+    both = machine_profile.merged(more, before)
     assert both.device(HOST).by_type == {"f16": 3.0, "q4_K": 2.0, "q6_K": 4.0}
     assert set(both.device(HOST).batch_latencies) == {"f16", "q4_K", "q6_K"}
     assert set(both.device(HOST).attention["f16"]) == {64, 128}
-    assert machine_profile.beside(more, None) == more
+    assert machine_profile.merged(more, None) == more
 
 
 def test_a_disturbed_measurement_takes_the_place_of_none_but_a_disturbed_one():
     good, busy = profile({"f16": 1.0}), profile({"f16": 3.0}, BUSY)
-    assert machine_profile.beside(busy, good) == good
-    assert machine_profile.beside(good, busy) == good
-    assert machine_profile.beside(busy, busy) == busy
-    added = machine_profile.beside(profile({"f16": 3.0, "q6_K": 4.0}, BUSY), good)
+    assert machine_profile.merged(busy, good) == good
+    assert machine_profile.merged(good, busy) == good
+    assert machine_profile.merged(busy, busy) == busy
+    added = machine_profile.merged(profile({"f16": 3.0, "q6_K": 4.0}, BUSY), good)
     assert added.device(HOST).by_type == {"f16": 1.0, "q6_K": 4.0}
     assert added.disturbed == BUSY
 
@@ -373,13 +377,13 @@ def test_what_is_due_is_what_is_not_known(tmp_path: Path):
     needed: list[bool] = []
 
     def due(*types: str, others_cpus: float = 0.0, threads: int = 2, head: int = 64) -> tuple[set[str], str]:
-        spec = Spec(threads, types=types, heads=(head,), cache_types=("f16",))
+        spec = MachineProfileJob(threads, types=types, heads=(head,), cache_types=("f16",))
         found = machine_profile.due(tmp_path, spec, 2, lambda: others_cpus)
         needed.append(bool(found and found.needs))
         return (set(found.spec.types), found.why) if found else (set(), "")
 
     def kept(speed: MachineProfile) -> None:
-        machine_profile._keep(tmp_path, speed, machine_profile.identity(2, (CPU,)))
+        machine_profile._keep(tmp_path, speed, machine_profile.machine_identity(2, (CPU,)))
 
     assert due("f16") == ({"f16"}, "it is not known yet")
     kept(profile({"f16": 1.0, "q4_K": 2.0}, heads=(64,)))
@@ -395,7 +399,7 @@ def test_what_is_due_is_what_is_not_known(tmp_path: Path):
 
 
 def test_the_types_and_heads_of_models(target: Path, draft: Path):
-    headers = [interpret(path.name, [parse(path.read_bytes())], path.stat().st_size) for path in (target, draft)]
+    headers = [interpret(path.name, [parse_header(path.read_bytes())], path.stat().st_size) for path in (target, draft)]
     types = machine_profile.types_of(headers)
     counted = {kind: sum(weight_bytes(header).get(kind, 0) for header in headers) for kind in types}
     assert sorted(counted.values(), reverse=True) == list(counted.values())
@@ -406,14 +410,14 @@ def test_the_types_and_heads_of_models(target: Path, draft: Path):
 def keep(folder: Path, here: tuple[Device, ...], threads: int = 2) -> MachineProfile:
     timings = {HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0, 2: 1.5}})}
     timings |= {d.name: made_up(3e-4, 2e-5, 8e11, {"f16": {1: 1.0, 2: 1.2}}) for d in here if d.kind == "gpu"}
-    there = machine_profile.interpret(Result(timings, here), 1e10, "measured once")
-    machine_profile._keep(folder, there, machine_profile.identity(threads, here))
+    there = machine_profile.interpret_timings(MachineProfileResult(timings, here), 1e10, "measured once")
+    machine_profile._keep(folder, there, machine_profile.machine_identity(threads, here))
     return there
 
 
 def test_it_is_read_back(tmp_path: Path):
     there = keep(tmp_path, (CPU, CUDA))
-    assert load(tmp_path, 2, (CPU, CUDA)) == there
+    assert load_speeds(tmp_path, 2, (CPU, CUDA)) == there
 
 
 @pytest.mark.parametrize("change", ["threads", "devices", "cpu", "version", "damage", "schema", "absence"])
@@ -436,29 +440,29 @@ def test_it_is_ignored_when_the_machine_has_changed(change: str, tmp_path: Path,
         file.write_text(json.dumps({key: entry | {"speed": {"devices": 3}} for key, entry in kept.items()}))
     else:
         file.unlink()
-    assert load(tmp_path, threads, here) is None
+    assert load_speeds(tmp_path, threads, here) is None
 
 
 def test_what_was_measured_goes_before_the_catalogue(tmp_path: Path):
     card, other = find_card("RTX 4090"), find_card("RTX 3090")
-    nothing = expected({"CUDA0": card}, folder=tmp_path, threads=2)
+    nothing = expected_speeds({"CUDA0": card}, folder=tmp_path, threads=2)
     assert nothing.device("CUDA0").source == "catalogue"
     assert nothing.device(HOST).source == "guess"
     assert nothing.memory_bytes is not None
     there = keep(tmp_path, (CPU, CUDA))
-    found, known = expected({"CUDA0": card}, folder=tmp_path, threads=2), nothing.device("CUDA0")
+    found, known = expected_speeds({"CUDA0": card}, folder=tmp_path, threads=2), nothing.device("CUDA0")
     assert found.device(HOST) == there.device(HOST)
     # what is not measured on a card is the catalogue's
     completed = replace(there.device("CUDA0"), attention=known.attention, experts=known.experts)
     assert found.device("CUDA0") == completed != there.device("CUDA0")
-    what_if = expected({"CUDA0": other}, folder=tmp_path, threads=2)
+    what_if = expected_speeds({"CUDA0": other}, folder=tmp_path, threads=2)
     assert what_if.device("CUDA0").source == "catalogue"
     assert what_if.device(HOST) == there.device(HOST)
     assert "measured once" in what_if.origin
-    mixed = expected({"CUDA0": card, "RPC0": None}, folder=tmp_path, threads=2)
+    mixed = expected_speeds({"CUDA0": card, "RPC0": None}, folder=tmp_path, threads=2)
     assert [mixed.device(name).source for name in ("CUDA0", "RPC0")] == ["measured", "unknown"]
-    assert expected({}, folder=tmp_path, threads=2).device(HOST) == there.device(HOST)
-    assert expected({"CUDA0": card}, folder=tmp_path, threads=3).device("CUDA0").source == "catalogue"
+    assert expected_speeds({}, folder=tmp_path, threads=2).device(HOST) == there.device(HOST)
+    assert expected_speeds({"CUDA0": card}, folder=tmp_path, threads=3).device("CUDA0").source == "catalogue"
 
 
 # ---- the catalogue against what is public

@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 from rich.cells import cell_len
 from rich.console import Console
 
 from ggufspec.chat import markdown
-from ggufspec.chat.markdown import rendered, split
+from ggufspec.chat.markdown import rendered, split_blocks
 from ggufspec.schema.text import visible
+from tests.support.properties import examples
 
 PIECES = (
     "# Title ",
@@ -74,7 +74,7 @@ def letters(text: str) -> Counter[str]:
 @examples(300)
 @given(TEXTS.map(visible), st.integers(min_value=8, max_value=100))
 def test_no_letter_is_lost_and_no_line_is_too_wide(source: str, width: int) -> None:
-    final, last = split(source)
+    final, last = split_blocks(source)
     assert final + last == source
     for part in (source, final, last):
         shown = lines(part, width)
@@ -87,25 +87,25 @@ def test_no_letter_is_lost_and_no_line_is_too_wide(source: str, width: int) -> N
 @given(TEXTS.map(visible), st.data())
 def test_what_is_final_stays(source: str, data: st.DataObject) -> None:
     """However much of a text is there, the blocks that are final then are those of all that is there later."""
-    early, _ = split(source[: data.draw(st.integers(min_value=0, max_value=len(source)))])
-    final, last = split(source)
+    early, _ = split_blocks(source[: data.draw(st.integers(min_value=0, max_value=len(source)))])
+    final, last = split_blocks(source)
     assert final.startswith(early)
-    rest, end = split(source[len(early) :])
+    rest, end = split_blocks(source[len(early) :])
     assert (early + rest, end) == (final, last) or not source[len(early) :].strip()
 
 
 def test_blocks() -> None:
     text = "# Head\n\ntext\nmore\n\n- one\n  deep\n- two\n\n"
-    assert split(f"{text}```py\nx\n\ny\n```\nend") == (text, "```py\nx\n\ny\n```\nend")
-    assert split("```py\nx\n\ny\n```\nend\n") == ("```py\nx\n\ny\n```\n", "end\n")
+    assert split_blocks(f"{text}```py\nx\n\ny\n```\nend") == (text, "```py\nx\n\ny\n```\nend")
+    assert split_blocks("```py\nx\n\ny\n```\nend\n") == ("```py\nx\n\ny\n```\n", "end\n")
 
 
 def test_a_line_that_has_just_begun_decides_nothing() -> None:
-    assert split("text\n#") == ("", "text\n#")
-    assert split("text\n#hash\n")[0] == ""
-    assert split("text\n# head\n") == ("text\n", "# head\n")
-    assert split("") == ("", "")
-    assert split("\n \n") == ("", "\n \n")
+    assert split_blocks("text\n#") == ("", "text\n#")
+    assert split_blocks("text\n#hash\n")[0] == ""
+    assert split_blocks("text\n# head\n") == ("text\n", "# head\n")
+    assert split_blocks("") == ("", "")
+    assert split_blocks("\n \n") == ("", "\n \n")
 
 
 def test_code_shows_its_fences_and_its_indent() -> None:

@@ -11,14 +11,24 @@ from pathlib import Path
 
 import pytest
 from evidence.memory import card_names, compare, families, model_of
-from shapes import SHAPES
 
 from ggufspec.llamacpp import dryrun
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, layout, resident, total
+from ggufspec.planning.memory import (
+    HOST,
+    ByDevice,
+    DeviceBytes,
+    DryRun,
+    MemoryEstimates,
+    MemoryRequest,
+    layout,
+    resident,
+    total,
+)
 from ggufspec.settings.table import Settings
+from tests.support.shapes import SHAPES
 
 RECORD = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "memory.json"
 TINY = [name for name in SHAPES if name.startswith("tiny-")]
@@ -39,7 +49,7 @@ def dry_runs(folder: Path, cards: int = 1) -> DryRuns:
     return DryRuns(dict.fromkeys(card_names(cards), ""), simulated=True, rpc=(), folder=folder)
 
 
-def check_sums(requests: Sequence[Request], folder: Path, cards: int = 1) -> None:
+def check_sums(requests: Sequence[MemoryRequest], folder: Path, cards: int = 1) -> None:
     """Weights, caches and logits, to the byte."""
     with dry_runs(folder, cards) as run:
         for request, truth in zip(requests, run(requests), strict=True):
@@ -52,12 +62,12 @@ def check_sums(requests: Sequence[Request], folder: Path, cards: int = 1) -> Non
 
 def test_sums_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
     contexts = [ContextOptions(600, 9, 1, kv, kv, "on") for kv in KV_TYPES if kv != "bf16"]
-    check_sums([Request(*models["tiny-llama"], Placement(3), context) for context in contexts], tmp_path)
+    check_sums([MemoryRequest(*models["tiny-llama"], Placement(3), context) for context in contexts], tmp_path)
     windowed = ContextOptions(9000, 9, 1, swa_full=False)
-    check_sums([Request(*models["tiny-swa"], Placement(n), windowed) for n in (0, 1, 4, 8)], tmp_path)
+    check_sums([MemoryRequest(*models["tiny-swa"], Placement(n), windowed) for n in (0, 1, 4, 8)], tmp_path)
     context = ContextOptions(600, 9, 1, flash_attn="off")
     placements = [Placement(n, n_cpu_moe=e) for n in (3, 5) for e in (1, 4)]
-    check_sums([Request(*models["tiny-moe"], placement, context) for placement in placements], tmp_path)
+    check_sums([MemoryRequest(*models["tiny-moe"], placement, context) for placement in placements], tmp_path)
 
 
 OVERRIDES = {
@@ -74,26 +84,28 @@ def test_sums_of_single_tensors_elsewhere_are_the_dry_run(models: dict[str, Mode
     context = ContextOptions(600, 9, 1, flash_attn="on")
     given = Settings(override_tensor=OVERRIDES[name]).override_tensor or ()
     placements = [Placement(n, override_tensor=given, n_cpu_moe=e, n_cpu_ffn=e) for n in (0, 3, 99) for e in (0, 2)]
-    check_sums([Request(*models[name], placement, context) for placement in placements], tmp_path)
+    check_sums([MemoryRequest(*models[name], placement, context) for placement in placements], tmp_path)
 
 
 def test_sums_of_feed_forwards_on_the_host_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
     context = ContextOptions(600, 9, 1)
     placements = [Placement(n, n_cpu_ffn=blocks) for n in (2, 5) for blocks in (1, 3, 99)]
     named = ("tiny-llama", "tiny-nextn", "tiny-swa")
-    check_sums([Request(*models[name], at, context) for name in named for at in placements], tmp_path)
+    check_sums([MemoryRequest(*models[name], at, context) for name in named for at in placements], tmp_path)
 
 
 def test_tensors_of_either_card_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
     given = ("ffn_up=RPC1", "ffn_gate=RPC0", "ffn=CPU")
     placements = [Placement(n, (1.0, 1.0), override_tensor=given) for n in (0, 3, 5)]
-    check_sums([Request(*models["tiny-llama"], at, ContextOptions(600, 9, 1)) for at in placements], tmp_path, cards=2)
+    check_sums(
+        [MemoryRequest(*models["tiny-llama"], at, ContextOptions(600, 9, 1)) for at in placements], tmp_path, cards=2
+    )
 
 
 def test_sums_of_two_cards_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
     placements = [Placement(n, s) for n in (2, 5) for s in ((1.0, 1.0), (3.0, 1.0), (0.0, 1.0))]
     context = ContextOptions(600, 9, 1)
-    requests = [Request(*models[name], at, context) for name in ("tiny-tied", "tiny-mla") for at in placements]
+    requests = [MemoryRequest(*models[name], at, context) for name in ("tiny-tied", "tiny-mla") for at in placements]
     check_sums(requests, tmp_path, cards=2)
 
 
@@ -103,9 +115,9 @@ def test_sums_of_every_kind_are_the_dry_run(models: dict[str, Model], tmp_path: 
     header, _ = models[name]
     check_sums(
         [
-            Request(*models[name], Placement(header.blocks // 2), ContextOptions(3000, 5, 1, flash_attn="on")),
-            Request(*models[name], Placement(-1), ContextOptions(700, 256, 1, flash_attn="off")),
-            Request(*models[name], Placement(0), ContextOptions(100, 64, 1)),
+            MemoryRequest(*models[name], Placement(header.blocks // 2), ContextOptions(3000, 5, 1, flash_attn="on")),
+            MemoryRequest(*models[name], Placement(-1), ContextOptions(700, 256, 1, flash_attn="off")),
+            MemoryRequest(*models[name], Placement(0), ContextOptions(100, 64, 1)),
         ],
         tmp_path,
     )
@@ -134,8 +146,8 @@ def test_a_real_load_is_the_dry_run(models: dict[str, Model]) -> None:
     several = replace(context, sequences=3, rewind=8)
     for name in ("tiny-llama", "tiny-mla", "tiny-hybrid"):
         file = models[name][1].with_name(f"{name}.gguf")
-        runs = [dryrun.Run(file, Placement(3), one) for one in (context, several)]
-        assert dryrun.ask(dryrun.Spec((), 1), runs) == dryrun.ask(dryrun.Spec((), 1, real=True), runs)
+        runs = [dryrun.PlacedModel(file, Placement(3), one) for one in (context, several)]
+        assert dryrun.ask(dryrun.DryRunJob((), 1), runs) == dryrun.ask(dryrun.DryRunJob((), 1, real=True), runs)
 
 
 @pytest.mark.parametrize(
@@ -150,17 +162,17 @@ def test_a_real_load_of_single_tensors_elsewhere_is_the_dry_run(
     models: dict[str, Model], name: str, placement: Placement
 ) -> None:
     context = ContextOptions(512, 9, 1, flash_attn="on")
-    runs = [dryrun.Run(models[name][1].with_name(f"{name}.gguf"), placement, context)]
-    dry, real = (dryrun.ask(dryrun.Spec((), 1, real=real, names=("card",)), runs)[0] for real in (False, True))
+    runs = [dryrun.PlacedModel(models[name][1].with_name(f"{name}.gguf"), placement, context)]
+    dry, real = (dryrun.ask(dryrun.DryRunJob((), 1, real=real, names=("card",)), runs)[0] for real in (False, True))
     assert dry == real
     found = resident(models[name][0], placement, context, ("card",))
     assert [found["card"].weights, found[HOST].weights] == [real.devices[one].weights for one in ("RPC0", HOST)]
 
 
-def counting(seen: list[Request], compute: int = 7) -> DryRun:
-    def run(requests: Sequence[Request]) -> list[ByDevice | str]:
+def counting(seen: list[MemoryRequest], compute: int = 7) -> DryRun:
+    def run(requests: Sequence[MemoryRequest]) -> list[ByDevice | str]:
         seen.extend(requests)
-        return [{name: Bytes(compute=compute) for name in (HOST, "card")} for _ in requests]
+        return [{name: DeviceBytes(compute=compute) for name in (HOST, "card")} for _ in requests]
 
     return run
 
@@ -168,9 +180,9 @@ def counting(seen: list[Request], compute: int = 7) -> DryRun:
 def test_a_dense_model_takes_a_handful_of_dry_runs(models: dict[str, Model]) -> None:
     header, file = models["llama3-70b-q3_k_s"]
     context = ContextOptions(4096, 9, 1)
-    requests = [Request(header, file, Placement(count), context) for count in range(header.layers + 1)]
-    seen: list[Request] = []
-    memory = Memory(("card",), counting(seen))
+    requests = [MemoryRequest(header, file, Placement(count), context) for count in range(header.layers + 1)]
+    seen: list[MemoryRequest] = []
+    memory = MemoryEstimates(("card",), counting(seen))
     found = memory.estimates(requests)
     assert [request.placement.gpu_layers for request in seen] == [0, 1, 2, 3, 4, 78, 79, 80, 81]
     assert {estimate["card"].compute for estimate in found} == {7}
@@ -184,29 +196,32 @@ def test_blocks_of_different_kinds_are_not_taken_for_alike(models: dict[str, Mod
 
 
 def test_a_refusal_is_an_estimate_without_compute_buffers(models: dict[str, Model]) -> None:
-    memory = Memory(("card",), lambda requests: ["no"] * len(requests))
-    request = Request(*models["tiny-llama"], Placement(3), ContextOptions(512, 9, 1))
+    memory = MemoryEstimates(("card",), lambda requests: ["no"] * len(requests))
+    request = MemoryRequest(*models["tiny-llama"], Placement(3), ContextOptions(512, 9, 1))
     assert memory.estimates([request]) == [memory.resident(request)]
 
 
 def test_answers_are_read_from_the_cache(
     models: dict[str, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = [Request(*models["tiny-llama"], Placement(n), ContextOptions(512, 9, 1)) for n in (0, 3)]
-    refused = Request(*models["tiny-llama"], Placement(3), ContextOptions(512, 9, 1, "q8_0", "q8_0", "off"))
+    requests = [MemoryRequest(*models["tiny-llama"], Placement(n), ContextOptions(512, 9, 1)) for n in (0, 3)]
+    refused = MemoryRequest(*models["tiny-llama"], Placement(3), ContextOptions(512, 9, 1, "q8_0", "q8_0", "off"))
     with dry_runs(tmp_path) as run:
         found = run([*requests, refused])
     assert isinstance(found[2], str)
-    monkeypatch.setattr(dryrun.Session, "ask", None)
+    monkeypatch.setattr(dryrun.DryRunSession, "ask", None)
     assert dry_runs(tmp_path)([*requests, refused]) == found
     (file,) = (tmp_path / "dry-runs").iterdir()
     assert file.stem == models["tiny-llama"][0].fingerprint
 
 
 def test_bytes_add_up() -> None:
-    assert Bytes(1, 2, 3, 4).total == 10
-    assert Bytes(1, 2, 3, 4) + Bytes(10, 20, 30, 40) == Bytes(11, 22, 33, 44)
-    assert total([{HOST: Bytes(1)}, {HOST: Bytes(2), "card": Bytes(kv=3)}]) == {HOST: Bytes(3), "card": Bytes(kv=3)}
+    assert DeviceBytes(1, 2, 3, 4).total == 10
+    assert DeviceBytes(1, 2, 3, 4) + DeviceBytes(10, 20, 30, 40) == DeviceBytes(11, 22, 33, 44)
+    assert total([{HOST: DeviceBytes(1)}, {HOST: DeviceBytes(2), "card": DeviceBytes(kv=3)}]) == {
+        HOST: DeviceBytes(3),
+        "card": DeviceBytes(kv=3),
+    }
 
 
 def test_every_byte_is_somewhere(models: dict[str, Model]) -> None:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 from scipy import stats
 
 from ggufspec.decoding import noise
-from ggufspec.decoding.noise import BLOCK, choose, choose_full, gumbel
-from ggufspec.decoding.sampling import Sampling, candidates
+from ggufspec.decoding.noise import BLOCK, choose_full, choose_with_noise, gumbel
+from ggufspec.decoding.sampling import Sampling, token_candidates
 from ggufspec.errors import ModelError
+from tests.support.properties import examples
 
 MASK = 2**64 - 1
 
@@ -71,8 +71,8 @@ def test_golden_choices():
     logits = (np.arange(5000) % 7).astype(np.float32)
     full = [choose_full(logits, 0.8, 42, position) for position in range(8)]
     assert full == [4947, 2624, 2595, 2175, 2575, 4598, 727, 3323]
-    found = candidates(logits, Sampling(temperature=0.8, top_p=1, min_p=0))
-    few = [choose(found.ids, found.scores, 42, position) for position in range(8)]
+    found = token_candidates(logits, Sampling(temperature=0.8, top_p=1, min_p=0))
+    few = [choose_with_noise(found.ids, found.scores, 42, position) for position in range(8)]
     assert few == [237, 118, 27, 62, 20, 216, 48, 104]
 
 
@@ -176,8 +176,8 @@ def test_choose_full_is_choose_over_every_token():
     rng = np.random.default_rng(0)
     for position in range(50):
         logits = rng.normal(size=1500).astype(np.float32)
-        found = candidates(logits, Sampling(temperature=0.7, top_k=0, top_p=1, min_p=0))
-        assert choose_full(logits, 0.7, 9, position) == choose(found.ids, found.scores, 9, position)
+        found = token_candidates(logits, Sampling(temperature=0.7, top_k=0, top_p=1, min_p=0))
+        assert choose_full(logits, 0.7, 9, position) == choose_with_noise(found.ids, found.scores, 9, position)
 
 
 @given(st.integers(0, MASK), st.integers(0, 2**40), st.integers(0, 2**40))
@@ -197,11 +197,11 @@ def test_choose_is_brute_force(seed, count, spread, stride):
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(count * stride, size=count, replace=False))
     scores = rng.normal(size=count) * spread - 100
-    assert choose(ids, scores, seed, 5) == ids[(scores + gumbel(seed, 5, ids)).argmax()]
+    assert choose_with_noise(ids, scores, seed, 5) == ids[(scores + gumbel(seed, 5, ids)).argmax()]
 
 
 def test_one_candidate_needs_no_noise():
-    assert choose(np.array([17]), np.array([0.0]), 0, 0) == 17
+    assert choose_with_noise(np.array([17]), np.array([0.0]), 0, 0) == 17
 
 
 def test_a_tie_goes_to_the_lowest_id(monkeypatch):
@@ -211,7 +211,7 @@ def test_a_tie_goes_to_the_lowest_id(monkeypatch):
     for count in (3, 100, 3000):
         scores = np.zeros(count)
         scores[1:] = 1
-        assert choose(np.arange(0, 7 * count, 7), scores, 0, 0) == 7
+        assert choose_with_noise(np.arange(0, 7 * count, 7), scores, 0, 0) == 7
     assert choose_full(np.array([0, 2, 2], np.float32), 1.0, 0, 0) == 1
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_files import rewritten
-from processes import Cli
 
 from ggufspec import SpeculativeDecoder
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ModelError
-from ggufspec.llamacpp.gguf import UnusableError, parse
+from ggufspec.llamacpp.gguf import UnusableError, parse_header
 from ggufspec.llamacpp.model import Model
-from ggufspec.llamacpp.quantize import quantize, run_dry
+from ggufspec.llamacpp.quantize import run_dry, write_quantised
 from ggufspec.models.headers import read_prefix
 from ggufspec.models.locate import LocalFile
+from tests.support.gguf_files import rewritten
+from tests.support.processes import Cli
 
 PROMPT = "import os\n\ndef "
 ALONE = DecoderOptions(ctx_size=512, threads=1, drafters=())
@@ -39,7 +39,7 @@ def test_another_alignment_changes_nothing(draft: Path, tmp_path: Path, alignmen
     expected, begins = written(draft), set()
     for length in range(0, 32, 8):
         file = rewritten(draft, tmp_path / "aligned.gguf", alignment=alignment, template=" " * (length + 1))
-        begins.add(parse(file.read_bytes()).data_offset % 32)
+        begins.add(parse_header(file.read_bytes()).data_offset % 32)
         assert written(file) == expected
     assert len(begins) == max(1, 32 // alignment)
 
@@ -50,24 +50,24 @@ def test_what_is_quantised_of_it_is_the_same(draft: Path, tmp_path: Path, alignm
     data = []
     for source in (draft, file):
         chosen = run_dry(source, "Q4_0")
-        quantize(source, tmp_path / "out.gguf", "Q4_0", 1, requantize=True)
+        write_quantised(source, tmp_path / "out.gguf", "Q4_0", 1, requantize=True)
         out = (tmp_path / "out.gguf").read_bytes()
         assert len(out) == chosen.file_bytes
-        data.append(out[parse(out).data_offset :])
-    assert parse(out).metadata["general.alignment"] == 32
+        data.append(out[parse_header(out).data_offset :])
+    assert parse_header(out).metadata["general.alignment"] == 32
     assert data[0] == data[1]
 
 
 def test_a_file_without_the_padding_at_its_end_is_whole(draft: Path, tmp_path: Path) -> None:
     file = rewritten(draft, tmp_path / "cut.gguf", alignment=4096)
     data = file.read_bytes()
-    end = parse(data).end
+    end = parse_header(data).end
     assert end < len(data)
     file.write_bytes(data[:end])
     read_prefix(LocalFile.at(file))
     assert written(file) == written(draft)
     file.write_bytes(data[: end - 1])
-    with pytest.raises(ModelError, match=f"cut short: it has {end - 1:,} of {end:,} bytes"):
+    with pytest.raises(ModelError, match=f"truncated: it has {end - 1:,} of {end:,} bytes"):
         read_prefix(LocalFile.at(file))
 
 
@@ -113,7 +113,7 @@ def test_empty_texts_are_not_one_text(draft: Path, tmp_path: Path) -> None:
         texts[301] = texts[302] = ""
 
     empty = rewritten(draft, tmp_path / "empty.gguf", value=with_tokens(change))
-    parse(empty.read_bytes())
+    parse_header(empty.read_bytes())
     with Model(empty, vocab_only=True) as model:
         assert model.vocabulary()[301:303] == [b"[EMPTY_301]", b"[EMPTY_302]"]
 
@@ -122,7 +122,7 @@ def test_empty_texts_are_not_one_text(draft: Path, tmp_path: Path) -> None:
 
     spelt = rewritten(draft, tmp_path / "spelt.gguf", value=with_tokens(spell))
     with pytest.raises(UnusableError, match="tokens 301 and 302"):
-        parse(spelt.read_bytes())
+        parse_header(spelt.read_bytes())
 
 
 def test_a_vocabulary_alone_is_told_before_it_is_loaded(cli: Cli, draft: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_vocabulary_alone_is_told_before_it_is_loaded(cli: Cli, draft: Path, t
     for command in (("plan",), ("run", "-p", "x")):
         done = cli(*command, "-m", tmp_path / "vocabulary.gguf")
         assert done.code == 1
-        assert "vocabulary.gguf has no tensors\n  next: a vocabulary alone is no model" in done.stderr
+        assert "vocabulary.gguf has no tensors\n  next: a vocabulary alone is not a model" in done.stderr
 
 
 # ---- vocabularies of other lengths -----------------------------------------------------------------------------------

@@ -6,20 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import shapes
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.models.headers import read_headers
 from ggufspec.models.profile import ModelSource, load_profile
 from ggufspec.planning import outline
-from ggufspec.planning.outline import Fit, Part, fit, of_sizes
+from ggufspec.planning.outline import ModelMemory, PairFit, of_sizes, quick_fit
+from tests.support import shapes
 
 GIB = 1 << 30
 CARDS = ("GPU0",)
 
 
-def glance(model: ModelSource | None, context: ContextOptions) -> Part:
+def glance(model: ModelSource | None, context: ContextOptions) -> ModelMemory:
     assert model is not None
     assert model.size_bytes is not None
     assert model.layers is not None
@@ -42,7 +42,7 @@ def test_a_profile_s_sizes_say_what_its_headers_say(tmp_path: Path, gib: int, le
         part = by_sizes[len(read) - 1]
         assert part.layers == read[-1].layers
         assert part.on_host == pytest.approx(read[-1].on_host, rel=0.03)
-    about, exact = (fit(*parts, gib * GIB, 64 * GIB) for parts in (by_sizes, read))
+    about, exact = (quick_fit(*parts, gib * GIB, 64 * GIB) for parts in (by_sizes, read))
     assert about.answer == exact.answer == "partly"
     assert about.layers is not None
     assert exact.layers is not None
@@ -50,28 +50,28 @@ def test_a_profile_s_sizes_say_what_its_headers_say(tmp_path: Path, gib: int, le
     assert abs(about.layers - exact.layers) <= 3
 
 
-PART = Part(10, lambda count: 100 * count + (50 if count else 0), 1000)  # 1,050 on a card
-DRAFT = Part(2, lambda count: 10 * count, 20)
+PART = ModelMemory(10, lambda count: 100 * count + (50 if count else 0), 1000)  # 1,050 on a card
+DRAFT = ModelMemory(2, lambda count: 10 * count, 20)
 
 
 @pytest.mark.parametrize(
     ("draft", "cards", "memory", "expected"),
     [
-        (None, None, 1000, Fit("whole")),
-        (None, None, 999, Fit("no")),
-        (DRAFT, None, 1019, Fit("no")),
-        (None, 1050, 0, Fit("whole", 10)),
-        (None, 1049, 1000, Fit("partly", 9)),
-        (None, 151, 1000, Fit("partly", 1)),
-        (None, 149, 1000, Fit("partly", 0)),
-        (None, 500, 499, Fit("no", 4)),
-        (DRAFT, 1069, 1000, Fit("partly", 9)),
-        (DRAFT, 1070, 0, Fit("whole", 10)),
-        (DRAFT, 5, 2000, Fit("partly", 0)),
+        (None, None, 1000, PairFit("whole")),
+        (None, None, 999, PairFit("no")),
+        (DRAFT, None, 1019, PairFit("no")),
+        (None, 1050, 0, PairFit("whole", 10)),
+        (None, 1049, 1000, PairFit("partly", 9)),
+        (None, 151, 1000, PairFit("partly", 1)),
+        (None, 149, 1000, PairFit("partly", 0)),
+        (None, 500, 499, PairFit("no", 4)),
+        (DRAFT, 1069, 1000, PairFit("partly", 9)),
+        (DRAFT, 1070, 0, PairFit("whole", 10)),
+        (DRAFT, 5, 2000, PairFit("partly", 0)),
     ],
 )
-def test_what_fits(draft: Part | None, cards: int | None, memory: int, expected: Fit) -> None:
-    assert fit(PART, draft, cards, memory) == expected
+def test_what_fits(draft: ModelMemory | None, cards: int | None, memory: int, expected: PairFit) -> None:
+    assert quick_fit(PART, draft, cards, memory) == expected
 
 
 def test_a_smaller_cache_takes_less() -> None:

@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import kept_results
 import pytest
-from pages import Elements
 from rich.console import Console
 
 from ggufspec.errors import GgufspecError
 from ggufspec.reports import compare, report, sweep, words
-from ggufspec.reports.documents import KNOWN, parse, read
+from ggufspec.reports.documents import KNOWN, parse_document, read_document
 from ggufspec.reports.html import charts, figures, sections
 from ggufspec.reports.html.page import render
 from ggufspec.schema.base import Failure, Spread
 from ggufspec.schema.compare import cell_name
 from ggufspec.schema.sweep import SweepDocument
+from tests.support import kept_results
+from tests.support.pages import Elements
 
 DOCUMENTS = {
     "bench": kept_results.bench,
@@ -44,14 +44,14 @@ def page() -> str:
 @pytest.mark.parametrize("kind", DOCUMENTS)
 def test_what_a_command_wrote_is_read_back(kind):
     document = DOCUMENTS[kind]()
-    assert parse(kept_results.as_json(document)) == document
+    assert parse_document(kept_results.as_json(document)) == document
 
 
 def test_results_with_the_old_names_of_options_are_read():
     """Of the last version before options had llama.cpp's names: n_ctx, type_k, draft_gpu_layers, …"""
     path = Path(__file__).parents[1] / "support" / "results_with_old_names.json"
     kinds = DOCUMENTS | {"sweep": lambda: kept_results.sweep("cache_type_k")}
-    for name, document in read(path).items():
+    for name, document in read_document(path).items():
         expected = kinds[name.split()[0]]()
         assert replace(document, notes=expected.notes) == expected
     assert "n_ctx" in path.read_text()
@@ -59,14 +59,14 @@ def test_results_with_the_old_names_of_options_are_read():
 
 def test_keys_that_a_later_version_added_are_passed_over():
     body = kept_results.as_json(kept_results.sweep()) | {"new_key": 1}
-    assert parse(body) == kept_results.sweep()
+    assert parse_document(body) == kept_results.sweep()
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("", "is empty"),
-        ('{"schema": "ggufspec/bench@1", "pair": {', "is no whole JSON document"),
+        ('{"schema": "ggufspec/bench@1", "pair": {', "is not a complete JSON document"),
         ("[" * 100_000, "is nested more than 64 deep"),
         ("[" + "1" * 5000 + "]", "a number of 5,000 digits"),
         (
@@ -74,24 +74,24 @@ def test_keys_that_a_later_version_added_are_passed_over():
             "nested more than 64 deep",
         ),
         ('{"schema": "ggufspec/\\u001b]0;taken@1"}', "has the schema ggufspec/␛]0;taken@1"),
-        ('{"schema": "ggufspec/report@1", "results": {}}', "has no result in it"),
-        ('{"schema": "ggufspec/report@1"}', "has the schema ggufspec/report@1; a report is made of"),
+        ('{"schema": "ggufspec/report@1", "results": {}}', "contains no results"),
+        ('{"schema": "ggufspec/report@1"}', "has the schema ggufspec/report@1; a report can show"),
         (
             '{"schema": "ggufspec/report@1", "results": {"old": {"schema": "ggufspec/tune@0"}}}',
-            "^old in .*/tune@0, and",
+            "^old in .*/tune@0, but",
         ),
         ("[1, 2]", "has no schema"),
         ('"text"', "has no schema"),
         ('{"schema": 7}', "has no schema"),
         (
             '{"schema": "ggufspec/bench@2"}',
-            "the schema ggufspec/bench@2, and this ggufspec reads ggufspec/bench@1",
+            "the schema ggufspec/bench@2, but this ggufspec reads ggufspec/bench@1",
         ),
         (
             '{"schema": "ggufspec/doctor@1"}',
-            "the schema ggufspec/doctor@1; a report is made of ggufspec/bench@1, ",
+            "the schema ggufspec/doctor@1; a report can show ggufspec/bench@1, ",
         ),
-        ('{"schema": "ggufspec/error@1", "error": "x"}', "is a failure"),
+        ('{"schema": "ggufspec/error@1", "error": "x"}', "is an error message"),
         ('{"schema": "somebody/else@1"}', "has the schema somebody/else@1"),
         ('{"schema": "ggufspec/bench@1"}', "pair: field required"),
         ('{"schema": "ggufspec/sweep@1", "option": [1]}', "pair: field required"),
@@ -101,7 +101,7 @@ def test_what_is_no_result_is_named(tmp_path, content, words):
     path = tmp_path / "result.json"
     path.write_text(content)
     with pytest.raises(GgufspecError, match=re.escape(str(path))) as caught:
-        read(path)
+        read_document(path)
     assert re.search(words, caught.value.message)
     assert caught.value.hint
 
@@ -110,7 +110,7 @@ def test_a_file_of_bytes_and_no_file_are_named(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF\xff\xfe")
     for name, reason in (("model.gguf", "is not UTF-8 text"), ("none.json", "No such file"), (".", "Is a directory")):
         with pytest.raises(GgufspecError, match=reason):
-            read(tmp_path / name)
+            read_document(tmp_path / name)
 
 
 def test_a_wrong_value_is_named_by_its_place():
@@ -172,7 +172,7 @@ def test_every_figure_has_a_plot_and_its_numbers_a_table(page):
     elements = Elements(page)
     expected = [
         figure
-        for machine in sections.report([parse(body) for body in kept_results.all_kinds()])
+        for machine in sections.report_section([parse_document(body) for body in kept_results.all_kinds()])
         for section in machine.sections
         for figure in section.figures
     ]
@@ -185,22 +185,22 @@ def test_every_figure_has_a_plot_and_its_numbers_a_table(page):
 
 def test_a_section_for_each_machine_and_plans_beside_their_card():
     documents = [kept_results.plan(), kept_results.bench(), kept_results.compare(), kept_results.tune()]
-    machines = sections.report(documents)
+    machines = sections.report_section(documents)
     assert [machine.name for machine in machines] == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4060 Laptop GPU"]
     assert [[each.kind for each in machine.sections] for machine in machines] == [
         ["bench", "tune", "plan"],
         ["compare"],
     ]
-    (alone,) = sections.report([kept_results.plan()])
+    (alone,) = sections.report_section([kept_results.plan()])
     assert alone.name == "Planned for NVIDIA GeForce RTX 4090"
     other = kept_results.bench(machine=kept_results.DESKTOP | {"memory_bytes": 2**35})
-    assert len(sections.report([kept_results.bench(), other])) == 2
+    assert len(sections.report_section([kept_results.bench(), other])) == 2
 
 
 def test_a_machine_without_a_card_is_its_processor():
-    (machine,) = sections.report([kept_results.bench(machine=kept_results.DESKTOP | {"gpus": []})])
+    (machine,) = sections.report_section([kept_results.bench(machine=kept_results.DESKTOP | {"gpus": []})])
     assert machine.name == "AMD Ryzen 7 7700X 8-Core Processor"
-    (bare,) = sections.report([kept_results.bench(machine={})])
+    (bare,) = sections.report_section([kept_results.bench(machine={})])
     assert bare.name == "an unnamed processor"
 
 
@@ -214,7 +214,7 @@ def of(document: Any) -> dict[str, figures.Figure]:
 def test_quality_puts_cells_at_their_targets_distance():
     document = kept_results.compare()
     figure = of(document)["quality"]
-    measured = [cell for cell in compare.ordered(document, compare.Sort.SPEED) if cell.run]
+    measured = [cell for cell in compare.ordered(document, compare.CompareSort.SPEED) if cell.run]
     assert len(figure.marks) == len(measured) == 10
     for cell, mark in zip(measured, figure.marks, strict=True):
         quality = next(model.quality for model in document.targets if model.name == cell.target)
@@ -275,7 +275,7 @@ def test_a_trial_that_failed_is_a_cross_with_its_reason():
     assert failed.description.endswith("out of memory: CUDA0 could not give 391 MiB")
     (best,) = [mark for mark in figure.marks if mark.label]
     assert (best.x, best.label) == (document.winner + 1, "winner")
-    assert "measured again in the end" in figure.caption
+    assert "measured again at the end" in figure.caption
     assert not any(mark.kind == "line" for mark in figure.marks)
 
 
@@ -392,7 +392,7 @@ def test_a_figure_without_a_place_is_left_out():
 def test_a_machine_in_strange_words_is_still_one(cards):
     machine = kept_results.LAPTOP | {"gpus": cards}
     assert sections.section(kept_results.compare(machine=machine)).figures
-    (found,) = sections.report([kept_results.compare(machine=machine)])
+    (found,) = sections.report_section([kept_results.compare(machine=machine)])
     assert found.name in ("card", machine["cpu"])
 
 
@@ -438,6 +438,65 @@ def test_names_are_shortened_to_what_tells_them_apart(names, short):
     assert list(words.shorter(names).values()) == short
 
 
+CODER = "qwen2.5-coder-{}-instruct-{}"
+
+
+@pytest.mark.parametrize("most", [16, 20, 28, 33])
+@pytest.mark.parametrize(
+    "names",
+    [
+        [CODER.format("0.5b", "q4_k_m"), CODER.format("1.5b", "q4_k_m")],
+        [CODER.format(size, kind) for size in ("0.5b", "1.5b", "14b") for kind in ("q4_k_m", "q4_k_s", "F16")],
+        ["Meta-Llama-3.1-8B-Instruct-Q4_K_M", "Meta-Llama-3.2-8B-Instruct-Q4_K_M", "Mistral-7B"],
+        ["first-of-all-models-of-this-family-Q8_0", "other-of-all-models-of-this-family-Q8_0"],
+        ["a-" * 20 + f"{one}-in-the-middle-of-it-{other}" + "-z" * 20 for one in "xy" for other in "xy"],
+    ],
+)
+def test_names_that_are_cut_still_differ(names, most):
+    cut = words.fitted(names, most)
+    assert list(cut) == names
+    assert len(set(cut.values())) == len(names)
+    assert max(map(len, cut.values())) <= most
+    for name, short in cut.items():
+        assert re.fullmatch(".*".join(map(re.escape, short.split("…"))), name)
+
+
+@pytest.mark.parametrize("most", [16, 20, 28])
+def test_the_words_that_differ_stay_whole(most):
+    """Not only those in which it differs from the one most like it."""
+    names = [CODER.format("0.5b", "q4_k_m"), CODER.format("1.5b", "q4_k_m"), CODER.format("1.5b", "F16")]
+    for (size, kind), short in zip(
+        [("0.5b", "q4_k_m"), ("1.5b", "q4_k_m"), ("1.5b", "F16")], words.fitted(names, most).values(), strict=True
+    ):
+        assert size in short
+        assert kind in short
+
+
+def test_the_middle_of_what_all_have_goes_first():
+    cut = words.fitted([CODER.format("0.5b", "q4_k_m"), CODER.format("1.5b", "q4_k_m")], 28)
+    assert list(cut.values()) == ["qwen2.5-coder-0.5b-…q4_k_m", "qwen2.5-coder-1.5b-…q4_k_m"]
+    assert words.fitted(["short", "a" * 30], 20) == {"short": "short", "a" * 30: "a" * 7 + "…" + "a" * 12}
+
+
+def test_what_cannot_be_cut_and_still_differ_stays_whole():
+    names = ["x" * 12 + one + "y" * 12 for one in "12"]
+    assert words.fitted(names, 10) == {name: name for name in names}
+
+
+def test_targets_and_drafts_of_one_table_are_told_apart():
+    big, small = CODER.format("1.5b", "q4_k_m"), CODER.format("0.5b", "q4_k_m")
+    model = kept_results.compare().targets[0]
+    cell = kept_results.compare().cells[1]
+    document = replace(
+        kept_results.compare(),
+        targets=(replace(model, name=big),),
+        drafts=(replace(model, name=small),),
+        cells=(replace(cell, target=big, draft=small),),
+    )
+    targets, drafts = compare.names_of(document, 26)
+    assert (targets[big], drafts[small]) == ("qwen2.5-coder-1.5b-…q4_k_m", "qwen2.5-coder-0.5b-…q4_k_m")
+
+
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
@@ -475,7 +534,7 @@ def test_one_point_and_equal_points_can_be_drawn():
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_terminal_report_keeps_to_the_width(width):
     out = Console(file=io.StringIO(), width=width)
-    for line in report.terminal(sections.report([make() for make in DOCUMENTS.values()]), width):
+    for line in report.terminal(sections.report_section([make() for make in DOCUMENTS.values()]), width):
         out.print(line)
     assert max(map(len, out.file.getvalue().splitlines())) <= width
     assert "Speedup" in out.file.getvalue()
@@ -485,7 +544,7 @@ def test_a_terminal_report_keeps_to_the_width(width):
 
 
 def test_markdown_has_every_table_and_no_stranger_breaks_it():
-    text = report.markdown(sections.report([kept_results.compare(prefix="a|b*c<d>-"), kept_results.bench()]))
+    text = report.markdown(sections.report_section([kept_results.compare(prefix="a|b*c<d>-"), kept_results.bench()]))
     tables = [line for line in text.splitlines() if line.startswith("| ---")]
     assert len(tables) == 4 + 2
     assert "a\\|b\\*c&lt;d>" in text
@@ -498,5 +557,5 @@ def test_known_schemas_are_those_of_their_documents(tmp_path: Path):
     for kind, make in DOCUMENTS.items():
         path = tmp_path / f"{kind}.json"
         path.write_text(json.dumps(kept_results.as_json(make())), encoding="utf-8")
-        (document,) = read(path).values()
+        (document,) = read_document(path).values()
         assert isinstance(document, KNOWN[document.schema])

@@ -11,9 +11,10 @@ from typer.main import get_command
 
 from ggufspec.cli import parameters
 from ggufspec.cli.app import app, main
-from ggufspec.cli.parameters import Swept, takes
+from ggufspec.cli.parameters import SweptOption, takes
 from ggufspec.errors import UsageError
 from ggufspec.models.profile import settings_model
+from ggufspec.schema.text import as_budget
 from ggufspec.settings import table
 from ggufspec.settings.option import option
 from ggufspec.settings.table import FLAGS, OPTIONS, Settings
@@ -45,13 +46,13 @@ def test_a_command_that_confirms_has_yes() -> None:
 
 def test_a_default_of_the_command_s_own_is_filled_in_and_others_are_not() -> None:
     rows = takes("sampling", "threads", temp={"default": 0.8}).rows()
-    given, _ = parameters.settings_of(rows, {row.name: None for row in rows})
+    given, _ = parameters.taken_settings(rows, {row.name: None for row in rows})
     assert given.given() == {"temp": 0.8}
 
 
-def sweeping(**typed: str) -> tuple[Settings, Swept | None]:
+def sweeping(**typed: str) -> tuple[Settings, SweptOption | None]:
     rows = takes("placement", "context", "drafting").rows()
-    return parameters.settings_of(rows, {row.name: typed.get(row.name) for row in rows}, sweeps=True)
+    return parameters.taken_settings(rows, {row.name: typed.get(row.name) for row in rows}, sweeps=True)
 
 
 def test_one_value_is_no_list() -> None:
@@ -95,6 +96,21 @@ def test_a_variable_that_is_refused_is_named(
     monkeypatch.setenv("GGUFSPEC_NGL", "some")
     assert main(["plan"]) == 2
     assert "the value comes from the environment: GGUFSPEC_NGL=some" in capsys.readouterr().err
+
+
+def test_a_list_takes_its_variable_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command: a key may have blanks."""
+    lists = [
+        (name, one.envvar)
+        for name, command in get_command(app).commands.items()  # type: ignore[attr-defined]
+        for one in getattr(command.whole, "params", ())
+        if one.envvar and (getattr(one, "multiple", False) or one.nargs != 1)
+    ]
+    assert lists == [("serve", "GGUFSPEC_API_KEY")]  # see :func:`ggufspec.cli.parameters.for_typer`
+    for value in (" ", "caf\u00e9 key"):
+        monkeypatch.setenv("GGUFSPEC_API_KEY", value)
+        assert main(["serve", "demo", "--host", "192.0.2.1"]) == 2
+        assert "an API key is empty, or not all printable ASCII" in capsys.readouterr().err
 
 
 def test_every_command_has_the_flags_and_nothing_of_its_own_in_their_place() -> None:
@@ -142,3 +158,27 @@ def test_a_new_option_is_one_row() -> None:
     with pytest.raises(ValueError, match="out of range"):
         keys.model_validate({"n_batch": 0})
     assert row.parse_list("64,128-256+128") == [("64", 64), ("128", 128), ("256", 256)]
+
+
+@pytest.mark.parametrize("command", ["bench", "compare", "tune"])
+@pytest.mark.parametrize("number", ["4", "0.5", "90"])
+def test_a_budget_without_a_unit_is_asked_for_one(command: str, number: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """4 may be meant as minutes or as seconds."""
+    assert main([command, "demo", "--budget", number]) == 2
+    assert capfd.readouterr().err.splitlines() == [
+        f"error: --budget {number} has no unit",
+        f"  next: --budget {number}m for minutes, --budget {number}s for seconds",
+    ]
+
+
+@pytest.mark.parametrize(("text", "expected"), [("4s", 4.0), ("4m", 240.0), (" 1.5h ", 5400.0)])
+def test_a_budget_with_a_unit_is_taken(text: str, expected: float) -> None:
+    assert parameters.parse_seconds(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "1s"), (90, "90s"), (90.1, "2m"), (240, "4m"), (240.1, "5m"), (7300, "122m")]
+)
+def test_a_budget_that_is_suggested_is_one_that_is_taken_and_long_enough(seconds: float, text: str) -> None:
+    assert as_budget(seconds) == text
+    assert parameters.parse_seconds(text) >= seconds

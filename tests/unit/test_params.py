@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gguf_files import rewritten
 
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 from ggufspec.llamacpp.model import Model, size_label
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.llamacpp.params import context_params
+from tests.support.gguf_files import rewritten
 
 
-@pytest.mark.parametrize(("width", "sequences", "made"), [(1, 1, 16), (2, 20, 32), (17, 4, 32), (64, 1, 64)])
-def test_outputs_fill_lines_of_the_cache(width: int, sequences: int, made: int) -> None:
-    options = ContextOptions(512, width=width, threads=1, sequences=sequences)
-    assert context_params(load(), options).n_outputs_max == made
+@pytest.mark.parametrize(("batch_size", "sequences", "made"), [(1, 1, 16), (2, 20, 32), (17, 4, 32), (64, 1, 64)])
+def test_outputs_fill_lines_of_the_cache(batch_size: int, sequences: int, made: int) -> None:
+    options = ContextOptions(512, max_outputs=batch_size, threads=1, sequences=sequences)
+    assert context_params(load_library(), options).n_outputs_max == made
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import DraftToken
-from ggufspec.decoding.sampling import Logits, Sampling, candidates
+from ggufspec.decoding.sampling import Logits, Sampling, token_candidates
 from ggufspec.errors import UsageError
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -220,7 +220,7 @@ def test_the_residual_rule_is_told_the_penalised_distributions() -> None:
     rule.begin(text)
     rule.follow(text)
     proposal = rule.draft_token(rule.penalised(ROW(1)[0], 3), 3)
-    wanted = candidates(penalised(ROW.logits, text, sampling), sampling)
+    wanted = token_candidates(penalised(ROW.logits, text, sampling), sampling)
     assert proposal.q is not None
     assert proposal.q.probabilities().tolist() == wanted.probabilities().tolist()
 
@@ -228,7 +228,7 @@ def test_the_residual_rule_is_told_the_penalised_distributions() -> None:
 def test_a_position_that_is_not_known_is_an_error() -> None:
     known = Penalties(Sampling(repeat_penalty=2.0))
     known.follow(0, [1, 2])
-    with pytest.raises(ValueError, match="nothing is known of position 2"):
+    with pytest.raises(ValueError, match="the text ends at 2"):
         known.apply(np.zeros(4, np.float32), 3)
     with pytest.raises(ValueError, match="do not follow"):
         known.follow(3, [1])

@@ -120,8 +120,8 @@ def test_a_run_has_a_row_of_its_own():
     assert "run does" in report.explanations(plan)[0]
     assert "n-gram lookup (not counted)" in report.explanations(plan)[0]
     assert len(report.bars(plan, 60, everything=True)) == len(report.bars(document(target, draft), 60))
-    undrafted = replace(plan, choice="target-only", options=plan.options | {"default": None})
-    assert report.options(undrafted).leading == [0]
+    target_only = replace(plan, choice="target-only", options=plan.options | {"default": None})
+    assert report.options(target_only).leading == [0]
 
 
 def test_a_tuned_profile_shows_what_was_measured():
@@ -142,7 +142,7 @@ def test_copies_to_the_card_are_named_once_and_explained():
         "81/81, feed-forward of 36 on CPU, copied over per batch"
     )
     (line,) = report.explanations(plan)
-    assert line.startswith("copied over per batch: in batches of 2 tokens and more the GPU computes with copies of the")
+    assert line.startswith("copied over per batch: for batches of 2 tokens or more the GPU computes with copies of the")
     assert report.explanations(document(model(16 * GIB))) == []
 
 

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.files.write import file_name
+from ggufspec.files.write import as_file_name
 from ggufspec.models import profile
 from ggufspec.models.hub import client
-from ggufspec.models.profile import demo_pair, find, known_profiles, load_profile, resolve
+from ggufspec.models.profile import demo_pair, find_profile, known_profiles, load_profile, local_pair
 from ggufspec.settings.table import Settings
 
 GOOD = """
@@ -256,7 +256,7 @@ def test_local_files_are_found_beside_the_profile(load, tmp_path):
     for name in ("target.gguf", "sub/draft.gguf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    pair = resolve(load(GOOD))
+    pair = local_pair(load(GOOD))
     assert (pair.target, pair.draft) == (tmp_path / "target.gguf", tmp_path / "sub/draft.gguf")
     assert pair.settings == Settings(gpu_layers_draft=-1, ctx_size=512)
     assert pair.describe() == {"name": "mine", "target": str(pair.target), "draft": str(pair.draft)}
@@ -264,14 +264,14 @@ def test_local_files_are_found_beside_the_profile(load, tmp_path):
 
 def test_a_target_alone_is_a_pair_too(load, tmp_path):
     (tmp_path / "target.gguf").touch()
-    pair = resolve(load(GOOD.split("[draft]")[0]))
+    pair = local_pair(load(GOOD.split("[draft]")[0]))
     assert (pair.draft, pair.settings.gpu_layers_draft, pair.describe()["draft"]) == (None, None, None)
 
 
 def test_a_local_file_that_is_not_there_is_named(load, tmp_path):
     (tmp_path / "target.gguf").touch()
     with pytest.raises(ModelError) as caught:
-        resolve(load(GOOD))
+        local_pair(load(GOOD))
     assert str(tmp_path / "sub/draft.gguf") in caught.value.message
     assert caught.value.hint == f"ls {tmp_path / 'sub'}"
 
@@ -280,26 +280,26 @@ def test_a_local_file_that_is_not_there_is_named(load, tmp_path):
 def test_a_remote_file_that_is_not_here_comes_with_the_command_that_fetches_it(load, tmp_path, cache, revision):
     text = REMOTE + (f'revision = "{revision}"' if revision else "")
     with pytest.raises(ModelError) as caught:
-        resolve(load(text))
+        local_pair(load(text))
     assert "target.gguf of profile 'far'" in caught.value.message
     assert caught.value.hint == "ggufspec pull far"
 
 
 def test_a_remote_file_in_the_cache_is_found(load, tmp_path, cache):
     path = cache("target.gguf")
-    assert resolve(load(REMOTE)).target == path
+    assert local_pair(load(REMOTE)).target == path
 
 
 def test_a_remote_file_in_a_folder_of_its_repository_is_found(load, tmp_path, cache):
     path = cache("Q4/target.gguf")
-    assert resolve(load(REMOTE.replace("target.gguf", "Q4/target.gguf"))).target == path
+    assert local_pair(load(REMOTE.replace("target.gguf", "Q4/target.gguf"))).target == path
 
 
 def test_the_revision_chooses_the_file(load, tmp_path, cache):
     cache("target.gguf")
     other = cache("target.gguf", commit="f" * 40, ref="v2")
-    assert resolve(load(REMOTE + 'revision = "v2"')).target == other
-    assert resolve(load(REMOTE + f'revision = "{"f" * 40}"')).target == other
+    assert local_pair(load(REMOTE + 'revision = "v2"')).target == other
+    assert local_pair(load(REMOTE + f'revision = "{"f" * 40}"')).target == other
 
 
 def test_a_file_that_the_hub_is_known_not_to_have_is_not_here(cache, tmp_path):
@@ -313,23 +313,23 @@ def test_a_file_that_the_hub_is_known_not_to_have_is_not_here(cache, tmp_path):
 @pytest.mark.parametrize("repo", ["a/b/c", "no repo", "..", "a--b"])
 def test_what_cannot_be_a_repository_is_refused(load, tmp_path, cache, repo):
     with pytest.raises(GgufspecError, match="is not a repository of the hub") as caught:
-        resolve(load(REMOTE.replace("someone/models", repo)))
+        local_pair(load(REMOTE.replace("someone/models", repo)))
     assert "USER/NAME" in caught.value.hint
 
 
 def test_profiles_are_found_by_name_and_by_path(users, tmp_path):
-    assert find("demo") == profile.bundled_folder() / "demo.toml"
+    assert find_profile("demo") == profile.bundled_folder() / "demo.toml"
     path = tmp_path / "mine.toml"
     path.touch()
-    assert find(str(path)) == path
+    assert find_profile(str(path)) == path
 
 
 def test_the_users_profile_wins_over_the_bundled_one(users):
     users.mkdir(parents=True)
     (users / "demo.toml").write_text(GOOD)
     (users / "mine.toml").write_text(GOOD)
-    assert find("demo") == users / "demo.toml"
-    assert find("mine") == users / "mine.toml"
+    assert find_profile("demo") == users / "demo.toml"
+    assert find_profile("mine") == users / "mine.toml"
     assert known_profiles() == sorted({*bundled(), "mine"})
 
 
@@ -345,7 +345,7 @@ def test_the_users_profile_wins_over_the_bundled_one(users):
 )
 def test_an_unknown_profile_comes_with_the_nearest(users, name, hint):
     with pytest.raises(UsageError) as caught:
-        find(name)
+        find_profile(name)
     assert name in caught.value.message
     assert hint in caught.value.hint
 
@@ -419,7 +419,7 @@ def test_the_demo_pair_is_here():
 
 @pytest.mark.parametrize("name", ["x/../../../out", "..", "a\\b", "", ".hidden", "a\\u001b[2J", "a\\u202eb", "a" * 101])
 def test_a_name_is_no_path_and_can_be_shown(load, name):
-    with pytest.raises(GgufspecError, match=r"mine.toml:2: name: .* is not a name") as refused:
+    with pytest.raises(GgufspecError, match=r"mine.toml:2: name: .* is not a valid name") as refused:
         load(GOOD.replace('"mine"', f'"{name}"' if "u0" in name or "u2" in name else json.dumps(name)))
     assert refused.value.hint
 
@@ -439,10 +439,10 @@ def test_a_name_is_no_path_and_can_be_shown(load, name):
     ],
 )
 def test_file_names_are_made_of_safe_characters(text, name):
-    assert file_name(text) == name
+    assert as_file_name(text) == name
 
 
 def test_a_long_name_is_cut_and_stays_text():
-    assert file_name("a" * 5000) == "a" * 120
-    assert file_name("名" * 5000) == "名" * 40
-    assert file_name("a" + "名" * 5000) == "a" + "名" * 39
+    assert as_file_name("a" * 5000) == "a" * 120
+    assert as_file_name("名" * 5000) == "名" * 40
+    assert as_file_name("a" + "名" * 5000) == "a" + "名" * 39

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shapes import SANDWICH, Dims, Experts, Label, Shape, Tensor, gpt2, padded, transformer, write
 
 from ggufspec.llamacpp.quantize import row_bytes, run_dry
 from ggufspec.models.profile import ModelSource, bundled_folder, load_profile
+from tests.support.shapes import SANDWICH, Dims, Experts, Label, Shape, Tensor, gpt2, padded, transformer, write
 
 # Bytes of a header, nearly all of them tokens and merges
 HEADER = {"llama3": 7_820_000, "qwen": 5_930_000, "gemma": 5_900_000, "gpt2": 1_700_000, "tekken": 7_100_000}

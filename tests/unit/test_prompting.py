@@ -9,24 +9,24 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from chat_models import CHATML, FAILING, with_marks
 
 from ggufspec.bench import prompting, summary, trial
-from ggufspec.bench.prompting import Spec, read_prompts
-from ggufspec.bench.prompts import PROMPTS, REQUESTS, Prompt
+from ggufspec.bench.prompting import PromptsJob, read_prompts
+from ggufspec.bench.prompts import PROMPTS, REQUESTS, BenchPrompt
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.model import Model
+from tests.support.chat_models import CHATML, FAILING, with_marks
 
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 ASKED = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Rain in Oslo?"}]}
 WITH_TOOLS = "{% if tools %}{{ tools[0].function.name }} {{ tools | length }}\n{% endif %}" + CHATML
 
 
-def made(target: Path, *prompts: Prompt, **more: Any) -> prompting.Result:
-    return prompting.run(Spec(target, prompts, **more), lambda _: None, threading.Event())
+def made(target: Path, *prompts: BenchPrompt, **more: Any) -> prompting.PromptsResult:
+    return prompting.run(PromptsJob(target, prompts, **more), lambda _: None, threading.Event())
 
 
 def lines(folder: Path, *values: object, name: str = "prompts.jsonl") -> Path:
@@ -55,7 +55,7 @@ def test_a_model_with_a_template_gets_requests_and_its_marks_are_tokens(chats: P
     found = made(chats)
     assert (found.kinds, found.templated) == (tuple(one.kind for one in REQUESTS), True)
     assert found.texts[0] == f"<|im_start|>user\n{REQUESTS[0].text}<|im_end|>\n<|im_start|>assistant\n"
-    assert found.notes == ("the chat template does not know tools: the prompt of kind json has none",)
+    assert found.notes == ("the chat template does not support tools: the prompt of kind json gets none",)
     with Model(chats) as model:
         marks = [model.vocab_size - 2, model.vocab_size - 1]
         ids = model.tokenize(found.texts[0], special=True)
@@ -64,7 +64,7 @@ def test_a_model_with_a_template_gets_requests_and_its_marks_are_tokens(chats: P
 
 def test_raw_is_plain_text_in_spite_of_a_template(chats: Path) -> None:
     assert made(chats, raw=True).texts == tuple(one.text for one in PROMPTS)
-    asked = Prompt("", "", tuple(ASKED["messages"]), (TOOL,), origin="line 1 of x")
+    asked = BenchPrompt("", "", tuple(ASKED["messages"]), (TOOL,), origin="line 1 of x")
     assert made(chats, asked, raw=True).texts == ("Be brief.\n\nRain in Oslo?",)
 
 
@@ -80,7 +80,7 @@ def test_a_template_begins_a_text_with_one_bos_token(draft: Path, tmp_path: Path
     path = with_marks(draft, tmp_path / "bos.gguf", "{{ bos_token }}" + CHATML)
     with Model(path) as model:
         bos, first = model.token_texts[0], model.first_token
-    (text,) = made(path, Prompt("", "Hello")).texts
+    (text,) = made(path, BenchPrompt("", "Hello")).texts
     assert text.startswith(bos) == (first is None)
 
 
@@ -125,10 +125,46 @@ def test_a_template_that_fails_is_an_error_that_names_raw(template: str, draft: 
     assert made(path, raw=True).texts[0] == PROMPTS[0].text
 
 
+def test_an_answer_that_is_begun_goes_on(chats: Path, tmp_path: Path) -> None:
+    begun = [*ASKED["messages"], {"role": "assistant", "content": "Rain, "}]
+    path = lines(tmp_path, {"messages": begun}, {"messages": begun, "add_generation_prompt": True})
+    goes_on, begins = made(chats, *read_prompts(path)).texts
+    assert goes_on.endswith("<|im_start|>assistant\nRain, ")
+    assert begins.endswith("Rain, <|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_options_of_a_request_reach_the_template(draft: Path, tmp_path: Path) -> None:
+    said = "{{ reasoning_effort }} {{ enable_thinking }} {{ style }} {{ 'tools' if tools }}{{ messages[0].content }}"
+    path = with_marks(draft, tmp_path / "options.gguf", said)
+    asked = {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL], "tool_choice": "none"}
+    more = {"reasoning_effort": "low", "chat_template_kwargs": {"style": "plain", "enable_thinking": False}}
+    assert made(path, *read_prompts(lines(tmp_path, asked | more))).texts[0].split() == ["low", "False", "plain", "x"]
+
+
+def test_token_ids_are_a_prompt_if_they_are_a_text_s(chats: Path, tmp_path: Path) -> None:
+    with Model(chats, vocab_only=True) as model:
+        ids = model.tokenize("def main(argv):")
+        parted = [*model.tokenize("ma"), *model.tokenize("in")]
+        assert model.tokenize("main") != parted
+    path = lines(tmp_path, {"prompt": "Hello"}, {"prompt": ids}, {"prompt": [ids]}, {"prompt": ["Hi"]})
+    found = made(chats, *read_prompts(path))
+    assert found.texts[1:3] == ("def main(argv):",) * 2
+    assert found.tokens[1] == len(ids)
+    assert "Hi<|im_end|>" in found.texts[3]
+    path = lines(tmp_path, {"prompt": "Hello"}, {"prompt": [5, 2**40]}, {"prompt": [-1]}, {"prompt": parted})
+    found = made(chats, *read_prompts(path))
+    assert (len(found.texts), len(found.kinds)) == (1, 1)
+    assert [note.partition(" is left out")[0] for note in found.notes] == [
+        f"line {number} of prompts.jsonl" for number in (2, 3, 4)
+    ]
+    with pytest.raises(UsageError, match=r"line 1 of prompts\.jsonl is left out"):
+        made(chats, *read_prompts(lines(tmp_path, {"prompt": parted})))
+
+
 def test_of_many_prompts_some_are_taken_at_equal_distances(draft: Path) -> None:
-    found = prompting.prepare(Spec(draft, tuple(Prompt("", f"n{number}") for number in range(64))))
+    found = prompting.make_texts(PromptsJob(draft, tuple(BenchPrompt("", f"n{number}") for number in range(64))))
     assert found.texts == tuple(f"n{number}" for number in range(0, 64, 2))
-    assert found.notes == ("32 of the 64 prompts are used, at equal distances",)
+    assert found.notes == ("32 of the 64 prompts are used, evenly spaced",)
 
 
 # ---- files
@@ -152,7 +188,7 @@ def test_json_lines_are_texts_prompts_and_requests(tmp_path: Path) -> None:
     assert [(one.kind, one.text, one.messages) for one in read_prompts(path)] == [
         ("", "a text", ()),
         ("x", "another", ()),
-        ("", "", ({"role": "user", "content": "Rain?"},)),
+        ("", "", ({"role": "user", "content": "Rain\n?"},)),
     ]
     assert read_prompts(lines(tmp_path, {"prompt": "by its first line"}, name="log"))[0].text == "by its first line"
 
@@ -166,12 +202,12 @@ def test_json_lines_are_texts_prompts_and_requests(tmp_path: Path) -> None:
         (b"\xff\xfeH\x00i\x00", "line 1 of x.txt is not UTF-8"),
         (b"fine\n\nnull\x00\n", "line 3 of x.txt has the byte 0x00"),
         (b"x" * (prompting.MOST_LINE_BYTES + 1), "line 1 of x.txt has 1 MiB"),
-        (b'{"prompt": "x"}\nnot json\n', "line 2 of x.txt is no whole JSON document"),
+        (b'{"prompt": "x"}\nnot json\n', "line 2 of x.txt is not a complete JSON document"),
         (b'{"prompt": " "}', "line 1 of x.txt has no text"),
         (b'{"input": "x"}', "line 1 of x.txt has no text"),
         (b'{"prompt": "x"}\n[1]\n', "line 2 of x.txt is not a prompt"),
-        (b'{"messages": ["x"]}', "messages and tools are lists of objects"),
-        (b'{"messages": [{"content": "x"}]}', "a message without role"),
+        (b'{"messages": ["x"]}', "messages and tools must be lists of objects"),
+        (b'{"messages": [{"content": "x"}]}', "a message without a role"),
         (b'{"messages": [{"role": "user", "content": 3}]}', "whose content is not text"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "a part of type image_url"),
         (b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "x"}]}', "a tool without a name"),
@@ -215,9 +251,9 @@ def statistics(tokens: int, seconds: float, drafted: int = 0, accepted: int = 0)
     )  # fmt: skip
 
 
-def result(*answers: tuple[Statistics, tuple[Statistics, ...]]) -> trial.Result:
-    found = tuple(trial.Answer("", (), whole, parts) for whole, parts in answers)
-    return cast("trial.Result", SimpleNamespace(answers=found))
+def result(*answers: tuple[Statistics, tuple[Statistics, ...]]) -> trial.TrialResult:
+    found = tuple(trial.TrialAnswer("", (), whole, parts) for whole, parts in answers)
+    return cast("trial.TrialResult", SimpleNamespace(answers=found))
 
 
 def test_kinds_have_their_own_acceptance_and_gain_pair_by_pair() -> None:
@@ -241,7 +277,7 @@ def test_kinds_have_their_own_acceptance_and_gain_pair_by_pair() -> None:
 
 
 def test_thinking_and_answer_are_told_apart() -> None:
-    def answers(seconds: float) -> trial.Result:
+    def answers(seconds: float) -> trial.TrialResult:
         parts = (statistics(30, 3 * seconds, 9, 3), statistics(10, 1.0, 4, 4))
         return result((statistics(40, 4.0), parts), (statistics(5, 1.0), ()))
 
@@ -251,8 +287,8 @@ def test_thinking_and_answer_are_told_apart() -> None:
 
 
 def test_a_prompt_that_the_context_does_not_hold_is_told_before_anything_is_loaded(target: Path) -> None:
-    spec = trial.Spec(target, None, DecoderOptions(ctx_size=512), Sampling(), ("x",), 64)
-    trial.check_room(spec, 511)
+    spec = trial.TrialJob(target, None, DecoderOptions(ctx_size=512), Sampling(), ("x",), 64)
+    trial.check_context(spec, 511)
     with pytest.raises(UsageError, match="a prompt of 512 tokens and answers of 64 tokens need 576") as failed:
-        trial.check_room(spec, 512)
+        trial.check_context(spec, 512)
     assert failed.value.hint == "-c 768"

@@ -17,17 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import shapes
-from processes import SCRIPT, Cli, eventually, plain, rest
-from server import COMMIT, Served, Server, digest, serving
 
-from ggufspec.chat.remote import Remote
 from ggufspec.cli.app import main
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.models import locate
 from ggufspec.models.hub import choice, client, download
 from ggufspec.models.hub.client import HubFile
 from ggufspec.schema.text import of_download
+from tests.support import shapes
+from tests.support.processes import SCRIPT, Cli, eventually, plain, rest
+from tests.support.server import COMMIT, Served, Server, digest, serving
 
 NEWER = "beefed" * 6 + "4567"
 BIG, SMALL = "user/big-GGUF", "user/small-GGUF"
@@ -84,6 +83,7 @@ def here(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr(client, "_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(download, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(client, "_silent", {})
     _http.close_session()
     return cache
 
@@ -104,8 +104,8 @@ def sent(server: Server, repo: str = BIG, name: str = TARGET) -> int:
     return server.sent[f"/{repo}/{name}"]
 
 
-def pulled(*sources: HubFile) -> tuple[download.Item, ...]:
-    return download.fetch(download.look(sources)).items
+def pulled(*sources: HubFile) -> tuple[download.DownloadItem, ...]:
+    return download.fetch(download.look_up(sources)).items
 
 
 # ---- a pull --------------------------------------------------------------------------------------------------------
@@ -221,23 +221,23 @@ def test_a_name_has_its_revision(online: Cli, server: Server, made: Path, what: 
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("a/b@v1", choice.Name("a/b", "", "v1")),
-        ("a/b:Q8_0@refs/pr/3", choice.Name("a/b", "Q8_0", "refs/pr/3")),
-        ("a/b/c/d.gguf@v1", choice.Name("a/b", "c/d.gguf", "v1")),
-        ("a/b:c@d.gguf", choice.Name("a/b", "c@d.gguf")),
-        ("a/b/c@d.gguf@v1", choice.Name("a/b", "c@d.gguf", "v1")),
-        ("a/b:", choice.Name("a/b")),
+        ("a/b@v1", choice.HubName("a/b", "", "v1")),
+        ("a/b:Q8_0@refs/pr/3", choice.HubName("a/b", "Q8_0", "refs/pr/3")),
+        ("a/b/c/d.gguf@v1", choice.HubName("a/b", "c/d.gguf", "v1")),
+        ("a/b:c@d.gguf", choice.HubName("a/b", "c@d.gguf")),
+        ("a/b/c@d.gguf@v1", choice.HubName("a/b", "c@d.gguf", "v1")),
+        ("a/b:", choice.HubName("a/b")),
     ],
 )
-def test_the_parts_of_a_name(text: str, name: choice.Name) -> None:
-    assert choice.parse(text) == name
-    assert choice.parse(str(name)) == name
+def test_the_parts_of_a_name(text: str, name: choice.HubName) -> None:
+    assert choice.parse_name(text) == name
+    assert choice.parse_name(str(name)) == name
 
 
 @pytest.mark.parametrize("text", ["a", "a@v1", "a/b@", "a/b/", "https://huggingface.co/a/b", "/a/b.gguf"])
 def test_what_is_no_name(text: str) -> None:
     with pytest.raises(GgufspecError, match="is not a repository of the hub"):
-        choice.parse(text)
+        choice.parse_name(text)
 
 
 def test_a_profile_names_what_to_pull(online: Cli, server: Server, made: Path, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_profile_names_what_to_pull(online: Cli, server: Server, made: Path, t
     assert refused["hint"] == f"ggufspec pull {profile}"
     assert not server.sent
     refused = online("pull", profile, "--json").document()
-    assert refused["error"] == "2 files, 5.2 MB, would be downloaded, and there is no terminal to ask on"
+    assert refused["error"] == "2 files, 5.2 MB, would be downloaded, but there is no terminal to ask on"
     assert refused["hint"] == f"ggufspec pull {profile} -y"
     document = online("pull", profile, "-y", "--json").document()
     assert [(file["file"], file["revision"]) for file in document["files"]] == [(TARGET, COMMIT), (DRAFT, None)]
@@ -267,7 +267,7 @@ def test_what_was_pulled_is_there_without_a_network(online: Cli, server: Server)
     assert done.document()["error"] == f"on this machine {BIG} has no model in Q8_0; it has Q4_K_M"
     assert done.document()["hint"].startswith("unset HF_HUB_OFFLINE")
     done = online("pull", "-hf", SMALL, "-y", "--json", HF_HUB_OFFLINE="1")
-    assert done.document()["hint"].startswith("unset HF_HUB_OFFLINE; without a network, ggufspec profiles list ")
+    assert done.document()["hint"].startswith("unset HF_HUB_OFFLINE; offline, ggufspec profiles list ")
 
 
 # ---- what breaks off -----------------------------------------------------------------------------------------------
@@ -301,16 +301,16 @@ def test_a_pull_that_was_killed_goes_on_where_it_ended(online: Cli, server: Serv
 
 def test_a_part_is_never_taken_for_the_whole(server: Server, here: Path, made: Path) -> None:
     source = HubFile(BIG, TARGET)
-    order = download.look([source])
+    order = download.look_up([source])
     (item,) = order.items
     blob = client.blob_path(BIG, item.etag)
     blob.parent.mkdir(parents=True)
     unfinished = blob.with_name(f"{blob.name}.ggufspec.incomplete")
     unfinished.write_bytes((made / BIG / TARGET).read_bytes()[: 3 * MB])
     assert client.cached_file(BIG, TARGET) is None
-    assert download.here(source) is None
+    assert download.cached_model(source) is None
     assert locate.locate(source).origin.startswith(f"{BIG}/")
-    (item,) = download.look([source]).items
+    (item,) = download.look_up([source]).items
     assert (item.present_bytes, item.path) == (3 * MB, None)
     pulled(source)
     assert sent(server) == size(made / BIG / TARGET) - 3 * MB
@@ -366,7 +366,7 @@ def test_a_connection_that_breaks_or_falls_silent_is_taken_up(server: Server, he
 
 def test_a_hub_that_stays_away_is_given_up(server: Server, here: Path) -> None:
     server.repos[BIG][TARGET].bodies = ["cut", "503"]
-    with pytest.raises(client.BusyError, match="503") as lost:
+    with pytest.raises(client.HubBusyError, match="503") as lost:
         pulled(HubFile(BIG, TARGET))
     assert lost.value.hint
     server.repos[BIG][TARGET].bodies = ["fine"]
@@ -426,7 +426,7 @@ def test_a_wrong_answer_is_refused(server: Server, here: Path, mode: str) -> Non
 def test_an_older_version_stays_until_the_newer_is_whole(server: Server, here: Path, made: Path) -> None:
     source = HubFile(BIG, "big-F16-00001-of-00003.gguf")
     pulled(source)
-    old = download.here(source)
+    old = download.cached_model(source)
     newer = here.parent / "newer"
     shutil.copytree(made / BIG, newer)
     for path in newer.glob("big-F16*"):
@@ -436,10 +436,10 @@ def test_an_older_version_stays_until_the_newer_is_whole(server: Server, here: P
     server.repos[BIG]["big-F16-00003-of-00003.gguf"].bodies = ["404"]
     with pytest.raises(ModelError, match="refuses"):
         pulled(source)
-    assert download.here(source) == old
+    assert download.cached_model(source) == old
     server.repos[BIG]["big-F16-00003-of-00003.gguf"].bodies = ["fine"]
     pulled(source)
-    assert download.here(source) == here / f"models--{BIG.replace('/', '--')}/snapshots/{NEWER}/{source.file}"
+    assert download.cached_model(source) == here / f"models--{BIG.replace('/', '--')}/snapshots/{NEWER}/{source.file}"
 
 
 # ---- what is not the hub's -----------------------------------------------------------------------------------------
@@ -489,7 +489,7 @@ def test_without_a_digest_that_is_said(online: Cli, server: Server) -> None:
 @pytest.mark.parametrize("etag", ['"../../x"', '""', '".hidden"', '"a/b"'])
 def test_a_version_that_is_no_file_name(server: Server, here: Path, etag: str) -> None:
     server.repos[BIG][TARGET].etag = etag
-    with pytest.raises(ModelError, match="no version"):
+    with pytest.raises(ModelError, match="invalid ETag"):
         pulled(HubFile(BIG, TARGET))
     assert not server.sent
 
@@ -506,7 +506,7 @@ def test_the_largest_files_are_left_to_huggingface_hub(
     server: Server, here: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "largest_by_http_bytes", lambda: MB)
-    with pytest.raises(GgufspecError, match=r"big-Q4_K_M\.gguf has 4\.2 MB, and the hub serves such files") as refusal:
+    with pytest.raises(GgufspecError, match=r"big-Q4_K_M\.gguf has 4\.2 MB, and the hub serves files") as refusal:
         pulled(HubFile(BIG, TARGET))
     assert refusal.value.hint == f"hf download {BIG} {TARGET}, then the same command again"
     assert not server.sent
@@ -526,12 +526,12 @@ def test_a_name_that_leaves_the_cache_is_refused(server: Server, here: Path, mad
     server.repos["user/evil"] = {name: Served(made / SMALL / DRAFT)}
     for ask in (
         lambda: choice.hub_file("user/evil:Q8_0"),
-        lambda: download.look([HubFile("user/evil", name)]),
+        lambda: download.look_up([HubFile("user/evil", name)]),
         lambda: client.cached_file("user/evil", name),
         lambda: locate.locate(HubFile("user/evil", name)),
-        lambda: download.look([HubFile(BIG, TARGET, name)]),
+        lambda: download.look_up([HubFile(BIG, TARGET, name)]),
     ):
-        with pytest.raises(ModelError, match=r"leaves the repository|is no revision") as refusal:
+        with pytest.raises(ModelError, match=r"leaves the repository|is not a revision") as refusal:
             ask()
         assert refusal.value.hint
     assert not [path for _, path, _ in server.requests if "resolve" in path]
@@ -581,7 +581,7 @@ def test_a_repository_that_was_renamed(online: Cli, server: Server) -> None:
         server.raw[path.replace(BIG, "user/old")] = [moved.encode()]
     done = online("pull", "-hf", "user/old", "-y")
     assert done.code == 0, done.stderr
-    assert done.stderr.count(f"user/old is called {BIG} now") == 1
+    assert done.stderr.count(f"user/old is now called {BIG}") == 1
     assert cache_of(online, "user/old").is_dir()
     assert not cache_of(online).exists()
     (file,) = online("pull", "-hf", "user/old", "--json", HF_HUB_OFFLINE="1").document()["files"]
@@ -601,8 +601,8 @@ def test_a_repository_that_was_renamed(online: Cli, server: Server) -> None:
 )
 def test_a_mirror_that_leaves_something_out(here: Path, server: Server, head: str, lacks: str) -> None:
     server.raw[f"/{BIG}/resolve/main/{TARGET}"] = [f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode()]
-    with pytest.raises(ModelError, match=f"{server.address} gives no {lacks} of {BIG}/{TARGET}") as refused:
-        download.look([HubFile(BIG, TARGET)])
+    with pytest.raises(ModelError, match=f"{server.address} does not return the {lacks} of {BIG}/{TARGET}") as refused:
+        download.look_up([HubFile(BIG, TARGET)])
     assert "unset HF_ENDPOINT" in refused.value.hint
 
 
@@ -627,9 +627,8 @@ def test_a_proxy_that_cannot_be_used(
     for ask in (
         lambda: client.contents(BIG),
         lambda: client.search("x", 5),
-        lambda: download.look([HubFile(BIG, TARGET)]),
+        lambda: download.look_up([HubFile(BIG, TARGET)]),
         lambda: locate.locate("http://192.0.2.1/a.gguf"),
-        lambda: Remote("http://192.0.2.1/v1").open(),
     ):
         with pytest.raises(client.UnreachableError, match=says) as refused:
             ask()
@@ -664,7 +663,7 @@ def test_refusals_are_explained(
 ) -> None:
     server.add_models(BIG, made / BIG, **more)
     with pytest.raises(GgufspecError, match=says) as refusal:
-        download.look([choice.hub_file(name)])
+        download.look_up([choice.hub_file(name)])
     assert hint in refusal.value.hint
     if more.get("gated"):
         assert f"{server.address}/{BIG}" in refusal.value.hint
@@ -697,13 +696,13 @@ def test_the_token_stays_with_the_hub(server: Server, here: Path, made: Path, mo
 
 def test_the_disk_is_asked_first(server: Server, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download.host, "free_disk_bytes", lambda path: 5 * MB if path == here else 0)
-    order = download.look([HubFile(BIG, TARGET), HubFile(SMALL, DRAFT)])
-    with pytest.raises(GgufspecError, match=r"5\.2 MB have to be downloaded, and only 5\.2 MB are free") as refusal:
+    order = download.look_up([HubFile(BIG, TARGET), HubFile(SMALL, DRAFT)])
+    with pytest.raises(GgufspecError, match=r"5\.2 MB have to be downloaded, but only 5\.2 MB are free") as refusal:
         download.fetch(replace(order, free_bytes=order.missing_bytes - 1))
     assert "HF_HOME" in refusal.value.hint
     assert not server.sent
-    assert download.look([HubFile(BIG, TARGET), HubFile(BIG, TARGET)]).missing_bytes == order.items[0].size_bytes
-    download.check_room(replace(order, free_bytes=order.missing_bytes))
+    assert download.look_up([HubFile(BIG, TARGET), HubFile(BIG, TARGET)]).missing_bytes == order.items[0].size_bytes
+    download.check_disk(replace(order, free_bytes=order.missing_bytes))
 
 
 def test_a_disk_that_is_too_small(online: Cli, server: Server, tmp_path: Path) -> None:
@@ -719,7 +718,7 @@ def test_a_disk_that_is_too_small(online: Cli, server: Server, tmp_path: Path) -
         text=True,
     )
     assert done.returncode == 1
-    assert f"4.2 MB have to be downloaded, and only 3.1 MB are free on the disk of {tmp_path}" in done.stderr
+    assert f"4.2 MB have to be downloaded, but only 3.1 MB are free on the disk with {tmp_path}" in done.stderr
     assert not server.sent
 
 
@@ -840,18 +839,18 @@ def answer(body: bytes, headers: str = "", status: str = "200 OK") -> bytes:
     ("body", "words"),
     [
         (PORTAL, "a web page perhaps"),
-        (b"", "something else than the hub"),
-        (b"[" * 1_000_000, "something else than the hub"),
-        (b"{}", "something else than the hub"),
+        (b"", "something other than the hub"),
+        (b"[" * 1_000_000, "something other than the hub"),
+        (b"{}", "something other than the hub"),
         (b'{"id": "a"}', "has no GGUF file"),
         (b'{"id": "a", "siblings": []}', "has no GGUF file"),
-        (b'{"id": "a", "siblings": 1}', "something else than the hub"),
-        (b'{"id": "a", "siblings": [1, 2]}', "something else than the hub"),
-        (b'{"id": "a", "siblings": [{"size": 1}]}', "something else than the hub"),
-        (b'{"id": "a", "siblings": [{"rfilename": "a.gguf", "size": "large"}]}', "something else than the hub"),
-        (b'{"id": "a", "lastModified": 1}', "something else than the hub"),
-        (b"[1, 2]", "something else than the hub"),
-        (b"\xff\xfe\x00", "something else than the hub"),
+        (b'{"id": "a", "siblings": 1}', "something other than the hub"),
+        (b'{"id": "a", "siblings": [1, 2]}', "something other than the hub"),
+        (b'{"id": "a", "siblings": [{"size": 1}]}', "something other than the hub"),
+        (b'{"id": "a", "siblings": [{"rfilename": "a.gguf", "size": "large"}]}', "something other than the hub"),
+        (b'{"id": "a", "lastModified": 1}', "something other than the hub"),
+        (b"[1, 2]", "something other than the hub"),
+        (b"\xff\xfe\x00", "something other than the hub"),
         (b'{"id": "a", "siblings": [{"rfilename": "../../x.gguf"}]}', "leaves the repository"),
         (b'{"id": "a", "siblings": [{"rfilename": "\\u001b[2J.gguf"}]}', "leaves the repository"),
     ],
@@ -859,7 +858,7 @@ def answer(body: bytes, headers: str = "", status: str = "200 OK") -> bytes:
 def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, words: str) -> None:
     """A hotel's network answers every question with its own page."""
     server.raw[LIST] = [answer(body)]
-    with pytest.raises(ModelError, match=words) as refused:
+    with pytest.raises(GgufspecError, match=words) as refused:
         choice.hub_file(BIG)
     assert refused.value.hint
 
@@ -867,7 +866,7 @@ def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, w
 @pytest.mark.parametrize("body", [PORTAL, b"[1]", b'[{"name": "a"}]'])
 def test_a_search_that_the_hub_does_not_answer(here: Path, server: Server, body: bytes) -> None:
     server.raw["/api/models"] = [answer(body)]
-    with pytest.raises(ModelError, match="something else than the hub answers about a search for 'x'"):
+    with pytest.raises(client.ForeignError, match="something other than the hub answers about a search for 'x'"):
         client.search("x", 5)
 
 
@@ -892,7 +891,7 @@ def test_a_silent_hub_is_given_up(here: Path, server: Server, monkeypatch: pytes
 def test_a_download_that_crawls_ends_and_goes_on_later(
     here: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = download.look([HubFile(SMALL, DRAFT)])
+    order = download.look_up([HubFile(SMALL, DRAFT)])
     path = f"/{SMALL}/resolve/{COMMIT}/{DRAFT}"
     whole = (server.repos[SMALL][DRAFT].path).read_bytes()
     crawl = [bytes([byte]) for byte in whole[100_000:101_000]]
@@ -903,18 +902,155 @@ def test_a_download_that_crawls_ends_and_goes_on_later(
         download.fetch(order)
     assert "the same command resumes at" in slow.value.hint
     server.raw.clear()
-    fetched = download.fetch(download.look([HubFile(SMALL, DRAFT)])).items[0]
+    fetched = download.fetch(download.look_up([HubFile(SMALL, DRAFT)])).items[0]
     assert fetched.path.read_bytes() == whole
     assert fetched.downloaded_bytes < len(whole)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../../x", b"a" * 10_000, b"\0"])
 def test_a_damaged_reference_in_the_cache_is_none(here: Path, server: Server, content: bytes) -> None:
-    download.fetch(download.look([HubFile(SMALL, DRAFT)]))
+    download.fetch(download.look_up([HubFile(SMALL, DRAFT)]))
     (ref,) = here.glob("models--*/refs/main")
     ref.write_bytes(content)
     client.point(SMALL, None, COMMIT)
     assert ref.read_text() == COMMIT
     ref.write_bytes(content)
-    assert client._cached_names(SMALL, None) == []
+    assert client.cached_names(SMALL, None) == []
     assert client.cached_file(SMALL, DRAFT) is None
+
+
+# ---- what is here does not wait for the hub ------------------------------------------------------------------------
+
+REFUSED = "HTTP/1.1 {}\r\nConnection: close\r\nContent-Length: 0\r\n{}\r\n"
+INSTEAD = {  # what answers in place of the hub: (pieces, what the note says)
+    "too many requests": ([REFUSED.format("429 No", "Retry-After: 40\r\n").encode()], "too many requests"),
+    "broken": ([REFUSED.format("502 Bad", "").encode()], "cannot serve .* now \\(502\\)"),
+    "a network that wants a login": ([REFUSED.format("511 Login", "").encode()], "now \\(511\\)"),
+    "a proxy": ([REFUSED.format("407 Who", "").encode()], "refuses .*407"),
+    "a token that ran out": ([REFUSED.format("401 No", "X-Error-Code: RepoNotFound\r\n").encode()], "private"),
+    "gone": ([REFUSED.format("404 No", "X-Error-Code: RepoNotFound\r\n").encode()], "no repository"),
+    "a login page": ([answer(PORTAL, 'ETag: "x"\r\nContent-Type: text/html\r\n')], "something other|does not return"),
+    "another page": ([answer(b"", "Location: /login\r\n", "302 Found")], "small-GGUF"),
+    "not HTTP": ([b"SSH-2.0-OpenSSH_9.9\r\n"], "small-GGUF"),
+    "silence": ([b"", b""], "does not answer within"),
+    "a trickle": ([b"HTTP/1.1 200 OK\r\nX-Slow: ", *[b"a"] * 10_000], "does not answer within"),
+}
+
+
+@pytest.fixture
+def cached(server: Server, here: Path, monkeypatch: pytest.MonkeyPatch) -> HubFile:
+    """A model in the cache; from then on the hub is waited for a moment, and a pause at its request fails the test."""
+    (item,) = pulled(HubFile(SMALL, DRAFT))
+
+    def paused(seconds: float, tell: object) -> None:
+        assert seconds == 0, "the hub's pause was kept"
+
+    monkeypatch.setattr(client, "pause", paused)
+    monkeypatch.setattr(client, "_SOON_S", 0.3)
+    return item.source
+
+
+def used(source: HubFile, says: str) -> None:
+    """Choose, look and find: all from the cache, with a note that says why."""
+    with pytest.warns(UserWarning, match=f"using {SMALL} as it is on this machine: .*({says})"):
+        assert choice.hub_file(f"{SMALL}:Q8_0") == choice.hub_file(SMALL) == source
+    client._silent.clear()
+    with pytest.warns(UserWarning, match=f"using {SMALL} as it is on this machine: .*({says})"):
+        assert download.look_up([source]).items[0].path == download.cached_model(source)
+    client._silent.clear()
+
+
+@pytest.mark.parametrize("instead", INSTEAD)
+def test_what_is_here_does_not_wait_for_the_hub(server: Server, cached: HubFile, instead: str) -> None:
+    server.instead, says = INSTEAD[instead]
+    server.pause_s = {"silence": 60.0, "a trickle": 0.02}.get(instead, 0.0)
+    used(cached, says)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://nowhere.invalid", "https://{}"])
+def test_what_is_here_needs_no_hub(
+    server: Server, cached: HubFile, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    from huggingface_hub import constants
+
+    there = address.format(server.address.removeprefix("http://"))
+    monkeypatch.setattr(constants, "ENDPOINT", there)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", there + "/{repo_id}/resolve/{revision}/{filename}")
+    used(cached, "cannot be reached|does not answer")
+
+
+def test_a_silent_hub_is_asked_once(server: Server, cached: HubFile, recwarn: pytest.WarningsRecorder) -> None:
+    server.instead, _ = INSTEAD["too many requests"]
+    before = len(server.requests)
+    for _ in range(3):
+        choice.hub_file(SMALL)
+        download.look_up([cached])
+    assert len(server.requests) == before + 1
+    assert {str(one.message)[:40] for one in recwarn} == {f"using {SMALL} as it is on this machine"[:40]}
+
+
+def test_a_hub_that_answers_is_heeded(server: Server, cached: HubFile, made: Path, tmp_path: Path) -> None:
+    """The cache has one model, and the hub a newer commit with the usual one."""
+    newer = tmp_path / "newer"
+    shutil.copytree(made / SMALL, newer)
+    shutil.copyfile(newer / DRAFT, newer / "small-Q4_K_M.gguf")
+    server.add_models(SMALL, newer)
+    server.commits.insert(0, NEWER)
+    assert choice.hub_file(SMALL).file == "small-Q4_K_M.gguf"
+    assert download.look_up([cached]).items[0].commit == NEWER
+
+
+def test_what_is_not_here_waits_for_the_hub(server: Server, here: Path, made: Path) -> None:
+    pulled(HubFile(BIG, TARGET))
+    server.repos[BIG]["sub/big-Q8_0.gguf"].modes = ["503", "429", "fine"]
+    (item,) = download.look_up([choice.hub_file(f"{BIG}:Q8_0")]).items
+    assert (item.path, item.size_bytes) == (None, size(made / BIG / "sub/big-Q8_0.gguf"))
+
+
+def test_a_command_uses_what_was_pulled(online: Cli, server: Server, draft: Path, tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    shutil.copyfile(draft, tmp_path / "repo" / "demo-Q8_0.gguf")
+    server.add_models("user/demo", tmp_path / "repo")
+    online("pull", "-hf", "user/demo", "-y")
+    server.instead, _ = INSTEAD["too many requests"]
+    before = len(server.requests)
+    for words in (("run", "-hf", "user/demo", "-p", "def f(", "-n", "3"), ("plan", "-hf", "user/demo")):
+        done = online(*words, "--json")
+        assert done.code == 0, done.stderr
+        notes = [line for line in done.stderr.splitlines() if line.startswith("using user/demo as it is on this")]
+        assert len(notes) == 1
+        assert notes[0].endswith("too many requests to the hub, the last for user/demo (429)")
+    assert len(server.requests) == before + 2  # one for each command
+    assert "is used" not in online("run", "-hf", "user/demo", "-p", "x", "-n", "1", HF_HUB_OFFLINE="1").stderr
+
+
+# ---- the pauses that a hub asks for ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["modes", "bodies"])  # while the hub is asked for the version, or for the bytes
+def test_a_pause_is_shown_and_can_be_interrupted(online: Cli, server: Server, what: str) -> None:
+    served = server.repos[SMALL][DRAFT]
+    setattr(served, what, ["429", "fine"])
+    served.retry_after = "2"
+    child = online.terminal("pull", "-hf", f"{SMALL}/{DRAFT}", "-y", columns=80)
+    child.expect("again in 2 s: ")
+    child.expect("again in 1 s: ")
+    rest(child)
+    assert child.exitstatus == 0
+    shutil.rmtree(cache_of(online, SMALL))
+    setattr(served, what, ["429"])
+    served.retry_after = "55"
+    child = online.terminal("pull", "-hf", f"{SMALL}/{DRAFT}", "-y", columns=80)
+    child.expect("again in 5[345] s: ")
+    child.sendintr()
+    assert "interrupted" in plain(rest(child))
+    assert child.exitstatus == 130
+
+
+def test_a_pause_is_noted_without_a_terminal(online: Cli, server: Server) -> None:
+    served = server.repos[SMALL][DRAFT]
+    served.modes, served.bodies, served.retry_after = ["429", "fine"], ["429", "fine"], "2"
+    done = online("pull", "-hf", f"{SMALL}/{DRAFT}", "-y")
+    assert done.code == 0
+    assert done.stderr.count(f"for {SMALL}/{DRAFT} (429): trying again in 2 s\n") == 2
+    assert online("pull", "-hf", f"{SMALL}/{DRAFT}", "-y", "-q").stderr == ""

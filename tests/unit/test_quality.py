@@ -19,7 +19,7 @@ def logits(*rows):
 
 
 def judged(ours, theirs, following):
-    return quality.judge(logits(*ours), quality.compress(logits(*theirs)), following)
+    return quality.score_tokens(logits(*ours), quality.compress(logits(*theirs)), following)
 
 
 def test_a_row_that_is_the_reference_itself_costs_nothing():
@@ -44,22 +44,22 @@ def test_what_is_kept_survives_any_logits():
     row = np.array([[1e4, 1e4 - 1, -1e9, -np.inf]], np.float32)
     kept = quality.compress(row)
     assert np.isfinite(kept).all()
-    assert quality.judge(np.array([[0.0, -1.0, -500.0, -500.0]], np.float32), kept, [0]).divergence == pytest.approx(
-        [0], abs=1e-6
-    )
+    assert quality.score_tokens(
+        np.array([[0.0, -1.0, -500.0, -500.0]], np.float32), kept, [0]
+    ).divergence == pytest.approx([0], abs=1e-6)
 
 
 def test_rounding_adds_next_to_nothing():
     rng = np.random.default_rng(0)
     rows = (4 * rng.standard_normal((200, 5000))).astype(np.float32)
-    found = quality.judge(rows, quality.compress(rows), np.zeros(200, int))
+    found = quality.score_tokens(rows, quality.compress(rows), np.zeros(200, int))
     assert found.divergence.max() < 1e-5
 
 
 def test_estimates_and_their_errors():
-    first = quality.Judged(np.array([1.0, 3.0]), np.array([0.0, 0.4]), np.array([True, False]))
-    second = quality.Judged(np.array([2.0, 2.0]), np.array([0.2, 0.2]), np.array([True, True]))
-    found = quality.estimate([first, second], "big", is_reference=False)
+    first = quality.TokenScores(np.array([1.0, 3.0]), np.array([0.0, 0.4]), np.array([True, False]))
+    second = quality.TokenScores(np.array([2.0, 2.0]), np.array([0.2, 0.2]), np.array([True, True]))
+    found = quality.estimate_quality([first, second], "big", is_reference=False)
     assert (found.reference, found.tokens) == ("big", 4)
     assert (found.perplexity, found.mean_kl, found.top1_agreement) == pytest.approx((math.exp(2), 0.2, 0.75))
     error = math.sqrt(2 / 3) / 2  # of the surprise: sample variance 2/3, four tokens
@@ -69,8 +69,8 @@ def test_estimates_and_their_errors():
 
 
 def test_the_reference_is_its_own_measure():
-    rattle = quality.Judged(np.array([1.0, 2.0]), np.array([1e-7, 2e-7]), np.array([True, False]))
-    found = quality.estimate([rattle], "big", is_reference=True)
+    rattle = quality.TokenScores(np.array([1.0, 2.0]), np.array([1e-7, 2e-7]), np.array([True, False]))
+    found = quality.estimate_quality([rattle], "big", is_reference=True)
     assert (found.mean_kl, found.mean_kl_error, found.top1_agreement, found.top1_agreement_error) == (0, 0, 1, 0)
 
 
@@ -78,8 +78,8 @@ def test_errors_shrink_as_the_text_grows():
     rng = np.random.default_rng(1)
 
     def error(count):
-        one = quality.Judged(rng.exponential(size=count), rng.exponential(size=count), rng.random(count) < 0.8)
-        return quality.estimate([one], "", is_reference=False).mean_kl_error
+        one = quality.TokenScores(rng.exponential(size=count), rng.exponential(size=count), rng.random(count) < 0.8)
+        return quality.estimate_quality([one], "", is_reference=False).mean_kl_error
 
     assert error(400) / error(40000) == pytest.approx(10, rel=0.2)
 
@@ -91,10 +91,10 @@ def read(tmp_path_factory):
 
     def go(*models, passages=PASSAGES[:2]):
         specs = [
-            quality.Spec(model, DecoderOptions(threads=1), rows, index == 0, "the first", passages)
+            quality.QualityJob(model, DecoderOptions(threads=1), rows, index == 0, "the first", passages)
             for index, model in enumerate(models)
         ]
-        return [quality.measure(spec) for spec in specs]
+        return [quality.measure_quality(spec) for spec in specs]
 
     return go
 
@@ -113,7 +113,7 @@ def test_a_real_model_against_itself_and_another(read, target, draft):
 def test_perplexity_is_that_of_the_text_read_one_token_at_a_time(read, target):
     (found,) = read(target, passages=(PASSAGES[6],))
     with Model(target) as model:
-        context = Context(model, ContextOptions(ctx_size=512, width=2, threads=1))
+        context = Context(model, ContextOptions(ctx_size=512, max_outputs=2, threads=1))
         tokens = model.tokenize(PASSAGES[6])
         total = 0.0
         for here, following in pairwise(tokens):
@@ -125,7 +125,7 @@ def test_perplexity_is_that_of_the_text_read_one_token_at_a_time(read, target):
 
 
 def test_other_tokens_cannot_be_compared(read, target, small_vocabulary):
-    with pytest.raises(ModelError, match="its tokens are not those of the first"):
+    with pytest.raises(ModelError, match="its tokens differ from those of the first"):
         read(target, small_vocabulary)
 
 

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from ggufspec.errors import GgufspecError
 from ggufspec.files.write import check_writable, write_whole
-from ggufspec.reports import bench, table
-from ggufspec.schema.base import ErrorDocument, Run, SpeculativeRun, Spread, to_json
-from ggufspec.schema.bench import BenchDocument, Divergence, LengthSpeedup, Verdict
+from ggufspec.reports import bench, table, words
+from ggufspec.schema.base import ErrorDocument, MeasuredRun, Portion, SpeculativeRun, Spread, to_json
+from ggufspec.schema.bench import BenchDocument, BenchVerdict, Divergence, LengthSpeedup
 from ggufspec.schema.run import RunDocument
 
 MODES = ("target_only", "draft_only", "speculative")
-ALONE = Run(
+ALONE = MeasuredRun(
     gpu_layers=45,
     layers=80,
     tokens=96,
@@ -64,7 +64,7 @@ def document(**changes):
         "identical_output": True,
         "identity_check": {"note": "96 tokens"},
         "divergences": (Divergence(0, 7, 11, 12, 0.01, 0.1, True),),
-        "verdict": Verdict(True, "Worth it: 6.17×.", "A round gives 2.50 tokens."),
+        "verdict": BenchVerdict(True, "Worth it: 6.17×.", "A round gives 2.50 tokens."),
     }
     return BenchDocument(**fields | changes)
 
@@ -163,12 +163,12 @@ def test_no_gain_without_a_speedup():
     ("median", "shown"), [(0.123, "0.12 ± 1.00"), (9.99, "9.99 ± 1.00"), (10, "10.0 ± 1.0"), (123.4, "123 ± 1")]
 )
 def test_a_number_is_as_long_as_it_is_sure(median, shown):
-    run = Run(0, 8, 1, Spread(median, (median - 1, median + 0.5), (median - 1, median + 0.5)), 1.0, 0, 0, 0.0)
+    run = MeasuredRun(0, 8, 1, Spread(median, (median - 1, median + 0.5), (median - 1, median + 0.5)), 1.0, 0, 0, 0.0)
     assert bench.results(document(runs={"target_only": run})).cells[0][2] == shown
 
 
 def test_one_trial_has_no_spread():
-    run = Run(0, 8, 1, Spread(2.0, (2.0, 2.0), (2.0,)), 1.0, 0, 0, 0.0)
+    run = MeasuredRun(0, 8, 1, Spread(2.0, (2.0, 2.0), (2.0,)), 1.0, 0, 0, 0.0)
     assert bench.results(document(runs={"target_only": run})).cells[0][2] == "2.00"
 
 
@@ -241,9 +241,51 @@ def test_the_line_about_the_text():
     )
     assert bench.same_text(document(divergences=())) == "The same text with and without a draft: 96 tokens."
     assert bench.same_text(document(divergences=(), identical_output=False)).startswith("NOT the same text")
-    unchecked = document(identical_output=None, identity_check={"note": "its memory is recurrent"})
+    unchecked = document(identical_output=None, identity_check={"note": "its memory is recurrent"}, divergences=())
     assert bench.same_text(unchecked) == "Whether a draft changes the text was not checked: its memory is recurrent."
     assert bench.same_text(document(identical_output=None, identity_check={"note": ""})) == ""
+    check = {"note": "no time", "compared": 3, "different": 0}
+    same = bench.same_text(replace(unchecked, identity_check=check))
+    assert same == "The same text with and without a draft in 3 measured answers; strict mode was not checked: no time."
+    differing = bench.same_text(replace(unchecked, identity_check=check | {"different": 2}))
+    assert differing == "With a draft 2 of 3 answers differ; strict mode was not checked: no time."
+
+
+@pytest.mark.parametrize(
+    ("drafted", "kept", "shown"), [(0, 0, "–"), (3, 1, "1 of 3"), (19, 0, "0 of 19"), (20, 13, "65%"), (2000, 1, "0%")]
+)
+def test_few_drafted_tokens_are_counts_and_many_a_share(drafted, kept, shown):
+    pair = replace(PAIR, drafted=drafted, accepted=kept, acceptance_rate=kept / max(drafted, 1))
+    assert bench.results(document(runs={"speculative": pair})).cells[0][4] == shown
+    portion = Portion("edit", 50, ALONE.tokens_per_s, PAIR.tokens_per_s, PAIR.tokens_per_s, drafted, kept)
+    assert bench.portions((portion, portion), ()).cells[0][1] == shown
+    assert (words.acceptance(pair) is None) == (drafted < 20)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "by_lookup", "line"),
+    [
+        ("both", (3, 1), "Accepted: draft model 124 of 197 (63%), n-gram lookup 1 of 3."),
+        ("mtp+lookup", (150, 100), "Accepted: MTP head 25 of 50 (50%), n-gram lookup 100 of 150 (67%)."),
+        ("both", (0, 0), ""),
+        ("both", (200, 125), ""),  # the verdict says that only the lookup drafted
+        ("lookup", (200, 125), ""),
+        ("draft", (0, 0), ""),
+    ],
+)
+def test_where_two_drafters_drafted_each_has_its_tokens(drafter, by_lookup, line):
+    pair = replace(PAIR, lookup_drafted=by_lookup[0], lookup_accepted=by_lookup[1])
+    one = document(settings={"drafter": drafter}, runs={"target_only": ALONE, "speculative": pair})
+    assert [text for text in bench.remarks(one) if text.startswith("Accepted")] == [line] * bool(line)
+    assert (line in bench.markdown(one).replace("\\", "")) is True
+
+
+@pytest.mark.parametrize(("measured", "end"), [(256, "included."), (255, "included (extrapolated).")])
+def test_what_times_and_speedups_are_for_is_below_the_table(measured, end):
+    note = bench.footnote(document(**LONG, measured_tokens=measured))
+    assert note.startswith("Tokens/s covers generation only; 256 tokens and Speedup cover whole answers")
+    assert note.endswith(end)
+    assert bench.footnote(document()) == ""  # of an older version
 
 
 def test_the_line_about_prompts():

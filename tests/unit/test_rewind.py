@@ -10,10 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import random_weights
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import (
+
+from ggufspec.decoding.policy.latency import LatencyModel
+from ggufspec.decoding.policy.pair_latency import refusal
+from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.dryrun import allocated
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import AGAIN_MAX, ContextOptions
+from ggufspec.llamacpp.rewind import rollback_kind
+from ggufspec.models.architecture import kind_of_state
+from lab.rollback import Costs, best, break_even, speedup
+from tests.support import random_weights
+from tests.support.shapes import (
     Dims,
     Experts,
     Label,
@@ -28,22 +38,12 @@ from shapes import (
     transformer,
 )
 
-from ggufspec.decoding.policy.latency import LatencyModel
-from ggufspec.decoding.policy.pair_latency import refusal
-from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp.dryrun import allocated
-from ggufspec.llamacpp.model import Context, Model
-from ggufspec.llamacpp.options import AGAIN_MAX, ContextOptions
-from ggufspec.llamacpp.rewind import way_back
-from ggufspec.models.architecture import kind_of_state
-from lab.rollback import Costs, best, break_even, speedup
-
 VOCABULARY = 1024
 REWIND = 7
 
 
 DIMS = Dims(4, 256, 4, 2, 512, VOCABULARY)
-# Of these the kernels depend on the width of a batch, so that weights are taken that do not amplify it.
+# Of these the kernels depend on the batch size, so that weights are taken that do not amplify it.
 BY_WIDTH = ("jamba", "rwkv7", "qwen3next")
 
 
@@ -90,7 +90,7 @@ def some(count: int, seed: int) -> list[int]:
 
 
 def assert_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
-    """To the bit; where kernels depend on the width of a batch, much closer than texts that differ in one token."""
+    """To the bit; where kernels depend on the batch size, much closer than texts that differ in one token."""
     if name in BY_WIDTH:
         np.testing.assert_allclose(found, expected, rtol=0, atol=0.03)
     else:
@@ -199,19 +199,19 @@ def test_padding_leaves_no_trace_in_snapshots(models, name):
         straight.decode(text[:20], 0)
         assert one.can_pad
         assert not straight.can_pad
-        rows = one.decode([*text[20:22], text[0]], 3, width=8).copy()
+        rows = one.decode([*text[20:22], text[0]], 3, batch_size=8).copy()
         assert one.length == 23
         one.rewind(22)
         assert_same(name, rows[:2], straight.decode(text[20:22], 2))
-        assert_same(name, one.decode(text[22:25], 3, width=4), straight.decode(text[22:25], 3))
-        one.decode(text[25:27], 2, width=16)  # more than could be taken back
+        assert_same(name, one.decode(text[22:25], 3, batch_size=4), straight.decode(text[22:25], 3))
+        one.decode(text[25:27], 2, batch_size=16)  # more than could be taken back
         assert library.batches == [20, 8, 4, 2]
 
 
-def test_the_width_has_no_effect_where_nothing_can_be_padded(models):
+def test_the_batch_size_has_no_effect_where_nothing_can_be_padded(models):
     with closing(context(models["mamba"])) as one:
         library = counted(one)
-        one.decode(some(3, 5), 3, width=8)
+        one.decode(some(3, 5), 3, batch_size=8)
         assert (one.length, library.batches, one.can_pad) == (3, [3], False)
 
 
@@ -361,9 +361,9 @@ def test_all_behind_a_mark_can_be_taken_back(models, name, by):
         one.decode(text[:19], 0)
         one.decode([*text[19:20], 7, 7], 3)
         one.rewind(20)
-        for width in (1, 5, 1):
+        for batch_size in (1, 5, 1):
             one.mark()
-            one.decode(some(width, width), width)
+            one.decode(some(batch_size, batch_size), batch_size)
             one.rewind(20)
         straight.decode(text[:20], 0)
         assert_same(name, one.decode(text[20:], 1), straight.decode(text[20:], 1))
@@ -377,7 +377,7 @@ def test_an_attention_cache_forgets_as_ever(models):
         one.decode(some(20, 1), 4)
         one.rewind(3)
         one.rewind(0)
-        one.decode(some(2, 1), 2, width=4)
+        one.decode(some(2, 1), 2, batch_size=4)
         assert library.calls == {"llama_memory_seq_rm": 3}
 
 
@@ -388,13 +388,13 @@ def test_what_is_known_before_a_model_is_here(models):
         said = "recurrent" * lib.llama_model_is_recurrent(handle) + "hybrid" * lib.llama_model_is_hybrid(handle)
         assert kind_of_state(name) == said
         for by in ("auto", "checkpoint"):
-            expected = way_back(name, by) if said else "exact"
+            expected = rollback_kind(name, by) if said else "exact"
             with closing(context(model, by)) as one:
                 assert one.rewind_kind == expected
 
 
 def test_an_unknown_way(models):
-    with pytest.raises(UsageError, match="'magic' is not a way"):
+    with pytest.raises(UsageError, match="'magic' is not a rollback method"):
         context(models["mamba"], "magic")
 
 

@@ -94,7 +94,7 @@ def test_one_process_at_a_time(path):
     with RunLog(path, SCHEMA) as run_log:
         run_log.put("a", 1)
         for fresh in (False, True):
-            with pytest.raises(GgufspecError, match="another process is measuring the same") as error:
+            with pytest.raises(GgufspecError, match="another process is making the same measurements") as error:
                 RunLog(path, SCHEMA, fresh=fresh)
             assert "--results" in error.value.hint
     assert kept(path)[0] == {"a": 1}
@@ -105,7 +105,7 @@ def test_one_process_at_a_time(path):
 
 def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(GgufspecError, match="results cannot be kept") as error:
+    with pytest.raises(GgufspecError, match="results cannot be saved") as error:
         RunLog(tmp_path / "file" / "trials.jsonl", SCHEMA)
     assert "--results" in error.value.hint
 

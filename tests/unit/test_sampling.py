@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from properties import examples
 
 from ggufspec.decoding import sampling as module
-from ggufspec.decoding.sampling import Candidates, Sampling, candidates, confidence, likeliest
+from ggufspec.decoding.sampling import Sampling, TokenCandidates, confidence, likeliest, token_candidates
 from ggufspec.errors import ModelError, UsageError
+from tests.support.properties import examples
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -41,7 +41,7 @@ def reference(logits, sampling):
 
 
 def assert_matches_reference(logits, sampling):
-    wanted, found = reference(logits, sampling), candidates(logits, sampling)
+    wanted, found = reference(logits, sampling), token_candidates(logits, sampling)
     assert found.ids.tolist() == list(wanted)
     assert found.ids.dtype == np.int64
     assert found.scores.dtype == np.float64
@@ -120,7 +120,7 @@ SHAPES = [
 def test_top_p_alone_over_every_shape_of_row(kind, vocab, min_p):
     logits = shaped(kind, vocab, np.random.default_rng(vocab))
     for top_p in (0.05, 0.5, 0.95, 0.9991):
-        found = candidates(logits, Sampling(0.8, 0, top_p, min_p))
+        found = token_candidates(logits, Sampling(0.8, 0, top_p, min_p))
         fewest = top_p_exactly(logits, top_p * (1 - 1e-6), min_p)  # the row's sum is of 32 bits
         most = top_p_exactly(logits, top_p * (1 + 1e-6), min_p)
         assert set(fewest) <= set(found.ids) <= set(most)
@@ -147,13 +147,15 @@ def test_confidence_is_exact_where_every_class_is_one_token():
     logits = np.log(np.array([0.1, 0.6, 0.3], np.float32)) + 20
     assert confidence(logits) == pytest.approx(0.6, rel=1e-5)
     logits = np.random.default_rng(0).normal(size=2047).astype(np.float32)
-    assert confidence(logits) == pytest.approx(candidates(logits, Sampling(1, **OFF)).probabilities().max(), rel=1e-5)
+    assert confidence(logits) == pytest.approx(
+        token_candidates(logits, Sampling(1, **OFF)).probabilities().max(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_confidence_is_an_estimate_from_above(kind):
     logits = shaped(kind, 20_011, np.random.default_rng(2))
-    highest = candidates(logits, Sampling(1, **OFF)).probabilities().max()
+    highest = token_candidates(logits, Sampling(1, **OFF)).probabilities().max()
     assert highest * (1 - 1e-5) <= confidence(logits) <= min(1, 20 * highest) * (1 + 1e-5)
 
 
@@ -162,50 +164,52 @@ def test_top_k_takes_the_lowest_ids_of_a_tie(spread):
     logits = np.full(5000, -spread, np.float32)
     logits[4000:4003] = 0
     wanted = list(range(40)) if spread == 0 else [*range(37), 4000, 4001, 4002]
-    assert candidates(logits, Sampling(temperature=1, top_k=40, top_p=1, min_p=0)).ids.tolist() == wanted
+    assert token_candidates(logits, Sampling(temperature=1, top_k=40, top_p=1, min_p=0)).ids.tolist() == wanted
 
 
 def test_the_likely_tokens_may_all_be_neighbours():
     logits = np.zeros(8000, np.float32)
     logits[100:150] = np.arange(50, 0, -1)
-    assert candidates(logits, Sampling(temperature=1, top_k=40, top_p=1, min_p=0)).ids.tolist() == list(range(100, 140))
+    assert token_candidates(logits, Sampling(temperature=1, top_k=40, top_p=1, min_p=0)).ids.tolist() == list(
+        range(100, 140)
+    )
 
 
 def test_truncations_see_untempered_probabilities():
     logits = np.log(np.array([0.6, 0.3, 0.1], np.float32))
     for temperature in (0.1, 1.0, 10.0):
-        assert candidates(logits, Sampling(temperature, 0, 0.7, 0)).ids.tolist() == [0, 1]
-        assert candidates(logits, Sampling(temperature, 0, 1, 0.4)).ids.tolist() == [0, 1]
+        assert token_candidates(logits, Sampling(temperature, 0, 0.7, 0)).ids.tolist() == [0, 1]
+        assert token_candidates(logits, Sampling(temperature, 0, 1, 0.4)).ids.tolist() == [0, 1]
 
 
 def test_top_p_counts_what_top_k_left():
     logits = np.log(np.array([0.3, 0.2, 0.2, 0.2, 0.1], np.float32))
-    assert candidates(logits, Sampling(1, 2, 0.55, 0)).ids.tolist() == [0]  # 0.3 of 0.5 is 0.6
-    assert candidates(logits, Sampling(1, 2, 0.65, 0)).ids.tolist() == [0, 1]
-    assert candidates(logits, Sampling(1, 0, 0.55, 0)).ids.tolist() == [0, 1, 2]
+    assert token_candidates(logits, Sampling(1, 2, 0.55, 0)).ids.tolist() == [0]  # 0.3 of 0.5 is 0.6
+    assert token_candidates(logits, Sampling(1, 2, 0.65, 0)).ids.tolist() == [0, 1]
+    assert token_candidates(logits, Sampling(1, 0, 0.55, 0)).ids.tolist() == [0, 1, 2]
 
 
 def test_nothing_off_keeps_every_finite_logit():
     logits = np.array([0, -np.inf, -80, 5], np.float32)
-    found = candidates(logits, Sampling(temperature=2, **OFF))
+    found = token_candidates(logits, Sampling(temperature=2, **OFF))
     assert found.ids.tolist() == [0, 2, 3]
     assert found.scores.tolist() == [-2.5, -42.5, 0]
     assert not Sampling(temperature=2, **OFF).truncates
 
 
 def test_temperature_0_is_a_one_hot_row_and_the_lowest_id_wins_a_tie():
-    found = candidates(np.array([0, 7, 7, 1], np.float32), Sampling())
+    found = token_candidates(np.array([0, 7, 7, 1], np.float32), Sampling())
     assert (found.ids.tolist(), found.scores.tolist(), found.probabilities().tolist()) == ([1], [0.0], [1.0])
     assert Sampling(temperature=0, **OFF).truncates
 
 
 def test_a_temperature_near_0_neither_overflows_nor_ties():
     logits = np.array([1e4, 1e4 - 1, -1e4], np.float32)
-    assert candidates(logits, Sampling(temperature=1e-30, **OFF)).probabilities().tolist() == [1, 0, 0]
+    assert token_candidates(logits, Sampling(temperature=1e-30, **OFF)).probabilities().tolist() == [1, 0, 0]
 
 
 def test_probabilities_do_not_overflow():
-    assert Candidates(np.arange(2), np.array([1e4, 1e4])).probabilities().tolist() == [0.5, 0.5]
+    assert TokenCandidates(np.arange(2), np.array([1e4, 1e4])).probabilities().tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -216,14 +220,14 @@ def test_nan_and_infinite_logits_are_the_models_fault(sampling, value):
     logits = np.zeros(100, np.float32)
     logits[77] = value
     with pytest.raises(ModelError, match="NaN logits" if np.isnan(value) else "maximum of inf"):
-        candidates(logits, sampling)
+        token_candidates(logits, sampling)
     with pytest.raises(ModelError, match="maximum of -inf"):
-        candidates(np.full(100, -np.inf, np.float32), sampling)
+        token_candidates(np.full(100, -np.inf, np.float32), sampling)
     large = np.zeros(20_011, np.float32)
     for place in (0, 12_345, 20_010):  # in a whole row of classes, and behind the last
         large[place] = value
         with pytest.raises(ModelError):
-            candidates(large, sampling)
+            token_candidates(large, sampling)
         with pytest.raises(ModelError):
             confidence(large)
         large[place] = 0
@@ -258,7 +262,7 @@ def test_a_guess_has_the_likeliest_of_the_candidates(vocab, top_p, min_p):
     sampling = Sampling(0.8, top_k=0, top_p=top_p, min_p=min_p)
     for spread in (1.0, 3.0, 6.0):
         logits = rng.normal(0, spread, vocab).astype(np.float32)
-        every, guess = candidates(logits, sampling), likeliest(logits, sampling)
+        every, guess = token_candidates(logits, sampling), likeliest(logits, sampling)
         assert set(guess.ids.tolist()) <= set(every.ids.tolist())
         assert guess.ids.size >= min(every.ids.size, 8)
         assert logits[guess.ids].min() >= np.sort(logits)[-guess.ids.size]
@@ -271,7 +275,7 @@ def test_a_guess_has_the_likeliest_of_the_candidates(vocab, top_p, min_p):
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(0.8, **OFF)])
 def test_a_guess_where_the_whole_is_as_cheap(sampling):
     logits = np.random.default_rng(0).normal(0, 3, 5000).astype(np.float32)
-    every, guess = candidates(logits, sampling), likeliest(logits, sampling)
+    every, guess = token_candidates(logits, sampling), likeliest(logits, sampling)
     assert np.array_equal(every.ids, guess.ids)
     assert np.array_equal(every.scores, guess.scores)
 

@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_keeps_no_half_of_a_cache(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        cache.write(tmp_path / "batch-latency.json", {"long": "x" * 100_000})
+        cache.write_value(tmp_path / "batch-latency.json", {"long": "x" * 100_000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []

@@ -7,11 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import shapes
-from compute_buffers import dry_run
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from properties import examples
 
 from ggufspec.api.plan import plan_request
 from ggufspec.api.resolve import with_placement
@@ -21,11 +18,14 @@ from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.header import interpret
 from ggufspec.planning import catalogue, search
-from ggufspec.planning.memory import HOST, Bytes, Request
-from ggufspec.planning.plan import Card, Machine
+from ggufspec.planning.memory import HOST, DeviceBytes, MemoryRequest
+from ggufspec.planning.plan import OffloadDevice, PlanMachine
 from ggufspec.planning.speed import DeviceProfile, LookupRounds, MachineProfile, pass_s
 from ggufspec.planning.verdict import why
 from ggufspec.settings.table import Settings
+from tests.support import shapes
+from tests.support.compute_buffers import dry_run
+from tests.support.properties import examples
 
 GIB = 2**30
 SHAPES = shapes.SHAPES | {
@@ -51,16 +51,18 @@ def model(tmp_path_factory):
                 data = file.read(16 << 20)
             metadata_only = folder / f"{name}-metadata-only.gguf"
             gguf.write_metadata_only([data], metadata_only)
-            made[name] = interpret(path.name, [gguf.parse(data)], path.stat().st_size), metadata_only
+            made[name] = interpret(path.name, [gguf.parse_header(data)], path.stat().st_size), metadata_only
         return made[name]
 
     return get
 
 
 def machine(*gib, host=40e9, card=800e9, headroom=0, overhead=0):
-    cards = tuple(Card(f"GPU{i}", "", int(size * GIB), int(size * GIB), overhead) for i, size in enumerate(gib))
+    cards = tuple(
+        OffloadDevice(f"GPU{i}", "", int(size * GIB), int(size * GIB), overhead) for i, size in enumerate(gib)
+    )
     speeds = {HOST: DeviceProfile(host, 5e11)} | {one.name: DeviceProfile(card, 1e14) for one in cards}
-    return Machine(cards, 64 * GIB, headroom, MachineProfile(speeds, 1e-4, 1e-4, 20e9, "made up"))
+    return PlanMachine(cards, 64 * GIB, headroom, MachineProfile(speeds, 1e-4, 1e-4, 20e9, "made up"))
 
 
 def ask(model, target="llama3-70b-q3_k_s", draft="llama3-8b-q3_k_l", acceptance=0.7, options=None, **more):
@@ -69,11 +71,11 @@ def ask(model, target="llama3-70b-q3_k_s", draft="llama3-8b-q3_k_l", acceptance=
 
 
 def make_plan(asked, machine, run=None):
-    return search.make_plan(asked, machine, run or dry_run(*machine.card_names))
+    return search.search_plan(asked, machine, run or dry_run(*machine.card_names))
 
 
 def sweep(plan):
-    return search.sweep(plan, dry_run(*plan.machine.card_names))
+    return search.sweep_rows(plan, dry_run(*plan.machine.card_names))
 
 
 def excess(option, machine):
@@ -90,7 +92,9 @@ def test_the_plan_fits_and_one_layer_more_does_not(model):
         assert excess(option, here) <= 0
         more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
         subject = asked.target if option.draft else asked.target_only
-        (used,) = dry_run(*here.card_names)([Request(subject.header, subject.metadata_only, more, option.context)])
+        (used,) = dry_run(*here.card_names)(
+            [MemoryRequest(subject.header, subject.metadata_only, more, option.context)]
+        )
         larger = replace(option, target_bytes=used)
         assert excess(larger, here) > 0
 
@@ -126,7 +130,7 @@ def test_what_is_estimated_is_what_is_planned(model, target, gib):
         machine(*gib),
         ask(model, target=target, draft="llama-1b-q4_0" if "8b" in target and len(gib) == 1 else None),
     )
-    plan, estimate = make_plan(asked, here), search.estimate(asked, here, dry_run(*here.card_names))
+    plan, estimate = make_plan(asked, here), search.estimate_plan(asked, here, dry_run(*here.card_names))
     assert (plan.confirmed, estimate.confirmed) == (True, False)
     for one, other in ((plan.target_only, estimate.target_only), (plan.pair, estimate.pair)):
         if one is not None:
@@ -183,7 +187,9 @@ def test_a_hopeless_draft_has_no_break_even(model):
     on_host = make_plan(ask(model, target="llama3-8b-q3_k_l", draft="llama3-8b-q3_k_l"), machine())
     assert on_host.default.tokens_per_s == on_host.at_pair > on_host.pair.tokens_per_s
     assert on_host.default.draft_length == 0
-    assert "Leave the draft away, or measure it: guessed 1.00×" in why(on_host)
+    drafting = on_host.pair.tokens_per_s / on_host.target_only.tokens_per_s
+    assert f"Leave the draft out: drafting is guessed to be {drafting:.2f}× (" in why(on_host)
+    assert why(on_host).endswith("The default would not draft: 1.00×.")
 
 
 def test_a_run_is_predicted_to_draft_only_where_that_pays(model):
@@ -213,23 +219,27 @@ def test_the_rates_of_a_verdict_can_be_compared(model):
         plan = make_plan(ask(model, acceptance=acceptance), machine(24))
         pays = acceptance > even
         assert (plan.accepted_share > plan.break_even_share) == pays == (plan.choice == "speculative")
-        words = why(plan)
-        assert words.count("accepted at draft length") == 1
-        assert f"with {plan.accepted_share:.0%} accepted at draft length {plan.judged_length} (given; " in words
-        assert f"it {'pays' if pays else 'would pay'} above {plan.break_even_share:.0%})" in words
-        assert ("Use the draft: guessed" in words) == pays
-        assert ("Leave the draft away" in words) != pays
-        ratio = plan.default.tokens_per_s / plan.target_only.tokens_per_s
-        assert f"guessed {ratio:.2f}× (" in words
+        words, chance = why(plan), plan.request.acceptance
+        if pays:
+            rate = f"{plan.accepted_share:.0%} accepted at draft length {plan.judged_length}"
+            assert f"with {rate} (given; it pays above {plan.break_even_share:.0%})" in words
+            ratio = plan.default.tokens_per_s / plan.target_only.tokens_per_s
+            assert f"Use the draft: guessed {ratio:.2f}× (" in words
+        else:  # the headline is about drafting, not about the default
+            rate = f"a {chance:.0%} chance of acceptance per token"
+            assert f"with {rate} (given; it would pay above {plan.break_even_acceptance:.0%})" in words
+            ratio = plan.pair.tokens_per_s / plan.target_only.tokens_per_s
+            assert f"Leave the draft out: drafting is guessed to be {ratio:.2f}× (" in words
+            assert ratio < 1
 
 
 def test_the_verdict_says_first_what_fits(model):
     whole, part, host = (why(make_plan(ask(model), machine(*gib))) for gib in ((80,), (24,), ()))
     assert re.match(r"Fits whole: 81/81 layers on the GPU, 3\d\.\d of 80\.0 GiB\. Use the draft", whole)
     assert re.match(r"Fits in part: \d\d/81 layers on the GPU.*, 2\d\.\d of 24\.0 GiB; the rest is in RAM\. ", part)
-    assert re.match(r"Fits into memory: 3\d\.\d of 64\.0 GiB\. ", host)
+    assert re.match(r"No GPU found\. Fits into memory, all on the CPU: 3\d\.\d of 64\.0 GiB\. ", host)
     little = replace(machine(), memory_bytes=8 * GIB)
-    assert re.match(r"Does not fit into memory: 3\d\.\d of 8\.0 GiB", why(make_plan(ask(model), little)))
+    assert re.match(r"No GPU found\. Does not fit into memory: 3\d\.\d of 8\.0 GiB", why(make_plan(ask(model), little)))
     alone = why(make_plan(ask(model, draft=None), machine(80)))
     assert re.search(r"Without a draft: predicted \d+(\.\d+)? tokens/s\.$", alone)
 
@@ -266,13 +276,13 @@ def test_layers_that_are_asked_for_are_kept(model):
 def test_layers_that_do_not_fit_are_refused_with_the_figures(model):
     here = machine(24)
     fits = make_plan(ask(model, draft=None), here).target_only.target.gpu_layers
-    needs = r"needs 2\d\.\d\d GiB of GPU0 at least, and the budget is 24\.00 GiB"
+    needs = r"needs at least 2\d\.\d\d GiB of GPU0, but the budget is 24\.00 GiB"
     for layers in (81, 99):
         with pytest.raises(GgufspecError, match=rf"{needs}; {fits} of 81 layers fit") as error:
             make_plan(ask(model, draft=None, gpu_layers=layers), here)
         assert error.value.exit_code == 1
         assert "-ngl auto" in error.value.hint
-    with pytest.raises(GgufspecError, match=r"needs 34\.38 GiB of GPU0 at least, .*; \d\d of 81 layers fit"):
+    with pytest.raises(GgufspecError, match=r"needs at least 34\.38 GiB of GPU0, .*; \d\d of 81 layers fit"):
         make_plan(ask(model, gpu_layers=99, gpu_layers_draft=99), here)
 
 
@@ -450,7 +460,7 @@ def test_no_placement_that_fits_is_faster(model, gib, host, card, acceptance, ct
     speeds = []
     for count in range(header.layers + 1):
         at = Placement(count)
-        (used,) = dry_run("GPU0")([Request(header, asked.target_only.metadata_only, at, context)])
+        (used,) = dry_run("GPU0")([MemoryRequest(header, asked.target_only.metadata_only, at, context)])
         if used["GPU0"].total <= here.budget_bytes(here.cards[0]):
             seconds = pass_s(header, at, here.speed, here.card_names, tokens=1, depth=ctx_size // 2, context=context)
             speeds.append(1 / seconds)
@@ -458,7 +468,7 @@ def test_no_placement_that_fits_is_faster(model, gib, host, card, acceptance, ct
 
 
 def test_bytes_add_up():
-    assert (Bytes(1, 2, 3, 4) + Bytes(10, 20, 30, 40)).total == 110
+    assert (DeviceBytes(1, 2, 3, 4) + DeviceBytes(10, 20, 30, 40)).total == 110
 
 
 def test_a_metadata_only_file_answers_as_the_file_does(model, tmp_path):
@@ -472,8 +482,8 @@ def test_a_metadata_only_file_answers_as_the_file_does(model, tmp_path):
     assert Path(path).stat().st_size > 4e9
     for gpu_layers in (0, 17, 33):
         at = Placement(gpu_layers)
-        runs = [dryrun.Run(file, at, context) for file in (path, metadata_only)]
-        whole, small = dryrun.ask(dryrun.Spec(simulated_devices=1), runs)
+        runs = [dryrun.PlacedModel(file, at, context) for file in (path, metadata_only)]
+        whole, small = dryrun.ask(dryrun.DryRunJob(simulated_devices=1), runs)
         assert whole == small
         assert not whole.error
 
@@ -532,7 +542,7 @@ def test_weights_stay_mapped_where_memory_is_short(model):
     needed = make_plan(ask(model, draft=None), streaming(24)).target_only.used(HOST).total / GIB
     plan = make_plan(ask(model, draft=None), streaming(24, memory=0.9 * needed))
     assert (plan.target_only.target.load_mode, plan.target_only.context.op_offload_min_batch) == ("auto", 32)
-    assert any("the rest is read from disk at every token" in note for note in plan.notes)
+    assert any("the rest is read from disk for every token" in note for note in plan.notes)
     given = make_plan(ask(model, draft=None, load_mode="mmap"), streaming(24))
     assert given.target_only.target.load_mode == "mmap"
 
@@ -540,7 +550,7 @@ def test_weights_stay_mapped_where_memory_is_short(model):
 def test_what_a_card_does_not_compute_with_is_repacked_for_the_cpu(model):
     options = DecoderOptions(ctx_size=4096, threads=4, no_op_offload=True)
     here = streaming(24)
-    here = replace(here, speed=replace(here.speed, repacked=catalogue.repacked(catalogue.Cores())))
+    here = replace(here, speed=replace(here.speed, repacked=catalogue.repacked(catalogue.CpuCores())))
 
     def planned(where=here, **more):
         wanted = Settings(no_op_offload=True, **more)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damage import library
 
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 from ggufspec.reports.doctor import features
 from ggufspec.schema.doctor import CheckStep, SelfCheck
 from ggufspec.verify import selfcheck
-from ggufspec.verify.selfcheck import BATCHES, FLASH, TYPES, WEIGHT_ERROR, check, error_of
+from ggufspec.verify.selfcheck import BATCHES, FLASH, TYPES, WEIGHT_ERROR, error_of, self_check
+from tests.support.damage import library
 
 spoils = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("cc"), reason="preloads a library that is compiled here"
@@ -27,13 +27,13 @@ spoils = pytest.mark.skipif(
 def spoiled(kind: str, folder: Path, patch: pytest.MonkeyPatch, types: tuple[str, ...] = ("Q3_K_S",)) -> SelfCheck:
     with patch.context() as inside:
         inside.setenv("LD_PRELOAD", str(library(kind, folder)))
-        return check(types)
+        return self_check(types)
 
 
 @pytest.mark.full
 def test_this_build_computes_right() -> None:
     steps: list[CheckStep] = []
-    found = check(on_step=steps.append)
+    found = self_check(on_step=steps.append)
     assert found.failures == ()
     host = [row for row in found.rows if row.step.place == "host"]
     cases = {(row.step.type, row.step.flash, row.step.batch) for row in host}
@@ -96,7 +96,7 @@ def test_a_hang_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_wrong_products_are_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At one token and at four: sixteen take another kernel of llama.cpp, which is whole."""
-    if kind.startswith("Q6_K") and "AMX_INT8" in features(load().llama_print_system_info().decode()):
+    if kind.startswith("Q6_K") and "AMX_INT8" in features(load_library().llama_print_system_info().decode()):
         pytest.skip("AMX multiplies Q6_K by kernels of its own, which no library replaces")
     found = spoiled(kind, tmp_path, monkeypatch)
     assert len(found.rows) == 1 + len(FLASH) * len(BATCHES)
@@ -118,7 +118,7 @@ def test_types_after_a_crash_are_checked_all_the_same(tmp_path: Path, monkeypatc
 
 def test_what_is_no_crash_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
-    found = check(("F16", "Q8_0"))
+    found = self_check(("F16", "Q8_0"))
     assert [(row.step.type, row.outcome) for row in found.failures] == [("F16", "failed"), ("Q8_0", "failed")]
     assert "cannot be loaded" in found.failures[0].detail
 

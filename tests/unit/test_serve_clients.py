@@ -10,8 +10,9 @@ from urllib.request import urlopen
 
 import openai
 import pytest
-from processes import Cli, eventually
-from serving import Server, serving
+
+from tests.support.processes import Cli, eventually
+from tests.support.serving import Server, serving
 
 HI = [{"role": "user", "content": "def main("}]
 WEATHER = {
@@ -149,9 +150,24 @@ def test_log_probabilities(client):
 
 
 def test_speculation_is_in_the_usage(client):
-    details = completion(client, max_tokens=60).usage.completion_tokens_details
-    assert details.accepted_prediction_tokens >= 0
-    assert details.rejected_prediction_tokens >= 0
+    usage = completion(client, max_tokens=60).usage
+    assert usage.speculation["drafted"] >= usage.speculation["accepted"] >= 0
+    details = usage.completion_tokens_details
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)  # nothing was predicted
+
+
+def test_a_predicted_output_is_counted_and_changes_no_text(client):
+    expected = chat(client, max_tokens=40).choices[0].message.content
+    answer = chat(client, max_tokens=40, prediction={"type": "content", "content": expected})
+    assert answer.choices[0].message.content == expected
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 30
+    assert details.rejected_prediction_tokens <= 4
+    wrong = chat(client, max_tokens=40, prediction={"type": "content", "content": "Ω≈ç√∫ " * 20})
+    assert wrong.choices[0].message.content == expected
+    details = wrong.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == 0
+    assert details.rejected_prediction_tokens > 20
 
 
 # ---- tools and schemas -----------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Cli
-from serving import Server, serving
+
+from tests.support.processes import Cli
+from tests.support.serving import Server, serving
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "serve.md"
 ADDRESS = "http://127.0.0.1:8080"
@@ -62,8 +63,9 @@ EXPECTED: list[Callable[[str], bool]] = [  # of each command, in the page's orde
     is_call,
     lambda body: json.loads(message(body)["content"])["size"] in ("small", "large"),
     lambda body: len(json.loads(body)["choices"][0]["logprobs"]["content"]) == 2,
+    lambda body: is_text(body) and 0 < sum(json.loads(body)["usage"]["completion_tokens_details"].values()) < 30,
     lambda body: re.search(r"^llamacpp:tokens_predicted_total [1-9]", body, re.MULTILINE) is not None,
-    lambda body: len(json.loads(body)["answers"]) == 6,
+    lambda body: len(json.loads(body)["answers"]) == 7,
     lambda body: json.loads(body)["status"] == "ok",
 ]
 

@@ -9,24 +9,24 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import jobs_serve
 import pytest
-from processes import PATIENCE_S, eventually
 
 from ggufspec import DecoderOptions
 from ggufspec.errors import ChildError, GgufspecError, ModelError
 from ggufspec.serve import engine as engines
-from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
-from ggufspec.serve.session import Request, Spec
+from ggufspec.serve.engine import GoneError, PendingAnswer, QueueFullError, RefusedError, ServerProcess
+from ggufspec.serve.session import ChatJob, ServeRequest
+from tests.support import jobs_serve
+from tests.support.processes import PATIENCE_S, eventually
 
 
-def spec(how: str = "") -> Spec:
-    return Spec(Path("none.gguf"), None, DecoderOptions(), chat_template=how)
+def spec(how: str = "") -> ChatJob:
+    return ChatJob(Path("none.gguf"), None, DecoderOptions(), chat_template=how)
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine(spec(), module=jobs_serve.__name__, most_waiting=8)
+def engine() -> Iterator[ServerProcess]:
+    made = ServerProcess(spec(), module=jobs_serve.__name__, most_waiting=8)
     made.start()
     yield made
     made.close()
@@ -37,7 +37,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
 
 
-async def text(answer: Answer) -> str:
+async def text(answer: PendingAnswer) -> str:
     rounds = [event["deltas"] async for event in answer.events() if event["event"] == "round"]
     return "".join(one["content"] for deltas in rounds for one in deltas)
 
@@ -49,17 +49,17 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def ask(engine: Engine, prompt: str, client: str = "one") -> Answer:
-    return engine.submit(Request(prompt=prompt), client)
+def ask(engine: ServerProcess, prompt: str, client: str = "one") -> PendingAnswer:
+    return engine.submit(ServeRequest(prompt=prompt), client)
 
 
-def test_clients_take_turns_and_what_waits_can_leave(engine: Engine) -> None:
+def test_clients_take_turns_and_what_waits_can_leave(engine: ServerProcess) -> None:
     async def work() -> list[str]:
         first = ask(engine, "forever")
-        await until(lambda: engine.is_running)
+        await until(lambda: engine.running)
         order: list[str] = []
 
-        async def answered(answer: Answer) -> None:
+        async def answered(answer: PendingAnswer) -> None:
             order.append(await text(answer))
 
         greedy = [ask(engine, f"greedy {number}") for number in range(3)]
@@ -78,21 +78,21 @@ def test_clients_take_turns_and_what_waits_can_leave(engine: Engine) -> None:
     assert run(work) == ["greedy 0", "modest", "greedy 1"]
 
 
-def test_an_answer_that_has_ended_runs_no_longer(engine: Engine) -> None:
+def test_an_answer_that_has_ended_runs_no_longer(engine: ServerProcess) -> None:
     async def work() -> None:
         assert await text(ask(engine, "x")) == "x"
 
     run(work)
     engine.close()
-    assert not engine.is_running
+    assert not engine.running
 
 
-def test_a_queue_that_is_full_says_so(engine: Engine) -> None:
+def test_a_queue_that_is_full_says_so(engine: ServerProcess) -> None:
     async def work() -> None:
         first = ask(engine, "forever")
-        await until(lambda: engine.is_running)
+        await until(lambda: engine.running)
         waiting = [ask(engine, "x", str(number)) for number in range(8)]
-        with pytest.raises(BusyError, match="8 requests wait"):
+        with pytest.raises(QueueFullError, match="8 requests wait"):
             ask(engine, "y")
         first.cancel()
         assert [await text(one) for one in waiting] == ["x"] * 8
@@ -100,7 +100,7 @@ def test_a_queue_that_is_full_says_so(engine: Engine) -> None:
     run(work)
 
 
-def test_a_refusal_and_a_death_cost_one_answer(engine: Engine) -> None:
+def test_a_refusal_and_a_death_cost_one_answer(engine: ServerProcess) -> None:
     deaths: list[str] = []
     engine.on_restart.append(deaths.append)
 
@@ -120,7 +120,7 @@ def test_a_refusal_and_a_death_cost_one_answer(engine: Engine) -> None:
 
 def test_a_child_that_cannot_be_loaded_again_is_tried_by_every_request(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    engine = Engine(spec(str(broken)), module=jobs_serve.__name__)
+    engine = ServerProcess(spec(str(broken)), module=jobs_serve.__name__)
     deaths: list[str] = []
     engine.on_restart.append(deaths.append)
     engine.start()
@@ -144,12 +144,12 @@ def test_a_child_that_cannot_be_loaded_again_is_tried_by_every_request(tmp_path:
     assert len(deaths) == 1, "one death, however often it was tried"
 
 
-def test_a_child_that_does_not_stop_is_killed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_does_not_stop_is_killed(engine: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_STUCK_S", 0.1)
 
     async def work() -> None:
         deaf = ask(engine, "deaf")
-        await until(lambda: engine.is_running)
+        await until(lambda: engine.running)
         deaf.cancel()
         with pytest.raises(GoneError):
             await text(deaf)
@@ -158,10 +158,32 @@ def test_a_child_that_does_not_stop_is_killed(engine: Engine, monkeypatch: pytes
     run(work)
 
 
-def test_a_bug_costs_its_own_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_cancelled_on_its_way_is_stopped(engine: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_STUCK_S", 0.1)
+    begin, cancelled = engine._session.begin, threading.Event()
+
+    def late(request: object) -> int:
+        assert cancelled.wait(PATIENCE_S)
+        return begin(request)
+
     async def work() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(engine._session, "ask", lambda *_, **__: 1 / 0)
+            patch.setattr(engine._session, "begin", late)
+            deaf = ask(engine, "deaf")
+            await until(lambda: engine.running)
+            deaf.cancel()
+            cancelled.set()
+            with pytest.raises(GoneError):
+                await text(deaf)
+        assert await text(ask(engine, "next")) == "next"
+
+    run(work)
+
+
+def test_a_bug_costs_its_own_request(engine: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._session, "begin", lambda *_, **__: 1 / 0)
             with pytest.raises(GoneError, match="ZeroDivisionError"):
                 await text(ask(engine, "x"))
         assert await text(ask(engine, "next")) == "next"
@@ -169,7 +191,7 @@ def test_a_bug_costs_its_own_request(engine: Engine, monkeypatch: pytest.MonkeyP
     run(work)
 
 
-def test_who_waits_long_is_told_that_he_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_long_is_told_that_he_waits(engine: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "_WAITING_S", 0.01)
 
     async def work() -> None:
@@ -186,13 +208,13 @@ def test_who_waits_long_is_told_that_he_waits(engine: Engine, monkeypatch: pytes
 
 @pytest.mark.parametrize("prompt", ["forever", "deaf", ""])
 def test_it_ends_whatever_the_child_does(prompt: str) -> None:
-    engine = Engine(spec(), module=jobs_serve.__name__)
+    engine = ServerProcess(spec(), module=jobs_serve.__name__)
     engine.start()
 
     async def work() -> None:
         if prompt:
             ask(engine, prompt)
-            await until(lambda: engine.is_running)
+            await until(lambda: engine.running)
             waiting = ask(engine, "x", "two")
             engine.close(0.1)
             with pytest.raises(GoneError, match="the server ends"):
@@ -206,7 +228,7 @@ def test_it_ends_whatever_the_child_does(prompt: str) -> None:
 
 
 def test_it_ends_while_it_loads() -> None:
-    engine = Engine(spec("slow"), module=jobs_serve.__name__)
+    engine = ServerProcess(spec("slow"), module=jobs_serve.__name__)
     failed: list[GgufspecError] = []
 
     def start() -> None:
@@ -224,7 +246,103 @@ def test_it_ends_while_it_loads() -> None:
 
 
 def test_what_cannot_be_loaded_at_first_is_an_error(tmp_path: Path) -> None:
-    engine = Engine(spec(str(tmp_path)), module=jobs_serve.__name__)
+    engine = ServerProcess(spec(str(tmp_path)), module=jobs_serve.__name__)
     with pytest.raises(ModelError, match="it cannot be loaded"):
         engine.start()
     engine.close()
+
+
+# ---- several at once -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[ServerProcess]:
+    made = ServerProcess(spec("together"), module=jobs_serve.__name__, most_waiting=8)
+    made.start()
+    yield made
+    made.close()
+
+
+async def begun(answer: PendingAnswer) -> None:
+    """Wait until the child has begun to answer; its events so far are taken."""
+    async for event in answer.events():
+        if event["event"] == "round":
+            return
+
+
+def test_two_are_answered_at_once_and_a_third_waits(pair: ServerProcess) -> None:
+    async def work() -> None:
+        first, second = ask(pair, "forever 1"), ask(pair, "forever 2", "two")
+        await begun(first)
+        await begun(second)
+        third = ask(pair, "third", "three")
+        await asyncio.sleep(0.1)
+        assert (pair.running, pair.waiting) == (2, 1)
+        second.cancel()
+        assert await text(third) == "third", "a place is free"
+        assert first.reply is None
+        with pytest.raises(RefusedError, match="too long"):
+            await text(ask(pair, "refuse"))
+        first.cancel()
+        await text(first)
+        assert first.reply is not None
+        assert first.reply.statistics.stop_reason == ""
+
+    run(work)
+    pair.close()
+    assert pair.running == 0
+
+
+def test_a_death_costs_what_was_running(pair: ServerProcess) -> None:
+    async def work() -> None:
+        first = ask(pair, "forever")
+        await begun(first)
+        dying, third = ask(pair, "die"), ask(pair, "third", "three")
+        for lost in (first, dying):
+            with pytest.raises(GoneError, match="status 3"):
+                await text(lost)
+        assert await text(third) == "third"
+
+    run(work)
+
+
+def test_the_one_that_hangs_is_blamed(pair: ServerProcess) -> None:
+    async def work() -> None:
+        first = ask(pair, "forever")
+        await begun(first)
+        hanging = ask(pair, "hang")
+        with pytest.raises(RefusedError, match="the template takes more than"):
+            await text(hanging)
+        with pytest.raises(GoneError):
+            await text(first)
+        assert await text(ask(pair, "next")) == "next"
+
+    run(work)
+
+
+def test_a_bug_costs_what_was_running(pair: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        first = ask(pair, "forever")
+        await begun(first)
+        with monkeypatch.context() as patch:
+            patch.setattr(pair._session, "receive", lambda *_: 1 / 0)
+            pair._session.wake()
+            with pytest.raises(GoneError, match="ZeroDivisionError"):
+                await text(first)
+        assert await text(ask(pair, "next")) == "next"
+
+    run(work)
+
+
+def test_it_ends_while_two_are_answered(pair: ServerProcess) -> None:
+    async def work() -> None:
+        answers = [ask(pair, "forever 1"), ask(pair, "forever 2", "two")]
+        for one in answers:
+            await begun(one)
+        pair.close(5.0)
+        for one in answers:
+            await text(one)
+            assert one.reply is not None
+
+    run(work)
+    assert not pair._session.is_open

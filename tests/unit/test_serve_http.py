@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from ggufspec.serve import http
 from ggufspec.serve.http import listen
 
 
@@ -26,3 +27,15 @@ def test_small_pieces_of_an_answer_are_sent_at_once() -> None:
                     writer.close()
 
     assert asyncio.run(connected())
+
+
+def test_an_ipv6_address_is_taken_as_in_a_url() -> None:
+    if not socket.has_ipv6:
+        return
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:  # this machine has none
+        return
+    for host in ("[::1]", "::1"):
+        with listen(host, 0) as bound:
+            assert http.endpoint_url(bound) == f"http://[::1]:{bound.getsockname()[1]}"

@@ -15,7 +15,8 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-from endpoints import PATIENCE_S, Endpoint, events, serving
+
+from tests.support.endpoints import PATIENCE_S, Endpoint, events, serving
 
 CLIENTS, REQUESTS, WARM = 20, 200, 10
 TOKENS = 24
@@ -110,7 +111,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def test_many_clients_a_third_of_which_leave(endpoint: Endpoint, alone: dict[str, str]) -> None:
     with endpoint.client() as client:
         check([ask(client, prompt, random.Random(3)) for prompt in PROMPTS[:WARM]], alone)
-        check(load(endpoint, REQUESTS // 2), alone)  # its memory grows by a twentieth, and then no more
+        check(load(endpoint, REQUESTS), alone)  # its memory grows by a twentieth, and then no more
         before = resident_bytes(endpoint)
         found = load(endpoint, REQUESTS)
         until(lambda: idle(client), "an answer goes on for nobody")
@@ -141,7 +142,8 @@ def test_a_child_that_is_killed_twenty_times_under_load(endpoint: Endpoint, alon
         found = loading.result(PATIENCE_S)
         until(lambda: idle(client), "an answer goes on for nobody")
         check(found, alone)
-        assert 10 <= sum(how == "told" for how, _, _ in found) <= 40
+        # A death costs the three answers that run, and perhaps a request on its way
+        assert 10 <= sum(how == "told" for how, _, _ in found) <= 20 * (3 + 1)
         for prompt in PROMPTS:
             answer = client.post("/v1/completions", json=body(prompt))
             assert answer.json()["choices"][0]["text"] == alone[prompt]

@@ -12,7 +12,7 @@ import pytest
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.speed_watch import TargetSpeed
 from ggufspec.serve.metrics import Metrics
-from ggufspec.serve.session import Reply
+from ggufspec.serve.session import ServeReply
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"'
@@ -44,7 +44,7 @@ def parsed(text: str) -> tuple[dict[str, str], dict[tuple[str, tuple[tuple[str, 
     return kinds, samples
 
 
-def reply(**changes: Any) -> Reply:
+def reply(**changes: Any) -> ServeReply:
     """An answer of 13 tokens, 12 of them in 9 rounds and 2 seconds, 6 of the rounds without a draft."""
     own = {key: changes.pop(key) for key in set(changes) & set(Statistics.__dataclass_fields__)}
     statistics = Statistics(
@@ -69,7 +69,7 @@ def reply(**changes: Any) -> Reply:
     )
     usual = {"cached": 59, "sequence": 0, "target_only_s": 3.0, "speculation": True}
     by_drafter = {"accepted_by_drafter": {"draft": (4, 2), "lookup": (2, 1)}}
-    return Reply(statistics, **usual | by_drafter | changes)
+    return ServeReply(statistics, **usual | by_drafter | changes)
 
 
 def read(metrics: Metrics, **gauges: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -9,11 +9,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from pages import Elements
-from served import HOSTILE, ready
 
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.serve import page
+from tests.support.pages import Elements
+from tests.support.served import HOSTILE, ready
 
 
 class Inline(HTMLParser):

@@ -7,19 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kept_results
 import pytest
 
 from ggufspec.bench.hooked import TRUNCATIONS
-from ggufspec.chat.commands import Switches, sampled
+from ggufspec.chat.commands import ChatSwitches, sampled
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import options as llamacpp
 from ggufspec.llamacpp import params
-from ggufspec.reports.documents import parse
-from ggufspec.serve.requests import Completion
+from ggufspec.reports.documents import parse_document
+from ggufspec.serve.requests import CompletionBody
 from ggufspec.settings import table
 from ggufspec.settings.table import OPTIONS, Settings
+from tests.support import kept_results
 
 
 def test_values_are_checked_wherever_they_come_from() -> None:
@@ -119,12 +119,12 @@ def test_results_of_older_versions_are_read(kind: Callable[[], Any]) -> None:
     today = kept_results.as_json(kind())
     old = aged(today)
     assert old != today
-    assert parse(old) == parse(today)
+    assert parse_document(old) == parse_document(today)
 
 
 def test_a_sweep_of_an_older_version_is_of_today_s_option() -> None:
     body = kept_results.as_json(kept_results.sweep("cache_type_k")) | {"option": "type_k"}
-    assert parse(body).option == "cache_type_k"  # type: ignore[union-attr]
+    assert parse_document(body).option == "cache_type_k"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_an_acceptance_rate_that_is_none(text: str) -> None:
 def test_an_option_of_sampling_reaches_every_place(name: str) -> None:
     """A server's requests have it; a penalty is known as one, a truncation is named by a chat and known to the hook."""
     row = OPTIONS[name]
-    assert name in Completion.model_fields
+    assert name in CompletionBody.model_fields
     sampling = Sampling(temperature=0.8, **{name: row.most * 0.75 if row.most else 7})
     assert getattr(sampling, name) != row.default
     if not sampling.penalises:
-        assert row.flags[-1].strip("-") in sampled(Switches(has_draft=False, sampling=sampling))
+        assert row.flags[-1].strip("-") in sampled(ChatSwitches(has_draft=False, sampling=sampling))
         assert name in TRUNCATIONS

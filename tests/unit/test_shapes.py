@@ -11,7 +11,8 @@ from typing import Any
 
 import gguf
 import pytest
-from shapes import LLAMA3_MERGES, LLAMA3_TOKENS, SHAPES, bpe, padded, write, write_split
+
+from tests.support.shapes import LLAMA3_MERGES, LLAMA3_TOKENS, SHAPES, bpe, padded, write, write_split
 
 KINDS = {"dense", "tied", "moe", "swa", "mla", "recurrent", "hybrid", "nextn"}
 PATIENCE_S = 120.0
@@ -21,10 +22,10 @@ LOADER = """
 import ctypes, json, sys, time
 from pathlib import Path
 import numpy as np
-from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.library import complaints, forget_complaints, load_library
 from ggufspec.llamacpp.params import load_model
 
-lib = load()
+lib = load_library()
 for path, dry in json.load(sys.stdin):
     print(path, file=sys.stderr, flush=True)
     forget_complaints()
@@ -57,9 +58,9 @@ for path, dry in json.load(sys.stdin):
 # Reads jobs [path of an F16 model, file type] and answers each with llama-quantize's choices, tensor by tensor.
 QUANTIZER = """
 import ctypes, json, re, sys
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import load_library
 
-lib = load()
+lib = load_library()
 said = []
 callback = lib.llama_log_callback(lambda level, text, user_data: said.append(text.decode()))
 lib.llama_log_set(callback, None)

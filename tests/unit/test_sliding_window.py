@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import random_weights
-from shapes import POST, SANDWICH, Dims, Experts, Label, transformer
 
 from ggufspec import SpeculativeDecoder
 from ggufspec.decoding.options import DecoderOptions
@@ -23,6 +21,8 @@ from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.llamacpp.params import load_model
 from ggufspec.models.headers import read_headers
 from ggufspec.planning.memory import Placement, resident
+from tests.support import random_weights
+from tests.support.shapes import POST, SANDWICH, Dims, Experts, Label, transformer
 
 VOCABULARY, WINDOW, CELLS = 1024, 64, 256  # cells of a windowed layer: 64 + 32, padded
 ROUNDING = 0.02  # of the logits' range: up to 0.011 was seen, and 0.026 and more where one cell of the window is lost
@@ -90,10 +90,10 @@ def test_logits_are_those_of_the_whole_cache(models, name, cache_type):
     small, whole = (context(models[name], swa_full=full, cache_type=cache_type) for full in (False, True))
     with closing(small), closing(whole):
         while small.length < LONG - 16:
-            start, width = small.length, draw.randint(1, 16)
-            kept = draw.randint(1, width)
-            batch = text[start : start + kept] + wrong[start + kept : start + width]
-            found, expected = (one.decode(batch, width).copy() for one in (small, whole))
+            start, batch_size = small.length, draw.randint(1, 16)
+            kept = draw.randint(1, batch_size)
+            batch = text[start : start + kept] + wrong[start + kept : start + batch_size]
+            found, expected = (one.decode(batch, batch_size).copy() for one in (small, whole))
             assert difference(found, expected) < ROUNDING
             for one in (small, whole):
                 one.rewind(start + kept)

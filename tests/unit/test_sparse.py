@@ -31,7 +31,7 @@ def test_pieces_are_where_they_belong_and_the_rest_is_holes(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("count", [1, 3, 4, 1000, (16 << 20) + 7, 40 << 20])
 def test_a_pattern_is_repeated_to_the_byte(count: int) -> None:
-    pieces = list(sparse.repeated(100, b"abcd", count))
+    pieces = list(sparse.repeated_bytes(100, b"abcd", count))
     assert [place for place, _ in pieces] == [100 + sum(len(p) for _, p in pieces[:i]) for i in range(len(pieces))]
     whole = b"".join(bytes(piece) for _, piece in pieces)
     assert whole == (b"abcd" * (count // 4 + 1))[:count]
@@ -70,5 +70,5 @@ def fail(path: Path) -> None:
 def test_room_is_asked_for(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sparse, "free_disk_bytes", lambda path: 10 << 30)
     sparse.check_room(tmp_path, 9 << 30, "m")
-    with pytest.raises(GgufspecError, match=r"m need 10.8 GB of disk, and .* has 10.7 GB"):
+    with pytest.raises(GgufspecError, match=r"m need 10.8 GB of disk, but .* has 10.7 GB"):
         sparse.check_room(tmp_path, 10 << 30, "m")

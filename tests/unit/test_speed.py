@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shapes import SHAPES, write
 
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.gguf import Tensor, parse
+from ggufspec.llamacpp.gguf import GgufTensor, parse_header
 from ggufspec.llamacpp.model import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, Tokenizer, interpret
 from ggufspec.planning.memory import HOST, layer_devices
 from ggufspec.planning.speed import (
-    Choice,
     DeviceProfile,
+    DraftChoice,
     MachineProfile,
     MeasuredBatches,
     MeasuredToken,
@@ -31,6 +30,7 @@ from ggufspec.planning.speed import (
     interpolate,
     pass_s,
 )
+from tests.support.shapes import SHAPES, write
 
 BLOCK, TABLE, VOCABULARY, WIDTH = 4000, 256, 16, 8
 CARD, OTHER = "GPU0", "GPU1"
@@ -41,17 +41,17 @@ def header(
 ) -> ModelHeader:
     """A model whose blocks are one matrix of ``BLOCK`` bytes, half of it experts where there are any."""
 
-    def tensor(name: str, size: int) -> Tensor:
-        return Tensor(name, kind, (WIDTH, size // 2 // WIDTH), size, 0)
+    def tensor(name: str, size: int) -> GgufTensor:
+        return GgufTensor(name, kind, (WIDTH, size // 2 // WIDTH), size, 0)
 
-    tensors = [Tensor("token_embd.weight", kind, (WIDTH, VOCABULARY), TABLE, 0)]
+    tensors = [GgufTensor("token_embd.weight", kind, (WIDTH, VOCABULARY), TABLE, 0)]
     for block in range(blocks):
         if experts[0]:
             tensors += [tensor(f"blk.{block}.attn_q.weight", BLOCK // 2)]
             tensors += [tensor(f"blk.{block}.ffn_up_exps.weight", BLOCK // 2)]
         else:
             tensors += [tensor(f"blk.{block}.ffn_up.weight", BLOCK)]
-    tensors += [] if tied else [Tensor("output.weight", kind, (WIDTH, VOCABULARY), TABLE, 0)]
+    tensors += [] if tied else [GgufTensor("output.weight", kind, (WIDTH, VOCABULARY), TABLE, 0)]
     return ModelHeader(
         name="toy",
         size_bytes=sum(t.size_bytes for t in tensors),
@@ -134,7 +134,7 @@ def test_blocks_that_predict_further_tokens_are_not_run():
 def test_depth_is_read_by_every_block_in_the_cache_s_type():
     alone, deep = (pass_s(header(), Placement(), machine(), depth=depth) for depth in (0, 99))
     assert deep - alone == pytest.approx(99 * KV / 1000)
-    small = ContextOptions(ctx_size=128, width=1, threads=1, cache_type_k="q8_0", cache_type_v="q8_0")
+    small = ContextOptions(ctx_size=128, max_outputs=1, threads=1, cache_type_k="q8_0", cache_type_v="q8_0")
     deep = pass_s(header(), Placement(), machine(), depth=99, context=small)
     alone = pass_s(header(), Placement(), machine(), context=small)
     assert deep - alone == pytest.approx(99 * KV * 34 / 64 / 1000)
@@ -192,8 +192,8 @@ def test_bandwidth_and_curve_belong_to_the_weights_type():
 
 def test_past_a_curve_s_end_computing_takes_over():
     device = DeviceProfile(1000.0, 1.0, batch_latencies={"f16": {1: 1.0, 4: 2.0}})
-    assert device.weights_s("f16", 1000, flops=100, width=4) == 2
-    assert device.weights_s("f16", 1000, flops=100, width=5) == 100
+    assert device.weights_s("f16", 1000, flops=100, batch_size=4) == 2
+    assert device.weights_s("f16", 1000, flops=100, batch_size=5) == 100
 
 
 @pytest.mark.parametrize(
@@ -272,11 +272,13 @@ def test_a_card_copies_no_faster_than_the_memory_gives():
     assert slow - fast == pytest.approx(copied * (1 / 4e9 - 1 / 50e9))
 
 
-@pytest.mark.parametrize(("tokens", "streams_from", "op_offload", "streams"), [
+@pytest.mark.parametrize(("tokens", "op_offload_min_batch", "op_offload", "streams"), [
     (1, 2, True, False), (2, 2, True, True), (1, 1, True, True), (31, 32, True, False), (512, 2, False, False),
 ])  # fmt: skip
-def test_a_card_computes_with_the_host_s_weights_from_the_threshold_on(tokens, streams_from, op_offload, streams):
-    context = ContextOptions(1024, 16, 1, op_offload_min_batch=streams_from, op_offload=op_offload)
+def test_a_card_computes_with_the_host_s_weights_from_the_threshold_on(
+    tokens, op_offload_min_batch, op_offload, streams
+):
+    context = ContextOptions(1024, 16, 1, op_offload_min_batch=op_offload_min_batch, op_offload=op_offload)
     there = machine(streams=True, link_bytes_per_s=2000.0)
     found = cost(header(), PINNED, there, (CARD,), tokens=tokens, context=context)
     assert (found.devices[CARD] > 0) is (found.copies_s > 0) is streams
@@ -350,14 +352,22 @@ def test_layers_go_where_llama_cpp_puts_them(placement: Placement, cards: tuple[
 
 def test_curves_are_exact_where_measured_linear_between_and_flat_outside():
     batch_latency = {2: 1.0, 4: 2.0, 8: 1.0}
-    assert [interpolate(batch_latency, width) for width in (1, 2, 3, 4, 6, 8, 99)] == [1, 1, 1.5, 2, 1.5, 1, 1]
+    assert [interpolate(batch_latency, batch_size) for batch_size in (1, 2, 3, 4, 6, 8, 99)] == [
+        1,
+        1,
+        1.5,
+        2,
+        1.5,
+        1,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_every_architecture_has_a_speed(name: str, tmp_path: Path):
     path = write(tmp_path / "model.gguf", SHAPES[name])
     with path.open("rb") as file:
-        model = interpret(name, [parse(file.read(2**24))], path.stat().st_size)
+        model = interpret(name, [parse_header(file.read(2**24))], path.stat().st_size)
     there = machine(host=5e10, card=8e11, flops=1e13)
     seconds = [pass_s(model, Placement(n), there, (CARD,), depth=512) for n in (0, model.blocks // 2, model.layers)]
     assert seconds == sorted(seconds, reverse=True)
@@ -377,8 +387,8 @@ def test_expected_tokens_is_a_geometric_sum():
 
 def test_the_best_length_maximises_tokens_per_second():
     flat = best_length(lambda _: 1.0, 0.0, 1.0, most=5)
-    assert flat == Choice(5, 6.0)
-    assert best_length(lambda _: 1.0, 0.0, 0.0, most=5) == Choice(0, 1.0)  # the shortest of equals
+    assert flat == DraftChoice(5, 6.0)
+    assert best_length(lambda _: 1.0, 0.0, 0.0, most=5) == DraftChoice(0, 1.0)  # the shortest of equals
     assert best_length(lambda n: float(n), 0.1, 0.9).length == 0
     assert best_length(lambda n: float(n), 0.1, 0.9, least=1).length == 1
     assert best_length(lambda n: 1.0 if n in (1, 4) else 3.0, 0.1, 0.6).length == 3  # kernels that like four
@@ -530,7 +540,7 @@ def test_attention_costs_what_it_computes_where_that_is_more_than_reading():
     slow = replace(slow, devices=slow.devices | {HOST: computing})
 
     def deeper_s(where: MachineProfile, tokens: int, kind: str = "f16") -> float:
-        context = ContextOptions(ctx_size=512, width=8, threads=1, cache_type_k=kind, cache_type_v=kind)
+        context = ContextOptions(ctx_size=512, max_outputs=8, threads=1, cache_type_k=kind, cache_type_v=kind)
         deep, alone = (
             pass_s(header(), Placement(), where, tokens=tokens, depth=depth, context=context) for depth in (100, 0)
         )

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 from scipy.stats import binom, t
 
 from ggufspec.bench.statistics import mean_ratio, paired_mean, paired_ratios, spread, student
+from tests.support.properties import examples
 
 samples = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=12)
 

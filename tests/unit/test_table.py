@@ -9,17 +9,17 @@ import pytest
 from rich.console import Console
 
 from ggufspec.reports import table
-from ggufspec.reports.table import Column, Table
-from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.reports.table import ReportColumn, ReportTable
+from ggufspec.schema.base import MeasuredRun, SpeculativeRun, Spread
 
-SHOWN = Table(
+SHOWN = ReportTable(
     "Results",
     (
         table.word("Name"),
-        Column("Tokens/s", lambda value: f"{value:.1f}", rank=lambda value: value),
-        Column("Load", lambda value: f"{value:.0f} s", rank=lambda value: -value),
-        Column("Bar", lambda value: "█" * value, "left", only="terminal"),
-        Column("Raw", only="file"),
+        ReportColumn("Tokens/s", lambda value: f"{value:.1f}", rank=lambda value: value),
+        ReportColumn("Load", lambda value: f"{value:.0f} s", rank=lambda value: -value),
+        ReportColumn("Bar", lambda value: "█" * value, "left", only="terminal"),
+        ReportColumn("Raw", only="file"),
         table.words("Remarks"),
     ),
     (("a|b", 10.04, 3.0, 2, "x", "some longer words that are broken"), ("c",), ("d", 9.0, 1.0, 1, None, "")),
@@ -28,7 +28,7 @@ SHOWN = Table(
 )
 
 
-def printed(shown: Table, width: int) -> list[str]:
+def printed(shown: ReportTable, width: int) -> list[str]:
     out = Console(file=io.StringIO(), width=width)
     out.print(table.terminal(shown, width))
     assert isinstance(out.file, io.StringIO)
@@ -43,8 +43,8 @@ def test_cells_are_texts_and_the_best_of_each_column_is_known() -> None:
 
 
 def test_equal_values_have_no_best() -> None:
-    column = Column("Tokens/s", rank=lambda value: value)
-    assert Table("", (column,), ((1,), (1,), (None,))).best == frozenset()
+    column = ReportColumn("Tokens/s", rank=lambda value: value)
+    assert ReportTable("", (column,), ((1,), (1,), (None,))).best == frozenset()
 
 
 def test_the_terminal_has_stars_bars_and_the_word_failed() -> None:
@@ -57,7 +57,7 @@ def test_the_terminal_has_stars_bars_and_the_word_failed() -> None:
 
 @pytest.mark.parametrize(("width", "heads"), [(200, 12), (80, 7), (62, 5)])
 def test_columns_that_do_not_fit_are_left_out(width: int, heads: int) -> None:
-    wide = Table("", table.columns(*(f"column{n:03}" for n in range(12))), (("1",) * 12,))
+    wide = ReportTable("", table.columns(*(f"column{n:03}" for n in range(12))), (("1",) * 12,))
     assert len(printed(wide, width)[0].split()) == heads
 
 
@@ -69,7 +69,7 @@ def test_a_narrow_terminal_shows_row_by_row_and_leaves_nothing_out(width: int) -
     text = " ".join(" ".join(lines).split())
     assert "Remarks some longer" in text
     assert text.endswith("c failed d Tokens/s 9.0 Load 1 s* Bar █")
-    small = Table("", table.columns("a", "b"), (("1", "2"),))
+    small = ReportTable("", table.columns("a", "b"), (("1", "2"),))
     assert printed(small, width)[0].split() == ["a", "b"]  # it fits
 
 
@@ -84,16 +84,16 @@ def test_markdown_escapes_and_keeps_what_is_for_files() -> None:
 
 
 def test_columns_without_anything_go() -> None:
-    shown = Table("", table.columns("a", "b", "c"), (("", "–", "1"), ("", "", "")))
+    shown = ReportTable("", table.columns("a", "b", "c"), (("", "–", "1"), ("", "", "")))
     assert [column.label for column in shown.filled().columns] == ["a", "c"]
     assert [column.label for column in shown.filled(least=2).columns] == ["a", "b", "c"]
 
 
 def test_csv_has_a_line_per_trial_and_no_rounding() -> None:
     speed = Spread(1.23456, (1.0, 2.0), (1.0, 1.23456))
-    run = Run(1, 8, 4, speed, 5.0, 0, 0, 0.5)
+    run = MeasuredRun(1, 8, 4, speed, 5.0, 0, 0, 0.5)
     pair = SpeculativeRun(1, 8, 4, speed, 5.0, 0, 0, 0.5, 0, 0, 0.5, 1.5, (), 2, 1, 1, 0.1, 0.1)
-    lines = [*table.trials(run, name="a"), *table.trials(None), *table.trials(pair, name="b")]
+    lines = [*table.trial_rows(run, name="a"), *table.trial_rows(None), *table.trial_rows(pair, name="b")]
     text = table.comma_separated(("name", "trial", "tokens_per_s", "lossy", "acceptance_rate", "other"), lines)
     assert list(csv.reader(io.StringIO(text)))[1:] == [
         ["a", "1", "1.0", "False", "", ""],

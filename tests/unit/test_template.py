@@ -13,7 +13,7 @@ from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import chat_library, chat_template
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.prompting.marks import Marks
-from ggufspec.prompting.mends import Message
+from ggufspec.prompting.workarounds import TokenizedMessage
 
 NOW = datetime(2026, 11, 21, 15, 0)
 SAID = [
@@ -46,7 +46,7 @@ def render(source: str, messages: list[dict[str, str]] = SAID, **more: str) -> s
 @pytest.fixture(autouse=True)
 def _sandboxed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where llama.cpp's chat library is missing; with it see test_chat_library.py."""
-    monkeypatch.setattr(chat_library, "missing", lambda: GgufspecError("it is not there"))
+    monkeypatch.setattr(chat_library, "why_chat_library_is_missing", lambda: GgufspecError("it is not there"))
 
 
 # ---- as Hugging Face renders ---------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_marks_that_became_json_are_found() -> None:
 @pytest.mark.parametrize("content", ["said", " said\n", "said ", "a\n\nb"])
 @pytest.mark.parametrize("strips", [False, True])
 def test_answers_are_found_where_they_are_whole(content: str, strips: bool) -> None:
-    answer = Message("assistant", content, (1, 2))
+    answer = TokenizedMessage("assistant", content, (1, 2))
     text = MARKS.marked(answer).content
     found = MARKS.segments(f"<{text.strip() if strips else text}>", [answer])
     whole = not strips or content == content.strip()

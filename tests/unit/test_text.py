@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from properties import examples
 
 from ggufspec.decoding.text import TextStream
+from tests.support.properties import examples
 
 
 def reported(pieces, stop=()):

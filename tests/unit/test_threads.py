@@ -117,6 +117,33 @@ def test_what_was_used_while_nobody_asked_says_nothing(machine: Machine) -> None
     assert threads.count == 2
 
 
+def test_what_ended_with_the_question_costs_the_answer_no_thread(machine: Machine) -> None:
+    threads = machine.threads()
+    threads.start()
+    machine.others = 2.0  # the tests that an agent runs before it asks again
+    machine.pass_time(5.0)
+    assert threads.look()
+    assert threads.count == 1
+    machine.others = 0.0
+    asked_s = machine.now
+    assert threads.begin()
+    assert threads.count == 2
+    assert machine.now - asked_s < 0.2
+    machine.others = 2.0
+    machine.pass_time(5.0)
+    assert threads.look()
+    assert not threads.begin()  # still busy
+    assert threads.count == 1
+
+
+def test_no_answer_waits_for_a_look_on_an_idle_machine(machine: Machine) -> None:
+    threads = machine.threads()
+    threads.start()
+    asked_s = machine.now
+    assert not threads.begin()
+    assert machine.now == asked_s
+
+
 def test_a_model_whose_rounds_take_long_follows_all_the_same(machine: Machine) -> None:
     threads = machine.threads()
     threads.start()

@@ -5,13 +5,13 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-import shapes
 
 from ggufspec.decoding.policy.latency import LatencyModel
-from ggufspec.decoding.policy.timing import measure
+from ggufspec.decoding.policy.timing import time_batch_sizes
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.models.profile import demo_pair
+from tests.support import shapes
 
 # milliseconds of a 1B target on two cores
 Q4_0 = {1: 27, 2: 47, 3: 69, 4: 39, 5: 61, 6: 75, 8: 47, 12: 74, 16: 73, 32: 144}
@@ -19,7 +19,7 @@ F16 = {1: 52, 2: 66, 3: 72, 4: 74, 5: 80, 6: 77, 8: 100, 12: 118, 16: 153, 32: 2
 
 
 class TimedModel:
-    """A model whose batches take ``cost(width)`` seconds, more after another width, and ``load(now)`` times as long."""
+    """A model whose batches take ``cost(batch_size)`` seconds, more after another size, ``load(now)`` times as long."""
 
     vocab_size = 100
 
@@ -28,7 +28,7 @@ class TimedModel:
         self.model = self  # that it is a context of
         self.cache = []
         self.now = 0.0
-        self.batches = []  # (width, rows)
+        self.batches = []  # (batch size, rows)
         self.decoded = []  # tokens of every batch
         self.last = 0
 
@@ -39,18 +39,18 @@ class TimedModel:
     def length(self):
         return len(self.cache)
 
-    def decode(self, tokens, outputs, width=0):
+    def decode(self, tokens, outputs, batch_size=0):
         assert outputs <= len(tokens)
         assert all(0 <= token < self.vocab_size for token in tokens)
-        width = max(width, len(tokens))
+        batch_size = max(batch_size, len(tokens))
         self.cache += tokens
         self.decoded.append(list(tokens))
         assert len(self.cache) <= self.capacity
         if outputs:
-            self.batches.append((width, outputs))
-        seconds = self.cost(width) + (self.switch_s if width != self.last else 0)
+            self.batches.append((batch_size, outputs))
+        seconds = self.cost(batch_size) + (self.switch_s if batch_size != self.last else 0)
         self.now += seconds * self.load(self.now)
-        self.last = width
+        self.last = batch_size
         return np.zeros((outputs, self.vocab_size), np.float32)
 
     def rewind(self, length):
@@ -65,40 +65,42 @@ class TimedModel:
 
 
 def table(milliseconds, scale=1.0):
-    """Seconds by width, on lines between the widths of a table."""
-    return lambda width: scale * float(np.interp(width, list(milliseconds), list(milliseconds.values()))) / 1e3
+    """Seconds by batch size, on lines between the batch sizes of a table."""
+    return lambda batch_size: (
+        scale * float(np.interp(batch_size, list(milliseconds), list(milliseconds.values()))) / 1e3
+    )
 
 
 def found(model, **options):
-    return measure(model, model.clock, limit=options.pop("limit", 16), **options)
+    return time_batch_sizes(model, model.clock, limit=options.pop("limit", 16), **options)
 
 
 @pytest.mark.parametrize("milliseconds", [Q4_0, F16])
-def test_a_small_model_is_timed_at_every_width_that_tells(milliseconds):
+def test_a_small_model_is_timed_at_every_batch_size_that_tells(milliseconds):
     model = TimedModel(table(milliseconds, 1 / 50), switch_s=1e-4)
     measured = found(model)
     assert measured.trusted
     assert measured.note == ""
     assert measured.switch_s == pytest.approx(1e-4)
     assert set(measured.points) >= {1, 2, 3, 4, 5, 6, 8, 12, 16}
-    for width, seconds in measured.points.items():
-        assert seconds == pytest.approx(model.cost(width))
+    for batch_size, seconds in measured.points.items():
+        assert seconds == pytest.approx(model.cost(batch_size))
     assert model.now <= 0.5
 
 
 @pytest.mark.parametrize("scale", [1, 2, 5, 20])
-def test_a_large_model_is_timed_at_four_widths_and_twice_if_that_takes_a_second(scale):
+def test_a_large_model_is_timed_at_four_batch_sizes_and_twice_if_that_takes_a_second(scale):
     model = TimedModel(table(F16, scale))
     measured = found(model)
     assert set(measured.points) >= {1, 2, 4, 8}
     assert measured.trusted
-    needed = sum(model.cost(width) for width in (1, 2, 4, 8))
+    needed = sum(model.cost(batch_size) for batch_size in (1, 2, 4, 8))
     assert model.now <= max(1 + model.cost(8), needed + 2 * model.cost(1))
-    assert [width for width, _ in model.batches].count(8) == (1 if needed > 1 else 2)
+    assert [batch_size for batch_size, _ in model.batches].count(8) == (1 if needed > 1 else 2)
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 0.1, 0.3, 1.0, 3.0])
-def test_the_budget_is_kept_beyond_the_widths_that_are_needed(budget_s):
+def test_the_budget_is_kept_beyond_the_batch_sizes_that_are_needed(budget_s):
     model = TimedModel(table(Q4_0, 1 / 5))
     measured = found(model, limit=256, budget_s=budget_s)
     needed = TimedModel(model.cost)
@@ -112,15 +114,17 @@ def test_the_budget_is_kept_beyond_the_widths_that_are_needed(budget_s):
 @pytest.mark.parametrize("milliseconds", [Q4_0, F16])
 def test_a_wide_batch_is_timed_beyond_the_budget_and_twice(milliseconds):
     """Kernels may be good at sixteen tokens: from narrower ones nobody would know, and never try."""
-    model = TimedModel(lambda width: table(milliseconds)(width) if width < 16 else 0.7 * table(milliseconds)(16))
+    model = TimedModel(
+        lambda batch_size: table(milliseconds)(batch_size) if batch_size < 16 else 0.7 * table(milliseconds)(16)
+    )
     measured = found(model)
     assert measured.points[16] == pytest.approx(model.cost(16))
-    assert [width for width, _ in model.batches].count(16) == 2
+    assert [batch_size for batch_size, _ in model.batches].count(16) == 2
     assert model.now < 1.5 + model.cost(16)
 
 
 @pytest.mark.parametrize(
-    ("limit", "allowed", "widths"),
+    ("limit", "allowed", "batch_sizes"),
     [
         (1, None, {1}),
         (3, None, {1, 2, 3}),
@@ -131,13 +135,13 @@ def test_a_wide_batch_is_timed_beyond_the_budget_and_twice(milliseconds):
         (20, (20,), {20}),
     ],
 )
-def test_only_widths_that_may_be_used(limit, allowed, widths):
+def test_only_batch_sizes_that_may_be_used(limit, allowed, batch_sizes):
     model = TimedModel(table(Q4_0, 1 / 100))
-    assert set(found(model, limit=limit, allowed=allowed).points) == widths
-    assert {width for width, _ in model.batches} == widths
+    assert set(found(model, limit=limit, allowed=allowed).points) == batch_sizes
+    assert {batch_size for batch_size, _ in model.batches} == batch_sizes
 
 
-def test_no_width_to_time():
+def test_no_batch_size_to_time():
     with pytest.raises(ValueError, match="up to 8"):
         found(TimedModel(table(F16)), limit=8, allowed=(12,))
 
@@ -159,10 +163,10 @@ def test_batches_are_of_a_text_that_goes_on():
     """A mixture's router chooses as it does of text: from all over the vocabulary a batch would have more experts."""
     model = TimedModel(table(F16))
     found(model, budget_s=60.0)
-    widest = max(model.decoded, key=len)
-    assert len(widest) == 16
-    assert len(set(widest)) > 8
-    assert all(tokens == widest[: len(tokens)] for tokens in model.decoded)
+    largest = max(model.decoded, key=len)
+    assert len(largest) == 16
+    assert len(set(largest)) > 8
+    assert all(tokens == largest[: len(tokens)] for tokens in model.decoded)
 
 
 @pytest.mark.parametrize("tokenizer", [True, False])
@@ -174,7 +178,7 @@ def test_a_model_has_tokens_to_time_with_or_without_a_vocabulary(tmp_path, token
         assert all(0 <= token < model.vocab_size for token in tokens)
 
 
-def test_a_small_context_bounds_the_widths():
+def test_a_small_context_bounds_the_batch_sizes():
     model = TimedModel(table(Q4_0, 1 / 100), capacity=6)
     assert set(found(model).points) == {1, 2, 3, 4, 5, 6}
 
@@ -189,8 +193,8 @@ def test_disturbed_now_and_then(every_s, factor):
     """A third of the time belongs to another program; what is found is the model's own all the same."""
     model = TimedModel(table(F16, 1 / 50), load=bursts(every_s, every_s / 3, factor))
     measured = found(model)
-    for width in (1, 2, 4, 8):
-        assert measured.points[width] == pytest.approx(model.cost(width), rel=0.35)
+    for batch_size in (1, 2, 4, 8):
+        assert measured.points[batch_size] == pytest.approx(model.cost(batch_size), rel=0.35)
 
 
 def test_page_faults_of_the_first_batch_do_not_count():
@@ -214,20 +218,20 @@ def test_disturbed_always(seed):
     )  # else none is tried
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("scale", [1 / 50, 1 / 2])
-def test_a_burst_over_one_width_is_seen_by_the_others(width, scale):
-    """All timings of one width in a row take three times as long; a slow model leaves no time for a second visit."""
+def test_a_burst_over_one_batch_size_is_seen_by_the_others(batch_size, scale):
+    """All timings of one size in a row take three times as long; a slow model leaves no time for a second visit."""
     model = TimedModel(table(F16, scale))
     model.load = lambda now: (
-        3 if model.batches[-1][0] == width and [w for w, _ in model.batches].count(width) < 4 else 1
+        3 if model.batches[-1][0] == batch_size and [w for w, _ in model.batches].count(batch_size) < 4 else 1
     )
     measured = found(model, limit=8)
-    assert measured.points[width] == pytest.approx(model.cost(width))
+    assert measured.points[batch_size] == pytest.approx(model.cost(batch_size))
     assert measured.trusted
 
 
-def test_a_width_whose_times_never_agree_is_not_trusted():
+def test_a_batch_size_whose_times_never_agree_is_not_trusted():
     model = TimedModel(table(F16, 1 / 50))
     model.load = lambda now: 1.5 ** len(model.batches)
     measured = found(model, limit=1)
@@ -236,7 +240,7 @@ def test_a_width_whose_times_never_agree_is_not_trusted():
 
 
 def test_nothing_is_timed_again_for_ever():
-    """A machine so busy that the first width takes more than the patience: every other one is timed once."""
+    """A machine so busy that the first batch size takes more than the patience: every other one is timed once."""
     rng = random.Random(3)
     model = TimedModel(table(F16, 1 / 50), load=lambda now: 10 ** rng.uniform(3, 5))
     assert not found(model).trusted
@@ -262,21 +266,21 @@ def test_the_demo_pair():
     for path, rows in zip(demo_pair(), (None, 1), strict=True):
         with Model(path) as model, closing(Context(model, ContextOptions(64, 16, 1))) as context:
             context.decode([1, 2, 3], 0)
-            measured = measure(context, lambda: next(ticks) / 1e3, limit=16, outputs=rows)
+            measured = time_batch_sizes(context, lambda: next(ticks) / 1e3, limit=16, outputs=rows)
             assert context.length == 3
             assert set(measured.points) >= {1, 2, 4, 8}
 
 
-def test_the_width_from_which_a_card_computes_is_timed_whatever_it_takes():
+def test_the_batch_size_from_which_a_card_computes_is_timed_whatever_it_takes():
     """70B beside eight cores: a batch of 8 takes 1.5 s, one of 16 too, and 12 are the first that a card computes."""
 
-    def cost(width):
-        return 0.25 if width >= 12 else float(np.interp(width, [1, 2, 4, 8], [0.27, 0.48, 0.9, 1.54]))
+    def cost(batch_size):
+        return 0.25 if batch_size >= 12 else float(np.interp(batch_size, [1, 2, 4, 8], [0.27, 0.48, 0.9, 1.54]))
 
     model = TimedModel(cost)
     assert 12 not in found(model).points
-    streamed = found(TimedModel(cost), streams_from=12)
+    streamed = found(TimedModel(cost), op_offload_min_batch=12)
     assert streamed.points[12] == pytest.approx(0.25)
     latency = LatencyModel(streamed.points, limit=16)
-    assert [latency.width(count) for count in (1, 4, 9)] == [1, 12, 12]
-    assert 12 not in found(TimedModel(cost), limit=8, streams_from=12).points
+    assert [latency.batch_size(count) for count in (1, 4, 9)] == [1, 12, 12]
+    assert 12 not in found(TimedModel(cost), limit=8, op_offload_min_batch=12).points

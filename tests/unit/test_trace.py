@@ -9,10 +9,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-import traced_lines
 from hypothesis import given
 from hypothesis import strategies as st
-from properties import examples
 from rich.cells import cell_len
 from test_loop import GREEDY, OFF, Automaton, Case, Draft, Scripted, Table, cases
 
@@ -22,9 +20,11 @@ from ggufspec.decoding.rules.base import likeliest_ids
 from ggufspec.decoding.trace import Trace, spelled
 from ggufspec.reports import trace as report
 from ggufspec.schema.base import to_line
-from ggufspec.schema.rounds import Added, Judged, Likely, Own, Seen, Sum, TracedRound
-from ggufspec.schema.trace import Written
+from ggufspec.schema.rounds import AddedToken, JudgedToken, LikelyToken, NoisyScore, OwnChoice, SeenToken, TracedRound
+from ggufspec.schema.trace import WrittenToken
 from ggufspec.settings.registry import parse_drafters
+from tests.support import driving, traced_lines
+from tests.support.properties import examples
 
 RULES = ("exact", "residual", "top-k:2", "typical:0.3")
 WARM = Sampling(temperature=0.8, seed=7)
@@ -38,7 +38,7 @@ def listening(trace):
 
     def generate(target, prompt, rows, rule, **more):
         trace.begin(rule)
-        for round_ in loop.drive(target, loop.rounds(prompt, rows, rule, capacity=target.capacity, **more)):
+        for round_ in driving.decode_rounds(target, loop.rounds(prompt, rows, rule, capacity=target.capacity, **more)):
             trace.add(round_)
             yield round_
 
@@ -270,7 +270,7 @@ def test_what_is_shown_never_says_another_thing_than_the_verdict(case):
 
 
 def judged(uniform=None, ratio=1.0, own=None, sum_=None):
-    return Judged(Seen(0.0, 0.5, ()), ratio, ratio, False, sum=sum_, own=own, uniform=uniform)
+    return JudgedToken(SeenToken(0.0, 0.5, ()), ratio, ratio, False, sum=sum_, own=own, uniform=uniform)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +282,10 @@ def judged(uniform=None, ratio=1.0, own=None, sum_=None):
         (judged(uniform=0.123456, ratio=0.123457), "0.123456 < 0.123457"),
         (judged(uniform=0.9999, ratio=3.0), "0.9999 < 1.0000"),
         (judged(), "nothing permitted"),
-        (judged(own=Own(9, "x", 1.0, Sum(0.0, 2.0))), "cut by sampling"),
-        (judged(own=Own(9, "x", 1.0, Sum(0.0, 2.0)), sum_=Sum(0.0, 2.0)), "equal: lower id"),
-        (judged(own=Own(9, "x", 1.0, Sum(0.0, 2.0)), sum_=Sum(0.0, 1.9999)), "1.9999 < 2.0000"),
-        (judged(own=Own(7, "x", 1.0, Sum(0.0, 2.0))), "2.00, own choice"),
+        (judged(own=OwnChoice(9, "x", 1.0, NoisyScore(0.0, 2.0))), "cut by sampling"),
+        (judged(own=OwnChoice(9, "x", 1.0, NoisyScore(0.0, 2.0)), sum_=NoisyScore(0.0, 2.0)), "equal: lower id"),
+        (judged(own=OwnChoice(9, "x", 1.0, NoisyScore(0.0, 2.0)), sum_=NoisyScore(0.0, 1.9999)), "1.9999 < 2.0000"),
+        (judged(own=OwnChoice(7, "x", 1.0, NoisyScore(0.0, 2.0))), "2.00, own choice"),
     ],
 )
 def test_what_was_compared(one, shown):
@@ -293,11 +293,11 @@ def test_what_was_compared(one, shown):
 
 
 def test_what_was_compared_when_greedy():
-    own = Own(9, "x", 1.0, Sum(0.0, 0.0))
+    own = OwnChoice(9, "x", 1.0, NoisyScore(0.0, 0.0))
     for gap, shown in ((3.25, "3.25"), (0.000123, "0.00012")):
-        compared = report.compared(7, judged(own=own, sum_=Sum(-gap, 0.0)), greedy=True)
+        compared = report.compared(7, judged(own=own, sum_=NoisyScore(-gap, 0.0)), greedy=True)
         assert compared == f"{shown} logits below the target's choice"
-    assert report.compared(9, judged(own=own, sum_=Sum(0.0, 0.0)), greedy=True) == "own choice"
+    assert report.compared(9, judged(own=own, sum_=NoisyScore(0.0, 0.0)), greedy=True) == "own choice"
 
 
 @given(st.text())
@@ -346,7 +346,7 @@ def test_lines_keep_to_the_terminal(decoder, width):
 
 
 def test_headings():
-    own = Added(7, 1, "x", "target", "p", 1.0, 1.0, False, Seen(0.0, 0.5, ()))
+    own = AddedToken(7, 1, "x", "target", "p", 1.0, 1.0, False, SeenToken(0.0, 0.5, ()))
     round_ = TracedRound(3, "exact", "", True, 0.0, 0, False, (), own, 0, (1,), 1, 0.0, 0.048, 0.05)
     assert report.heading(round_) == "round 3: nothing drafted, verify 48 ms"
     wide = replace(round_, width=4, verify_s=0.0012)
@@ -357,16 +357,20 @@ def test_headings():
 
 
 def test_a_token_that_the_grammar_forbids_is_marked():
-    assert '✗"a" 50%' in " ".join(report._listed("draft", (Likely(1, "a", 0.5, False),), 80))
+    assert '✗"a" 50%' in " ".join(report._listed("draft", (LikelyToken(1, "a", 0.5, False),), 80))
 
 
 def test_the_answer_is_coloured_by_who_wrote_it():
-    tokens = [Written(1, "a", "draft", 1), Written(2, "\x1b[31m", "target", 1), Written(3, "c", "bonus", 2)]
+    tokens = [
+        WrittenToken(1, "a", "draft", 1),
+        WrittenToken(2, "\x1b[31m", "target", 1),
+        WrittenToken(3, "c", "bonus", 2),
+    ]
     text, legend = report.answer(tokens, {"draft": "green", "bonus": "bold"})
     assert text.plain == "a␛[31mc"
     assert [span.style for span in text.spans] == ["green", "bold"]
     assert legend.plain == "written by: draft 1, bonus 1, target 1"
     assert (
-        report.summary(tokens, 2)
+        report.trace_summary(tokens, 2)
         == "3 tokens in 2 rounds: 1 by the draft model, 1 by the target as a bonus, 1 by the target"
     )

@@ -5,16 +5,16 @@ from __future__ import annotations
 import html
 import re
 
-from pages import Elements
 from test_loop import OFF, Case, Draft, Table
 from test_trace import listening
 
 from ggufspec import Sampling
 from ggufspec.decoding.trace import Trace
 from ggufspec.reports import trace as report
-from ggufspec.reports.trace_page import render
-from ggufspec.schema.base import Run, Spread
-from ggufspec.schema.trace import TraceDocument, Written
+from ggufspec.reports.trace_page import render_trace
+from ggufspec.schema.base import MeasuredRun, Spread
+from ggufspec.schema.trace import TraceDocument, WrittenToken
+from tests.support.pages import Elements
 
 WORDS = (" def", " walk", "(", "\n    ", '"', "<b>", "é", "\t")
 SPEED = Spread(12.0, (12.0, 12.0), (12.0,))
@@ -32,7 +32,7 @@ def made(spell=lambda token: WORDS[token % len(WORDS)], *, tokens=40, name="demo
     )
     case.run(listening(trace))
     written = tuple(
-        Written(token, spell(token), case.all_rounds[round_.number].source(place), round_.number)
+        WrittenToken(token, spell(token), case.all_rounds[round_.number].source(place), round_.number)
         for round_ in trace.rounds
         for place, token in enumerate(round_.emitted)
     )
@@ -44,21 +44,21 @@ def made(spell=lambda token: WORDS[token % len(WORDS)], *, tokens=40, name="demo
         tokens=written,
         rounds=len(case.rounds),
         stop_reason="length",
-        statistics=Run(0, 4, len(written), SPEED, 100.0, 2**28, 0, 0.1),
+        statistics=MeasuredRun(0, 4, len(written), SPEED, 100.0, 2**28, 0, 0.1),
     )
     return document, trace.rounds
 
 
 def test_every_writer_has_a_colour():
     document, rounds = made()
-    page = render(document, rounds)
+    page = render_trace(document, rounds)
     for writer in report.WRITERS:
         assert re.search(rf"\.{writer}\b[^{{}}]*{{ *background:", page), writer
 
 
 def test_every_token_tells_who_wrote_it_and_leads_to_its_round():
     document, rounds = made()
-    page = Elements(render(document, rounds))
+    page = Elements(render_trace(document, rounds))
     links = page.named("a")
     assert [link["class"] for link in links] == [token.source for token in document.tokens]
     assert [link["href"] for link in links] == [f"#r{token.round}" for token in document.tokens]
@@ -76,7 +76,7 @@ def test_every_token_tells_who_wrote_it_and_leads_to_its_round():
 
 def test_every_round_is_there_with_its_rows():
     document, rounds = made()
-    text = render(document, rounds)
+    text = render_trace(document, rounds)
     page = Elements(text)
     assert len(page.named("details")) == len(rounds)
     for round_ in rounds:
@@ -90,12 +90,12 @@ def test_a_short_trace_is_unfolded_and_a_long_one_is_not():
     for tokens, unfolded in ((8, True), (60, False)):
         document, rounds = made(tokens=tokens)
         assert (len(rounds) <= 12) == unfolded
-        assert all(("open" in one) == unfolded for one in Elements(render(document, rounds)).named("details"))
+        assert all(("open" in one) == unfolded for one in Elements(render_trace(document, rounds)).named("details"))
 
 
 def test_what_a_model_says_is_only_text():
     hostile = '</pre><script>alert(1)</script>" onmouseover="x\x1b\u202e'
-    page = Elements(render(*made(lambda _: hostile, name=hostile)))
+    page = Elements(render_trace(*made(lambda _: hostile, name=hostile)))
     assert page.named("script") == []
     assert not any("onmouseover" in attributes for _, attributes in page.tags)
     assert not {"\x1b", "\u202e"} & set("".join(page.text))
@@ -106,6 +106,6 @@ def test_what_a_model_says_is_only_text():
 
 
 def test_nothing_is_loaded_from_anywhere():
-    text = render(*made())
+    text = render_trace(*made())
     assert not re.search(r"https?://|url\(", text)
     assert [each["href"] for each in Elements(text).named("link")] == ["data:,"]

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import simulator
 
 from ggufspec.bench import trial
 from ggufspec.bench.run_log import RunLog
-from ggufspec.bench.summary import speed
-from ggufspec.bench.trial import Attempt
+from ggufspec.bench.summary import trial_speed
+from ggufspec.bench.trial import TrialAttempt
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
@@ -26,7 +25,9 @@ from ggufspec.reports import tune as report
 from ggufspec.schema.base import Failure, to_json
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.tune.document import tune_document
-from ggufspec.tune.run import LOG, Experiment, Tuning, out_of_memory
+from ggufspec.tune.profile import description
+from ggufspec.tune.run import LOG, TuneExperiment, Tuning, out_of_memory
+from tests.support import simulator
 
 TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)
 TOKENS = 100
@@ -38,13 +39,13 @@ def machine() -> simulator.Simulated:
 
 
 @pytest.fixture
-def experiment(machine: simulator.Simulated, tmp_path: Path) -> Experiment:
+def experiment(machine: simulator.Simulated, tmp_path: Path) -> TuneExperiment:
     files = [tmp_path / "target.gguf", tmp_path / "draft.gguf"]
     for path in files:
         path.write_bytes(b"GGUF")
-    spec = trial.Spec(files[0], files[1], machine.options, Sampling(temperature=0.0), ("a prompt",), TOKENS)
+    spec = trial.TrialJob(files[0], files[1], machine.options, Sampling(temperature=0.0), ("a prompt",), TOKENS)
     pair = {"name": "simulated", "target": str(files[0]), "draft": str(files[1])}
-    return Experiment(pair, spec, tuple(machine.space), tuple(simulator.first_choices(machine)))
+    return TuneExperiment(pair, spec, tuple(machine.space), tuple(simulator.first_choices(machine)))
 
 
 class Trials:
@@ -58,7 +59,7 @@ class Trials:
         self.by_options = {one.options: one for one in machine.space}
         self.busy: Callable[[float], float] = lambda now: 0.0  # CPUs that others use at a time; tokens take longer then
 
-    def __call__(self, spec: trial.Spec) -> Attempt:
+    def __call__(self, spec: trial.TrialJob) -> TrialAttempt:
         self.count += 1
         if self.count == self.stop:
             raise KeyboardInterrupt
@@ -67,20 +68,22 @@ class Trials:
         if not speed:
             self.now += 3
             if self.count % 2:
-                return Attempt(None, Failure("llama.cpp died (SIGABRT)", "lower -ngl"))
-            return Attempt(None, Failure("no context of 4096 tokens: out of memory", "lower -c"))
+                return TrialAttempt(None, Failure("llama.cpp died (SIGABRT)", "lower -ngl"))
+            return TrialAttempt(None, Failure("no context of 4096 tokens: out of memory", "lower -c"))
         speed *= self.machine._wobble(0.01, one.setting, self.count)
         others_cpus = self.busy(self.now)
         speed /= 1 + others_cpus
         self.now += 10 + TOKENS / speed
-        return Attempt(replace(result(speed, drafted=one.setting.drafted), others_cpus=others_cpus))
+        return TrialAttempt(replace(result(speed, drafted=one.setting.drafted), others_cpus=others_cpus))
 
 
-def result(speed: float, *, drafted: bool) -> trial.Result:
+def result(speed: float, *, drafted: bool) -> trial.TrialResult:
     statistics = statistics_of(TOKENS / speed)
     placed = trial.LoadedModel("a model", 80, 40, 10**9)
-    answer = trial.Answer("text", tuple(range(statistics.tokens)), statistics)
-    return trial.Result((answer,), placed, placed if drafted else None, 9.0, 10**9, 10**9, True, ("draft",) * drafted)
+    answer = trial.TrialAnswer("text", tuple(range(statistics.tokens)), statistics)
+    return trial.TrialResult(
+        (answer,), placed, placed if drafted else None, 9.0, 10**9, 10**9, True, ("draft",) * drafted
+    )
 
 
 def statistics_of(decode_s: float) -> Statistics:
@@ -93,7 +96,7 @@ def statistics_of(decode_s: float) -> Statistics:
 
 
 def tune(
-    experiment: Experiment, path: Path, trials: Trials, watch: Callable[..., None] = lambda *_: None
+    experiment: TuneExperiment, path: Path, trials: Trials, watch: Callable[..., None] = lambda *_: None
 ) -> tuple[Tuning, TuneDocument]:
     with RunLog(path, LOG) as run_log:
         trials.run = run = Tuning(experiment, run_log, attempt=trials, clock=lambda: trials.now)
@@ -102,7 +105,7 @@ def tune(
 
 
 def test_a_trial_beside_other_programs_is_repeated_and_the_least_disturbed_counts(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     """Also the first ones, which only later trials show to have been disturbed; it goes on after any trial."""
     trials = Trials(machine)
@@ -114,7 +117,7 @@ def test_a_trial_beside_other_programs_is_repeated_and_the_least_disturbed_count
     assert sum(len(others) > 1 for others in run.tries().values()) >= 2
     assert max(map(len, run.tries().values())) <= 3
     (note,) = [note for note in document.notes if "were repeated" in note]
-    assert "other programs, which used up to 1.9 CPUs" in note
+    assert "because other programs used up to 1.9 CPUs" in note
     _, quiet = tune(short, tmp_path / "quiet", Trials(machine))
     best = {found.trials[found.winner].setting for found in (document, quiet) if found.winner is not None}
     assert len(best) == 1
@@ -127,7 +130,7 @@ def test_a_trial_beside_other_programs_is_repeated_and_the_least_disturbed_count
 
 
 def test_a_load_that_stays_costs_two_more_trials_of_a_setting(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     trials = Trials(machine)
     trials.busy = lambda now: 0.0 if now < 40 else 1.0
@@ -137,7 +140,7 @@ def test_a_load_that_stays_costs_two_more_trials_of_a_setting(
 
 
 def test_a_repetition_of_the_final_with_different_loads_does_not_count(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     """It is repeated; if all are like that they count, and it is said."""
     finals = 0
@@ -161,10 +164,10 @@ def test_a_repetition_of_the_final_with_different_loads_does_not_count(
     assert run.uneven() == [above + 1]
     assert len(run.rounds()) >= run.experiment.repeats
     assert above + 1 not in run.rounds()
-    assert "1 repetition of the final does not count: the finalists met different loads" in document.notes
+    assert "1 repetition of the final does not count: the finalists ran under different loads" in document.notes
     run, document = make(lambda trial: 1.5 * (trial % 2))
     if run.uneven() == run.rounds():
-        assert "No verdict: the finalists met different loads" in document.verdict
+        assert "No verdict: the finalists never ran under similar loads" in document.verdict
         assert "when it is quiet" in document.advice
         assert not document.decided
     run, document = make(lambda trial: 1.5)
@@ -173,7 +176,7 @@ def test_a_repetition_of_the_final_with_different_loads_does_not_count(
 
 
 def test_a_log_of_the_version_before_goes_on(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     """Its trials do not say what others used."""
     path, short = tmp_path / "log", smaller(experiment)
@@ -187,14 +190,16 @@ def test_a_log_of_the_version_before_goes_on(
     assert again.tries() == {}
 
 
-def smaller(experiment: Experiment, count: int = 150) -> Experiment:
+def smaller(experiment: TuneExperiment, count: int = 150) -> TuneExperiment:
     """Every so many settings of the space, and the planner's."""
     chosen = [experiment.space[index] for index in experiment.first]
     chosen += experiment.space[:: max(1, len(experiment.space) // count)]
     return replace(experiment, space=tuple(dict.fromkeys(chosen)), first=tuple(range(len(experiment.first))))
 
 
-def test_the_winner_is_nearly_the_best(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+def test_the_winner_is_nearly_the_best(
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
     run, document = tune(experiment, tmp_path / "j", Trials(machine))
     winner = run.winner()
     assert winner is not None
@@ -204,7 +209,7 @@ def test_the_winner_is_nearly_the_best(experiment: Experiment, machine: simulato
 
 
 def test_trials_that_fail_are_rows_and_the_search_steps_back(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     _, document = tune(experiment, tmp_path / "j", Trials(machine))
     failed = [row for row in document.trials if row.failure]
@@ -220,12 +225,12 @@ def test_trials_that_fail_are_rows_and_the_search_steps_back(
 
 @pytest.mark.full
 def test_killed_at_any_trial_it_goes_on_as_if_nothing_had_happened(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     """Killed at every trial in turn: one trial is measured again each time, and none is lost."""
 
     class Same(Trials):  # the same measurement whenever it is made
-        def __call__(self, spec: trial.Spec) -> Attempt:
+        def __call__(self, spec: trial.TrialJob) -> TrialAttempt:
             before, self.count = self.count, 0
             stop, self.stop = self.stop, None
             found = super().__call__(spec)
@@ -248,18 +253,18 @@ def test_killed_at_any_trial_it_goes_on_as_if_nothing_had_happened(
     assert (document.winner, document.baseline, document.stopped) == (whole.winner, whole.baseline, whole.stopped)
 
 
-def test_the_budget_is_kept(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+def test_the_budget_is_kept(experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path) -> None:
     for budget in (120.0, 600.0, 1500.0):
         trials = Trials(machine)
         run, document = tune(replace(experiment, budget_s=budget), tmp_path / f"j{budget}", trials)
         assert run.spent_s == pytest.approx(trials.now), "each trial counts, once"
         assert trials.now <= 1.25 * budget + 60  # a trial may be slower than was believed
-        assert "would not fit into" in document.stopped or trials.now < budget
+        assert "would not fit in" in document.stopped or trials.now < budget
         assert document.winner is not None or budget == 120.0
 
 
 def test_trials_of_other_options_cost_no_budget(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     """They are in the same log, and were made under a budget of their own."""
     by_threads = {
@@ -273,7 +278,9 @@ def test_trials_of_other_options_cost_no_budget(
         assert document.trials[document.winner].setting in {one.setting for one in space}
 
 
-def test_a_budget_too_short_for_one_trial(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+def test_a_budget_too_short_for_one_trial(
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
     trials = Trials(machine)
     with pytest.raises(UsageError, match="too short for one trial") as caught:
         tune(replace(experiment, budget_s=2.0), tmp_path / "j", trials)
@@ -281,7 +288,7 @@ def test_a_budget_too_short_for_one_trial(experiment: Experiment, machine: simul
     assert trials.count == 0
 
 
-def test_the_final_is_interleaved(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+def test_the_final_is_interleaved(experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path) -> None:
     run, _ = tune(experiment, tmp_path / "j", Trials(machine))
     final = [kept for kept in run.kept if kept.repetition]
     rounds = [list(group) for _, group in itertools.groupby(final, lambda kept: kept.repetition)]
@@ -293,7 +300,7 @@ def test_the_final_is_interleaved(experiment: Experiment, machine: simulator.Sim
 
 
 def test_leaders_that_overlap_get_more_trials(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     level = Level(machine, 1)  # of which no setting looks ahead by chance
     run, document = tune(replace(experiment, most=8), tmp_path / "j", level)
@@ -304,7 +311,7 @@ def test_leaders_that_overlap_get_more_trials(
 
 @pytest.mark.parametrize("first", [{"budget_s": 400.0}, {"threshold": 0.2}])
 def test_with_a_larger_budget_or_a_smaller_threshold_a_search_that_ended_goes_on(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path, first: dict[str, Any]
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path, first: dict[str, Any]
 ) -> None:
     short, ended = tune(replace(experiment, **first), tmp_path / "j", Trials(machine))
     again = Trials(machine)
@@ -329,15 +336,15 @@ class Level(Trials):
         self.noise.seed(seed)
         self.fastest = 10.0
 
-    def __call__(self, spec: trial.Spec) -> Attempt:
+    def __call__(self, spec: trial.TrialJob) -> TrialAttempt:
         self.count += 1
         speed = self.fastest * (1 + 0.02 * self.noise.gauss(0, 1))
         self.now += 10 + TOKENS / speed
-        return Attempt(result(speed, drafted=self.by_options[spec.options].setting.drafted))
+        return TrialAttempt(result(speed, drafted=self.by_options[spec.options].setting.drafted))
 
 
 def test_what_chance_decides_is_too_close_to_call(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     level = replace(smaller(experiment, 20), most=6, budget_s=700.0)
     undecided, wrong = 0, 0
@@ -363,10 +370,10 @@ def test_what_chance_decides_is_too_close_to_call(
 
 
 def test_a_winner_is_faster_than_the_plan_and_target_only_by_intervals(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     class Apart(Level):
-        def __call__(self, spec: trial.Spec) -> Attempt:
+        def __call__(self, spec: trial.TrialJob) -> TrialAttempt:
             self.fastest = 10.0 if self.by_options[spec.options].setting.drafter == "lookup" else 8.0
             return super().__call__(spec)
 
@@ -385,7 +392,7 @@ def test_a_winner_is_faster_than_the_plan_and_target_only_by_intervals(
 
 
 def test_no_winner_is_chosen_from_one_trial_each(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     """Nor against the table: what looked faster in the search, and had no time for the final, is named."""
     for budget in (100.0, 150.0, 200.0, 300.0):
@@ -398,7 +405,7 @@ def test_no_winner_is_chosen_from_one_trial_each(
 
 
 def test_a_budget_that_is_too_short_is_told_before_the_first_trial(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ggufspec.tune.run._START_S", 10.0)  # as long as a simulated load takes
 
@@ -428,20 +435,20 @@ class Busy(Trials):
         super().__init__(machine)
         self.calm = calm
 
-    def __call__(self, spec: trial.Spec) -> Attempt:
+    def __call__(self, spec: trial.TrialJob) -> TrialAttempt:
         began, found = self.now, super().__call__(spec)
         assert self.run is not None
         if found.result is None or not (self.run.stopped if self.calm is None else self.count > self.calm):
             return found
-        slow = 0.6 * speed(found.result)
+        slow = 0.6 * trial_speed(found.result)
         self.now = began + 10 + TOKENS / slow
-        return Attempt(result(slow, drafted=self.by_options[spec.options].setting.drafted))
+        return TrialAttempt(result(slow, drafted=self.by_options[spec.options].setting.drafted))
 
 
 @pytest.mark.parametrize("calm", [None, 4, 9, 20])
 @pytest.mark.parametrize("budget", [None, 250.0, 450.0, 900.0])
 def test_no_winner_is_slower_than_the_target_alone(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path, budget: float | None, calm: int | None
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path, budget: float | None, calm: int | None
 ) -> None:
     made = replace(smaller(experiment), budget_s=budget)
     run, document = tune(made, tmp_path / "j", Busy(machine, calm))
@@ -457,14 +464,14 @@ def test_no_winner_is_slower_than_the_target_alone(
 
 
 def test_what_dies_in_the_final_does_not_win(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     class Dying(Trials):
-        def __call__(self, spec: trial.Spec) -> Attempt:
+        def __call__(self, spec: trial.TrialJob) -> TrialAttempt:
             found = super().__call__(spec)
             assert self.run is not None
             dies = self.run.stopped and self.by_options[spec.options].setting.drafted
-            return Attempt(None, Failure("llama.cpp died (SIGABRT)")) if dies else found
+            return TrialAttempt(None, Failure("llama.cpp died (SIGABRT)")) if dies else found
 
     _, document = tune(experiment, tmp_path / "j", Dying(machine))
     assert document.winner is not None
@@ -488,9 +495,9 @@ def test_an_abort_is_not_taken_for_want_of_memory_by_its_hint(error: str, expect
     assert out_of_memory(Failure(error, hint)) is expected
 
 
-def test_all_that_fails_is_told(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
-    def fail(spec: trial.Spec) -> Attempt:
-        return Attempt(None, Failure("llama.cpp died (SIGABRT)"))
+def test_all_that_fails_is_told(experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+    def fail(spec: trial.TrialJob) -> TrialAttempt:
+        return TrialAttempt(None, Failure("llama.cpp died (SIGABRT)"))
 
     with RunLog(tmp_path / "j", LOG) as run_log:
         run = Tuning(experiment, run_log, attempt=fail)
@@ -501,7 +508,7 @@ def test_all_that_fails_is_told(experiment: Experiment, machine: simulator.Simul
     assert '"ggufspec/tune@1"' in to_json(document)
 
 
-def test_tables(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+def test_tables(experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path) -> None:
     from rich.console import Console
 
     run, document = tune(experiment, tmp_path / "j", Trials(machine))
@@ -519,13 +526,13 @@ def test_tables(experiment: Experiment, machine: simulator.Simulated, tmp_path: 
 
 
 def test_a_draft_that_does_not_pay_is_said(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     class Alone(Trials):
-        def __call__(self, spec: trial.Spec) -> Attempt:
+        def __call__(self, spec: trial.TrialJob) -> TrialAttempt:
             found = super().__call__(spec)
             drafted = self.by_options[spec.options].setting.drafted
-            return Attempt(result(0.1, drafted=True)) if drafted and found.result else found
+            return TrialAttempt(result(0.1, drafted=True)) if drafted and found.result else found
 
     _, document = tune(experiment, tmp_path / "j", Alone(machine))
     assert document.winner is not None
@@ -535,9 +542,73 @@ def test_a_draft_that_does_not_pay_is_said(
 
 
 def test_one_setting_alone_is_no_comparison(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
     _, document = tune(replace(experiment, most=1, first=experiment.first[:1]), tmp_path / "j", Trials(machine))
     assert len(document.trials) == 1
     assert not document.decided
-    assert document.verdict in ("Only the planned setting was measured.", "")
+    assert document.verdict == "" or document.verdict.startswith("Only the planned setting was measured")
+    assert document.advice == ""  # no budget ended it
+
+
+class AsPredicted(Trials):
+    """Each trial is as fast as predicted, or takes ``factor`` times as long."""
+
+    def __init__(self, machine: simulator.Simulated, factor: float) -> None:
+        super().__init__(machine)
+        self.factor = factor
+
+    def __call__(self, spec: trial.TrialJob) -> TrialAttempt:
+        assert self.run is not None
+        one = self.by_options[spec.options]
+        self.now += self.factor * self.run._predicted_s(one.predicted)
+        return TrialAttempt(result(one.predicted / self.factor, drafted=one.setting.drafted))
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_budget_for_one_trial_names_the_same_one_that_is_enough_before_and_after(
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path, factor: float
+) -> None:
+    """Unless the trial took longer than was predicted, which is then said."""
+    with RunLog(tmp_path / "before", LOG) as run_log:
+        before = Tuning(experiment, run_log)
+        short = replace(experiment, budget_s=1.2 * before._trial_s(experiment.first[0]))
+    with RunLog(tmp_path / "j", LOG) as run_log:
+        trials = AsPredicted(machine, factor)
+        trials.run = run = Tuning(short, run_log, attempt=trials, clock=lambda: trials.now)
+        told = re.findall(r"--budget (\d+)([sm])", run.shortage())
+        run.run(lambda *_: None)
+        document = tune_document(run)
+    assert len(document.trials) == 1
+    asked = re.findall(r"--budget (\d+)([sm])", document.advice)
+    assert document.advice.endswith(" compares it with another")
+    assert document.verdict.startswith("Only the planned setting was measured")
+    assert ("it took " in document.verdict) == (factor > 1)
+    if factor == 1:
+        assert asked == told
+        enough = replace(experiment, budget_s=float(asked[0][0]) * {"s": 1, "m": 60}[asked[0][1]])
+        run, _ = tune(enough, tmp_path / "enough", AsPredicted(machine, factor))
+        assert len(run.measured()) >= 2
+        assert len(run.rounds()) >= experiment.repeats
+
+
+def test_a_profile_is_described_by_what_its_trials_showed(
+    experiment: TuneExperiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    _, document = tune(experiment, tmp_path / "j", Trials(machine))
+    planned = next(trial for trial in document.trials if trial.index == document.baseline)
+    others = [trial for trial in document.trials if trial.index != planned.index]
+    drafts, alone = (
+        replace(others[0], index=1, setting=replace(others[0].setting, drafted=drafted)) for drafted in (True, False)
+    )
+    first = replace(planned, index=0, setting=replace(planned.setting, drafted=True))
+    for decided, trials, winner, words in (
+        (False, (first,), 0, "the only setting that was measured."),
+        (True, (first,), 0, "the only setting that was measured."),
+        (False, (first, drafts), 1, "the leading setting, which was not shown to be faster than the others."),
+        (True, (first, drafts), 0, "the planned setting; no other was clearly faster."),
+        (True, (first, drafts), 1, "the fastest setting found."),
+        (True, (first, alone), 1, "the fastest setting found. It does not draft."),
+    ):
+        found = description(replace(document, decided=decided, trials=trials, winner=winner, baseline=0))
+        assert found == f"Tuned on this machine: {words}"

@@ -9,7 +9,7 @@ import pytest
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.dryrun import Run, Spec, ask
+from ggufspec.llamacpp.dryrun import DryRunJob, PlacedModel, ask
 from ggufspec.llamacpp.options import ContextOptions, Placement
 
 
@@ -40,7 +40,7 @@ def test_what_is_refused(tokens: int) -> None:
 def test_a_smaller_micro_batch_takes_less(target: Path) -> None:
     """By llama.cpp's own dry run, with all layers on a card that is not here."""
     contexts = [ContextOptions(2048, 16, 1, flash_attn="on", ubatch_size=tokens) for tokens in (512, 128, 32)]
-    answers = ask(Spec(simulated_devices=1), [Run(target, Placement(-1), context) for context in contexts])
+    answers = ask(DryRunJob(simulated_devices=1), [PlacedModel(target, Placement(-1), context) for context in contexts])
     found = [answer.devices["RPC0"].compute for answer in answers]
     assert found == sorted(found, reverse=True)
     assert found[-1] < found[0]

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import simulator
 
 from ggufspec.planning.plan import Plan
-from ggufspec.tune.search import Done, Next, Search
-from ggufspec.tune.space import Candidate, candidates, difference, nearest, policies, thread_counts
+from ggufspec.tune.search import NextTrial, SearchEnd, TuneSearch
+from ggufspec.tune.space import TuneCandidate, difference, nearest_setting, policies, thread_counts, tune_candidates
+from tests.support import simulator
 
 SMALL = simulator.Case(1, "qwen3-14b", "qwen2-0.5b-q8_0", "RTX 3060 12GB", 4, 45e9, 6)
 TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)
@@ -28,9 +28,9 @@ def tight() -> simulator.Simulated:
     return simulator.Simulated(TIGHT)
 
 
-def asked(search: Search) -> Next:
+def asked(search: TuneSearch) -> NextTrial:
     found = search.suggest()
-    assert isinstance(found, Next)
+    assert isinstance(found, NextTrial)
     return found
 
 
@@ -86,12 +86,12 @@ def test_what_was_planned_is_in_the_space(tight: simulator.Simulated) -> None:
 
 
 def test_a_headroom_that_was_asked_for_is_kept(tight: simulator.Simulated) -> None:
-    kept = candidates(tight.plan, tight.options, replace(tight.free, within_budget=True), tight.dry_run)
+    kept = tune_candidates(tight.plan, tight.options, replace(tight.free, within_budget=True), tight.dry_run)
     assert max(one.memory[0] for one in kept) <= 1
     free = tight.machine.cards[0].free_bytes
     budget = tight.machine.budget_bytes(tight.machine.cards[0])
 
-    def most_layers(space: list[Candidate]) -> int:
+    def most_layers(space: list[TuneCandidate]) -> int:
         return max(s.gpu_layers for s in (one.setting for one in space) if not (s.drafted or s.n_cpu_ffn))
 
     assert budget < free
@@ -111,8 +111,8 @@ def test_where_weights_stay_on_the_host_a_card_may_compute_with_them_too(tight: 
     assert {one.setting.op_offload_min_batch for one in candidates_of(tight, fixed)} == {32}
 
 
-def candidates_of(machine: simulator.Simulated, plan: Plan) -> list[Candidate]:
-    return candidates(plan, machine.options, machine.free, machine.dry_run)
+def candidates_of(machine: simulator.Simulated, plan: Plan) -> list[TuneCandidate]:
+    return tune_candidates(plan, machine.options, machine.free, machine.dry_run)
 
 
 def test_feed_forwards_are_kept_on_the_cpu_only_where_not_all_fits(small: simulator.Simulated) -> None:
@@ -126,7 +126,7 @@ def test_difference_names_what_changed(small: simulator.Simulated) -> None:
     setting = small.space[0].setting
     assert difference(setting, replace(setting, n_cpu_ffn=36, op_offload_min_batch=2)) == (
         "feed-forwards of 36 blocks on the CPU",
-        "streamed from 2 tokens on",
+        "GPU copies of CPU weights for batches ≥ 2",
     )
     assert difference(setting, setting) == ()
     assert difference(setting, replace(setting, threads=1)) == ("1 thread",)
@@ -144,7 +144,7 @@ def test_thread_counts_and_policies() -> None:
 
 def test_the_planner_s_choices_come_first(small: simulator.Simulated) -> None:
     first = simulator.first_choices(small)
-    search = Search(small.space, first)
+    search = TuneSearch(small.space, first)
     for index in first:
         assert asked(search).index == index
         search.observe(index, 10.0)
@@ -152,7 +152,7 @@ def test_the_planner_s_choices_come_first(small: simulator.Simulated) -> None:
 
 
 def test_asking_again_gives_the_same_answer(small: simulator.Simulated) -> None:
-    search = Search(small.space, simulator.first_choices(small))
+    search = TuneSearch(small.space, simulator.first_choices(small))
     for _ in range(4):
         one = asked(search)
         assert asked(search) == one
@@ -160,11 +160,11 @@ def test_asking_again_gives_the_same_answer(small: simulator.Simulated) -> None:
 
 
 def test_what_needs_more_memory_than_what_failed_is_out(tight: simulator.Simulated) -> None:
-    search = Search(tight.space, simulator.first_choices(tight))
+    search = TuneSearch(tight.space, simulator.first_choices(tight))
     failed = asked(search).index
     search.observe(failed, None)
     seen = set()
-    while isinstance(one := search.suggest(), Next) and len(seen) < 12:
+    while isinstance(one := search.suggest(), NextTrial) and len(seen) < 12:
         assert tight.space[one.index].memory[0] < tight.space[failed].memory[0]
         seen.add(one.index)
         search.observe(one.index, tight.true(tight.space[one.index]) or None)
@@ -172,22 +172,22 @@ def test_what_needs_more_memory_than_what_failed_is_out(tight: simulator.Simulat
 
 
 def test_if_all_fails_the_smallest_is_tried_and_the_end_is_told(small: simulator.Simulated) -> None:
-    search = Search(small.space, simulator.first_choices(small))
+    search = TuneSearch(small.space, simulator.first_choices(small))
     uses = []
-    while isinstance(one := search.suggest(), Next):
+    while isinstance(one := search.suggest(), NextTrial):
         uses.append(small.space[one.index].memory[0])
         search.observe(one.index, None)
     assert uses[-1] == min(candidate.memory[0] for candidate in small.space)
     assert search.best() is None
-    assert isinstance(one, Done)
+    assert isinstance(one, SearchEnd)
     assert len(uses) < 10
 
 
 def test_a_value_that_this_machine_cannot_do_is_given_up(small: simulator.Simulated) -> None:
     """Flash attention ``off`` aborts whatever the memory: a few trials find out, and nothing else is lost."""
-    search = Search(small.space, simulator.first_choices(small), threshold=0.0, most=60)
+    search = TuneSearch(small.space, simulator.first_choices(small), threshold=0.0, most=60)
     aborted = 0
-    while isinstance(one := search.suggest(), Next):
+    while isinstance(one := search.suggest(), NextTrial):
         candidate = small.space[one.index]
         broken = candidate.setting.flash_attn == "off"
         aborted += broken
@@ -204,7 +204,7 @@ def test_a_value_that_this_machine_cannot_do_is_given_up(small: simulator.Simula
 def test_a_slow_card_is_learned_from_one_trial(small: simulator.Simulated) -> None:
     """Half of what was predicted there means less everywhere: most where that part counts most."""
     first = simulator.first_choices(small)
-    search = Search(small.space, first)
+    search = TuneSearch(small.space, first)
     before = np.array([search.expected(index) for index in range(len(small.space))])
     search.observe(first[0], small.space[first[0]].predicted / 2)
     after = np.array([search.expected(index) for index in range(len(small.space))])
@@ -214,7 +214,7 @@ def test_a_slow_card_is_learned_from_one_trial(small: simulator.Simulated) -> No
 
 def test_noise_is_told_from_the_trials(small: simulator.Simulated) -> None:
     first, chance = simulator.first_choices(small)[0], random.Random(0)
-    quiet, loud = Search(small.space, [first]), Search(small.space, [first])
+    quiet, loud = TuneSearch(small.space, [first]), TuneSearch(small.space, [first])
     for _ in range(12):
         shift = chance.gauss(0, 1)
         quiet.observe(first, 10 * math.exp(0.01 * shift))
@@ -224,18 +224,18 @@ def test_noise_is_told_from_the_trials(small: simulator.Simulated) -> None:
 
 
 def test_it_stops_when_nothing_promises_enough(small: simulator.Simulated) -> None:
-    search = Search(small.space, simulator.first_choices(small), threshold=0.2)
+    search = TuneSearch(small.space, simulator.first_choices(small), threshold=0.2)
     trials = 0
-    while isinstance(one := search.suggest(), Next):
+    while isinstance(one := search.suggest(), NextTrial):
         trials += 1
         search.observe(one.index, small.true(small.space[one.index]) or None)
-    assert "promises 20.0%" in one.why
+    assert "promises a gain of 20.0%" in one.why
     assert 6 <= trials < 30
 
 
 def test_it_stops_after_the_most_trials(small: simulator.Simulated) -> None:
-    search = Search(small.space, simulator.first_choices(small), threshold=0.0, most=5)
-    while isinstance(one := search.suggest(), Next):
+    search = TuneSearch(small.space, simulator.first_choices(small), threshold=0.0, most=5)
+    while isinstance(one := search.suggest(), NextTrial):
         search.observe(one.index, small.true(small.space[one.index]) or None)
     assert search.trials == 5
     assert "5 trials" in one.why
@@ -245,7 +245,7 @@ def test_the_fastest_that_was_seen_without_a_draft_is_a_finalist(small: simulato
     first = simulator.first_choices(small)
     pair = next(index for index in first if small.space[index].setting.drafted)
     alone = [index for index, one in enumerate(small.space) if not one.setting.drafted][:4]
-    search = Search(small.space, first)
+    search = TuneSearch(small.space, first)
     assert search.finalists([pair]) == []
     search.observe(pair, 20.0)
     for index, speed in zip(alone, (18.0, 19.0, 19.6, 17.0), strict=True):
@@ -258,7 +258,7 @@ def test_the_fastest_that_was_seen_without_a_draft_is_a_finalist(small: simulato
 
 def test_nearest_of_what_is_not_there_is_none(small: simulator.Simulated) -> None:
     alone = [one for one in small.space if not one.setting.drafted]
-    assert nearest(alone, small.options, drafted=True) is None
+    assert nearest_setting(alone, small.options, drafted=True) is None
 
 
 # ---- the claim: docs/evidence/tuning.json has the same machines and more

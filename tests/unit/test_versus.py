@@ -1,13 +1,15 @@
 """What measured trials say about a pair; the trials are made by hand."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from ggufspec.bench import answers, summary, trial, versus
-from ggufspec.decoding.alternate import Segment
+from ggufspec.cli.parameters import parse_seconds
+from ggufspec.decoding.alternate import AnswerSegment
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -17,9 +19,9 @@ from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as bench_report
 from ggufspec.reports.doctor import features
-from ggufspec.schema.base import Run, SpeculativeRun, Spread, to_json
-from ggufspec.schema.bench import Verdict
-from ggufspec.schema.doctor import Build
+from ggufspec.schema.base import MeasuredRun, SpeculativeRun, Spread, to_json
+from ggufspec.schema.bench import BenchVerdict
+from ggufspec.schema.doctor import LlamaBuild
 
 
 def statistics(decoded, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
@@ -42,8 +44,8 @@ def statistics(decoded, decode_s, rounds=None, drafted=(0,), accepted=(0,), draf
 
 
 def result(*answers, draft=None, drafters=None, gpu_layers=0, load_s=1.0, rss=100, vram=0, notes=()):
-    return trial.Result(
-        answers=tuple(trial.Answer("", tuple(range(one.tokens)), one) for one in answers),
+    return trial.TrialResult(
+        answers=tuple(trial.TrialAnswer("", tuple(range(one.tokens)), one) for one in answers),
         target=trial.LoadedModel("llama 1B", 16, gpu_layers, 1000),
         draft=None if draft is None else trial.LoadedModel("llama 50M", 4, draft, 50),
         load_s=load_s,
@@ -65,13 +67,15 @@ def pair(seconds=5.0, draft=0, **rest):
 
 
 def run(tokens_per_s=2.0, gpu_layers=0):
-    return Run(gpu_layers, 16, 20, Spread(tokens_per_s, (tokens_per_s, tokens_per_s), (tokens_per_s,)), 20, 100, 0, 1)
+    return MeasuredRun(
+        gpu_layers, 16, 20, Spread(tokens_per_s, (tokens_per_s, tokens_per_s), (tokens_per_s,)), 20, 100, 0, 1
+    )
 
 
 def speculative(tokens_per_s=4.0, gpu_layers=0, gpu_layers_draft=0, lossy=False):
     base = run(tokens_per_s, gpu_layers)
     return SpeculativeRun(
-        **{name: getattr(base, name) for name in Run.__slots__},
+        **{name: getattr(base, name) for name in MeasuredRun.__slots__},
         gpu_layers_draft=gpu_layers_draft,
         draft_layers=4,
         acceptance_rate=0.75,
@@ -88,12 +92,12 @@ def speculative(tokens_per_s=4.0, gpu_layers=0, gpu_layers_draft=0, lossy=False)
 
 def test_speed_is_all_tokens_over_all_seconds():
     """Not the mean of the answers' speeds."""
-    assert summary.speed(result(statistics(10, 1.0), statistics(10, 3.0))) == 5.0
+    assert summary.trial_speed(result(statistics(10, 1.0), statistics(10, 3.0))) == 5.0
 
 
 def test_a_target_only_run_in_one_row():
     found = summary.summarise([alone(10, load_s=3, rss=50, vram=7), alone(8, load_s=1), alone(5, load_s=2, vram=3)])
-    assert type(found) is Run
+    assert type(found) is MeasuredRun
     assert (found.tokens, found.layers, found.gpu_layers) == (21, 16, 0)
     assert (found.tokens_per_s.median, found.tokens_per_s.samples) == (2.5, (2.0, 2.5, 4.0))
     assert (found.prompt_tokens_per_s, found.load_s) == (20.0, 2.0)
@@ -145,13 +149,13 @@ def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
 
 
 def judge(*measured, **more):
-    return versus.judge(*measured, tokens=256, **more)
+    return versus.bench_verdict(*measured, tokens=256, **more)
 
 
 # of a target-only token that takes 0.5 s
-WHY = "A round yields 2.50 tokens and costs as much as 1.25 plain ones (1.00 verifying, 0.25 drafting)."
-WHY_NOT = "A round yields 2.50 tokens and costs as much as 3.12 plain ones (1.00 verifying, 0.25 drafting)."
-NEITHER = "A round yields 2.50 tokens and costs as much as 2.27 plain ones (1.00 verifying, 0.25 drafting)."
+WHY = "A round yields 2.50 tokens and costs as much as 1.25 target-only tokens (1.00 verifying, 0.25 drafting)."
+WHY_NOT = "A round yields 2.50 tokens and costs as much as 3.12 target-only tokens (1.00 verifying, 0.25 drafting)."
+NEITHER = "A round yields 2.50 tokens and costs as much as 2.27 target-only tokens (1.00 verifying, 0.25 drafting)."
 FOR, LARGER = "for answers of 256 tokens", "A larger --budget may settle it."
 AS_FAST = f"as fast as without a draft {FOR}"
 
@@ -181,7 +185,7 @@ def test_the_verdict(speedup, tokens_per_s, worth_it, text, why):
     """What a round costs is of decoding; the speedup is of answers with their prompts."""
     median, low, high = speedup
     verdict = judge(Spread(median, (low, high), (low, median, high)), run(), speculative(tokens_per_s))
-    assert verdict == Verdict(worth_it, text, why)
+    assert verdict == BenchVerdict(worth_it, text, why)
 
 
 @pytest.mark.parametrize(("plain", "said"), [(8, "100%"), (5, "62%"), (4, "")])
@@ -190,6 +194,30 @@ def test_where_it_was_not_worth_it_since_no_draft_paid_it_says_so(plain, said):
     more = f" In {said} of the rounds no draft would have paid, and none was made." if said else ""
     assert judge(Spread(2.0, (0.9, 2.1), (0.9, 2.0, 2.1)), run(), drafted).why == WHY + more
     assert judge(SPEEDUP, run(), drafted).why == WHY
+
+
+@pytest.mark.parametrize(("layers", "what"), [(4, "the draft was not used"), (0, "nothing was drafted")])
+@pytest.mark.parametrize(("low", "high"), [(0.97, 0.99), (0.99, 1.01), (0.9, 1.3), (1.01, 1.06)])
+def test_a_draft_that_was_not_used_is_no_gain_and_no_question_of_more_time(layers, what, low, high):
+    """Whatever the interval is: without a draft both runs do the same."""
+    idle = replace(speculative(2.0), draft_layers=layers, drafted=0, accepted=0, acceptance_rate=0.0)
+    middle = (low + high) / 2
+    verdict = judge(Spread(middle, (low, high), (low, middle, high)), run(), replace(idle, tokens_per_round=1.0))
+    interval = f"95% interval {low:.2f} to {high:.2f}"
+    assert not verdict.worth_it
+    assert verdict.text == f"Not worth it: {what}; {middle:.2f}× {AS_FAST} ({interval})."
+    few = judge(Spread(middle, (low, high), (low, high)), run(), idle)
+    assert few.text.startswith("No verdict from so few trials")
+    assert few.text.endswith(f" {what.capitalize()}.")
+
+
+@pytest.mark.parametrize(
+    ("by_lookup", "layers", "said"), [(16, 4, True), (15, 4, False), (0, 4, False), (16, 0, False)]
+)
+def test_a_verdict_on_a_draft_for_which_only_the_lookup_drafted_says_so(by_lookup, layers, said):
+    pair = replace(speculative(), lookup_drafted=by_lookup, draft_layers=layers)
+    text = judge(SPEEDUP, run(), pair).text
+    assert text.endswith("The draft itself was not used, only the n-gram lookup.") == said
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.2), (0.9, 1.0)])
@@ -238,7 +266,7 @@ def test_a_rival_at_another_placement_is_named():
 def test_a_pair_that_nobody_drafts_for_was_not_interrupted():
     """Its memory forgets at a price that no draft earns: the note says so, and it runs as target-only does."""
     found = summary.summarise([result(statistics(20, 5.0), draft=0, drafters=())])
-    assert type(found) is Run
+    assert type(found) is MeasuredRun
     verdict = judge(SPEEDUP, run(), found)
     assert (verdict.worth_it, verdict.text.split(":")[0]) == (False, "Not worth it")
 
@@ -260,8 +288,8 @@ OPTIONS = DecoderOptions(Placement(9), Placement(5), threads=2, draft_max=2)
 @pytest.fixture
 def bench(monkeypatch):
     monkeypatch.setattr(versus, "machine_and_build", lambda system_info: {"build": system_info, "cpu": "a cpu"})
-    spec = trial.Spec(Path("t.gguf"), Path("d.gguf"), OPTIONS, Sampling(seed=7), ("one", "two"), 20)
-    return versus.Bench(versus.Experiment(Pair("mine", spec.target, spec.draft), spec, 3))
+    spec = trial.TrialJob(Path("t.gguf"), Path("d.gguf"), OPTIONS, Sampling(seed=7), ("one", "two"), 20)
+    return versus.Bench(versus.BenchExperiment(Pair("mine", spec.target, spec.draft), spec, 3))
 
 
 def test_the_document(bench):
@@ -350,7 +378,7 @@ class Loaded:
     def __init__(self, machine, spec, kind):
         self.machine, self.spec, self.kind = machine, spec, kind
         prompt_tokens = machine.prompt_tokens[: len(spec.prompts)]
-        self.ready = trial.Ready(1.0, prompt_tokens, machine.alone, machine.alternates)
+        self.ready = trial.TrialReady(1.0, prompt_tokens, machine.alone, machine.alternates)
 
     def ask(self, request):
         machine, way = self.machine, request.alone or self.kind
@@ -371,7 +399,7 @@ class Loaded:
             took = statistics(tokens - 1, seconds, max(tokens // 2, 1), (tokens // 2,), (tokens // 2,), 0.0, seconds)
             machine.now += seconds + took.prompt_s
             ids = machine.texts.get(way, tuple(range(tokens)))[:tokens]
-            answers.append(trial.Answer("", ids, took))
+            answers.append(trial.TrialAnswer("", ids, took))
         drafts = way == "pair"
         return replace(
             result(draft=0 if drafts and self.spec.draft else None, drafters=("draft",) if drafts else ()),
@@ -390,14 +418,14 @@ class Loaded:
                 seconds = count * (each if isinstance(each, float) else each[prompt]) * (1 + 4 * others)
                 seconds += machine.lost_s * (way == "pair" and first == 1)
                 machine.now += seconds
-                parts[way].append(Segment(statistics(count, seconds, max(count // 2, 1), (1,), (1,)), others))
+                parts[way].append(AnswerSegment(statistics(count, seconds, max(count // 2, 1), (1,), (1,)), others))
             order.reverse()
         found = {}
         for way, segments in parts.items():
             machine.now += 0.5
             whole = statistics(0, 0.0, 1, (0,), (0,)).only([one.statistics for one in segments])
             start = segments[0].statistics
-            found[way] = (trial.Answer("", tuple(range(whole.tokens)), whole, (), tuple(segments), start),)
+            found[way] = (trial.TrialAnswer("", tuple(range(whole.tokens)), whole, (), tuple(segments), start),)
         return replace(result(draft=0), answers=found["pair"], target_only=found["target"])
 
     def stop(self):
@@ -408,7 +436,7 @@ class Loaded:
 
 
 def prompted(count, *, kinds=(), max_tokens=128, **options):
-    return trial.Spec(
+    return trial.TrialJob(
         Path("t.gguf"),
         Path("d.gguf"),
         replace(OPTIONS, target=Placement(), draft=Placement(), **options),
@@ -428,7 +456,7 @@ def measured(monkeypatch):
 
     def measure(machine, spec, repetitions=None, **more):
         found = versus.Bench(
-            versus.Experiment(Pair("mine", spec.target, spec.draft), spec, repetitions, **more),
+            versus.BenchExperiment(Pair("mine", spec.target, spec.draft), spec, repetitions, **more),
             opened=machine.opened,
             clock=machine.clock,
         )
@@ -493,15 +521,61 @@ def test_a_slow_pair_leaves_prompts_out_rather_than_a_few_tokens_of_each(measure
     assert bench.answers.budget.spent_s <= 180
 
 
-@pytest.mark.parametrize(
-    ("cut", "budget_s", "hint"), [(True, 4.0, "--budget 7s"), (False, 20.0, "or fewer tokens with -n")]
-)
-def test_a_budget_shorter_than_one_answer_says_what_is_enough(measured, cut, budget_s, hint):
+@pytest.mark.parametrize(("cut", "budget_s", "count"), [(True, 4.0, 8), (False, 20.0, 8), (True, 4.0, 2)])
+def test_a_budget_shorter_than_one_answer_says_what_is_enough_for_a_verdict(measured, cut, budget_s, count):
     with pytest.raises(UsageError, match="too short for one answer") as caught:
-        measured(Machine(), prompted(8), budget_s=budget_s, cut=cut)
-    assert hint in caught.value.hint
-    enough = float(caught.value.hint.split()[1].rstrip("s,"))
-    assert measured(Machine(), prompted(8), budget_s=enough, cut=cut).results["target_only"]
+        measured(Machine(), prompted(count), budget_s=budget_s, cut=cut)
+    assert ("or fewer tokens with -n" in caught.value.hint) == (count < 3 or not cut)
+    enough_s = parse_seconds(caught.value.hint.split()[1].rstrip(","))
+    found = measured(Machine(), prompted(count), budget_s=enough_s, cut=cut)
+    assert found.document().verdict.text.startswith("Worth it")
+    assert len(found.said) == 1  # no word of a shortage
+
+
+@pytest.mark.parametrize(
+    ("count", "budget_s", "needs"), [(8, 15.0, "answers to 3 prompts"), (1, 40.0, "3 answers to each prompt")]
+)
+def test_a_budget_too_short_for_a_verdict_is_told_before_the_answers(measured, count, budget_s, needs):
+    """With the budget that allows one, which the command that is suggested afterwards has, too."""
+    machine = Machine()
+    told = []
+
+    class Watched(list):
+        def append(self, text):
+            told.append((text, [what for _, what, _ in machine.asked if what != "warm-up"]))
+            super().append(text)
+
+    spec = prompted(count)
+    bench = versus.Bench(
+        versus.BenchExperiment(Pair("mine", spec.target, spec.draft), spec, budget_s=budget_s),
+        opened=machine.opened,
+        clock=machine.clock,
+    )
+    bench.run(lambda *_: None, Watched().append)
+    (shortage, answered) = told[-1]
+    assert shortage.startswith(f"{budget_s:.0f} s is too short for a verdict, which needs {needs} with and without the")
+    assert answered == []
+    document = bench.document()
+    assert document.verdict.text.startswith("No verdict from so few trials")
+    found = re.search(r"--budget (\w+)", shortage)
+    assert found
+    enough_s = parse_seconds(found[1])
+    assert document.settings["enough_s"] <= enough_s
+    better = measured(Machine(), spec, budget_s=enough_s)
+    assert len(better.said) == 1
+    assert better.document().verdict.text.startswith("Worth it")
+
+
+def test_a_budget_that_ends_in_the_warm_up_names_a_longer_one(measured):
+    class Endless(Machine):
+        def opened(self, *arguments, **more):
+            loaded = super().opened(*arguments, **more)
+            loaded.ask = lambda request: replace(result(), finished=False)
+            return loaded
+
+    with pytest.raises(UsageError, match="a budget of 1 min is too short for one answer") as caught:
+        measured(Endless(), prompted(8), budget_s=60.0)
+    assert caught.value.hint == "--budget 8m"
 
 
 def test_it_stops_when_the_verdict_is_clear(measured):
@@ -559,7 +633,7 @@ def test_what_is_before_the_prompts_is_read_at_nobody_s_expense(measured):
 def test_another_placement_is_another_load_and_a_pass_goes_on_with_the_one_that_is_open(measured):
     machine = Machine()
     spec = prompted(3, max_tokens=16)
-    bench = measured(machine, spec, 3, alone=replace(spec.options, target=Placement(14), draft=Placement()))
+    bench = measured(machine, spec, 3, target_only=replace(spec.options, target=Placement(14), draft=Placement()))
     assert [kind for kind, _ in machine.loads] == ["pair", "target", "pair", "target", "pair"]  # and the check
     assert {mode: len(results) for mode, results in bench.results.items()} == dict.fromkeys(
         (*versus.MODES, versus.AT_PAIR), 3
@@ -604,21 +678,35 @@ def test_where_every_run_crashes_there_is_no_document(measured):
         measured(Machine(dies_at_load=("pair", "target", "draft")), prompted(2), 1)
 
 
-def test_a_check_that_the_budget_leaves_no_time_for_is_left_out(measured):
-    machine = Machine(token_s={"target": 1.0, "pair": 1.0}, prompt_tokens=(200,))
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (tuple(range(40)), "The same text with and without a draft in 1 measured answer"),
+        ((*range(20), 99, *range(21, 40)), "With a draft 1 of 1 answer differs"),
+    ],
+)
+def test_a_check_that_the_budget_leaves_no_time_for_is_left_out(measured, text, said):
+    """What was measured is compared nevertheless, and one sentence has both."""
+    machine = Machine(token_s={"target": 1.0, "pair": 1.0}, prompt_tokens=(200,), texts={"pair": text})
     bench = measured(machine, prompted(1, max_tokens=40), 1, budget_s=142.0, cut=False)
     document = bench.document()
     assert document.identical_output is None
-    assert bench_report.same_text(document) == (
-        "Whether a draft changes the text was not checked: the budget left no time for it."
-    )
+    unchecked = "strict mode was not checked: the budget left no time for it."
+    assert bench_report.same_text(document) == f"{said}; {unchecked}"
+
+
+def test_answers_that_the_budget_left_no_time_to_explain_are_counted_too(measured):
+    text = (*range(20), 99, *range(21, 128))
+    slow = measured(Machine(token_s={"target": 0.5, "pair": 0.25}, texts={"pair": text}), prompted(8), budget_s=180.0)
+    count = slow.answers.prompts
+    assert f"{count} of {count} answers differ" in bench_report.same_text(slow.document())
 
 
 def test_divergences_are_looked_into_as_far_as_the_budget_goes(measured):
     text = (*range(20), 99, *range(21, 128))
     slow = measured(Machine(token_s={"target": 0.5, "pair": 0.25}, texts={"pair": text}), prompted(8), budget_s=180.0)
     (note,) = [one for one in slow.document().notes if "the budget left no time" in one]
-    assert note.startswith(f"{slow.answers.prompts} answers with a draft differ from the one without")
+    assert note.startswith(f"{slow.answers.prompts} answers with a draft differ from target-only")
     fast = measured(Machine(texts={"pair": text}), prompted(8), 1)
     assert not [one for one in fast.document().notes if "budget" in one]
 
@@ -634,7 +722,7 @@ def test_answers_of_one_load_alternate_and_the_other_one_begins_each_time(measur
     document = bench.document()
     assert document.speedup.median == pytest.approx(gain(64))
     assert document.runs["target_only"].tokens_per_s.median == pytest.approx(10.0)
-    assert type(document.runs["target_only"]) is Run
+    assert type(document.runs["target_only"]) is MeasuredRun
     assert document.disturbance.part == "quiet"
     assert document.notes == ()
 
@@ -652,7 +740,7 @@ def test_a_load_that_comes_and_goes_changes_no_verdict(measured, period):
     assert document.runs["target_only"].tokens_per_s.median == pytest.approx(10.0, rel=0.02)
     assert 0 < document.disturbance.counting < document.disturbance.pairs
     (note,) = document.notes
-    assert "of the run; the verdict is from the quiet part" in note
+    assert "of the run; the verdict rests on the segments in which the machine was quiet" in note
     found = json.loads(to_json(document))
     assert 0.3 < found["disturbance"]["busy_share"] < 1.0
 
@@ -723,7 +811,7 @@ def test_own_prompts_say_how_long_their_answers_are(bench, own, lengths, expecte
     """If most of them end by themselves; what was cut off at 64 tokens may have gone on."""
     spec = replace(bench.experiment.spec, prompts=("a", "b", "c"), max_tokens=256)
     bench = versus.Bench(replace(bench.experiment, spec=spec, own_lengths=own))
-    answers = [ending(trial.Answer("", (), statistics(20, 2.0)), n, "end" if n < 64 else "") for n in lengths]
+    answers = [ending(trial.TrialAnswer("", (), statistics(20, 2.0)), n, "end" if n < 64 else "") for n in lengths]
     for mode in ("target_only", "speculative"):
         bench.results[mode] = [replace(alone(), answers=tuple(answers))] if answers else []
     assert bench.answer_tokens == expected
@@ -759,18 +847,21 @@ def test_a_gain_that_is_more_than_a_round_s_tokens_is_no_verdict():
     impossible = Spread(1.43, (0.95, 2.13), (0.95, 1.43, 2.13))
     pair = replace(speculative(2.86), tokens_per_round=1.12)
     verdict = judge(impossible, run(), pair)
-    assert verdict == Verdict(
+    assert verdict == BenchVerdict(
         False,
         "No verdict: the machine's speed changed during the measurement.",
         "The draft seemed to decode 1.43 times as fast, which is more than the 1.12 tokens that a round yields. "
-        "Measure again while other programs are idle, or longer: --budget 6m.",
+        "Measure again while other programs are idle, or for longer.",
     )
+    idle = judge(impossible, run(), replace(pair, drafted=0))
+    assert idle.text.endswith("during the measurement. The draft was not used.")
+    assert idle.why.startswith("The speculative run seemed")
     assert judge(impossible, run(), pair, streams=True).text.startswith("Inconclusive")
     assert judge(impossible, run(gpu_layers=14), pair).text.startswith("Inconclusive")  # placed otherwise
     nearly = replace(speculative(2.3), tokens_per_round=1.12)
     nearly = judge(Spread(1.15, (1.1, 1.2), (1.1, 1.15, 1.2)), run(), nearly)
     assert nearly.text.startswith("Worth it: 1.15×")
-    assert nearly.why.startswith("A round yields 1.12 tokens and costs as much as 1.00 plain ones")
+    assert nearly.why.startswith("A round yields 1.12 tokens and costs as much as 1.00 target-only tokens")
 
 
 def test_tokens_per_round_are_weighed_as_the_speedup_is(bench):
@@ -785,13 +876,13 @@ def test_tokens_per_round_are_weighed_as_the_speedup_is(bench):
     document = bench.document()
     assert document.speedup.median == pytest.approx(2 * 2.4 / (2.4 + 0.69))
     assert document.runs["speculative"].tokens_per_round == pytest.approx(2 / 1.1)
-    assert "costs as much as 1.00 plain ones" in document.verdict.why
+    assert "costs as much as 1.00 target-only tokens" in document.verdict.why
 
 
 def test_answers_of_one_token_have_no_speed(bench, measured, monkeypatch):
-    with pytest.raises(trial.NoSpeedError, match="one token"):
+    with pytest.raises(trial.NoSpeedError, match="one-token answers"):
         measured(Machine(), prompted(2, max_tokens=1), 1)
-    monkeypatch.setattr(trial, "measure", lambda spec, **_: result(statistics(0, 0.0)))
+    monkeypatch.setattr(trial, "run_trial", lambda spec, **_: result(statistics(0, 0.0)))
     found = trial.attempt(bench.experiment.spec)
     assert found.result is None
     assert found.failure.hint.startswith("-n ")
@@ -799,10 +890,10 @@ def test_answers_of_one_token_have_no_speed(bench, measured, monkeypatch):
 
 def test_what_each_mode_runs(bench):
     spec = bench.experiment.spec
-    assert bench.experiment.ways["speculative"].spec == spec
-    only = bench.experiment.ways["target_only"].spec
+    assert bench.experiment.variants["speculative"].spec == spec
+    only = bench.experiment.variants["target_only"].spec
     assert (only.target, only.draft, only.options) == (spec.target, None, replace(OPTIONS, drafters=()))
-    draft = bench.experiment.ways["draft_only"].spec
+    draft = bench.experiment.variants["draft_only"].spec
     assert (draft.target, draft.draft, draft.options.target.gpu_layers) == (spec.draft, None, 5)
     assert draft.options.drafter == "none"
 
@@ -812,8 +903,8 @@ def test_a_lookup_alone_has_no_draft_to_measure(bench):
     spec = replace(bench.experiment.spec, draft=None, options=options)
     bench = versus.Bench(replace(bench.experiment, spec=spec))
     assert bench.experiment.modes == ("target_only", "speculative")
-    assert bench.experiment.ways["speculative"].spec == spec
-    only = bench.experiment.ways["target_only"].spec.options
+    assert bench.experiment.variants["speculative"].spec == spec
+    only = bench.experiment.variants["target_only"].spec.options
     assert (only.drafter, only.lookup_corpus) == ("none", None)
     bench.results["target_only"] = [alone(10)] * 3
     bench.results["speculative"] = [result(statistics(20, 5.0, 8, (8,), (7,)), drafters=("lookup",))] * 3
@@ -851,9 +942,9 @@ def test_a_divergence_is_judged_by_the_sampling_that_made_it(measured, monkeypat
 
 def test_the_rival_runs_at_its_own_placement(bench):
     rival = replace(OPTIONS, target=Placement(14), draft=Placement())
-    bench = versus.Bench(replace(bench.experiment, alone=rival))
+    bench = versus.Bench(replace(bench.experiment, target_only=rival))
     assert bench.experiment.modes == (*versus.MODES, versus.AT_PAIR)
-    specs = {mode: way.spec for mode, way in bench.experiment.ways.items()}
+    specs = {mode: way.spec for mode, way in bench.experiment.variants.items()}
     assert specs["target_only"].options.target.gpu_layers == 14
     assert specs[versus.AT_PAIR].options.target.gpu_layers == specs["speculative"].options.target.gpu_layers == 9
     assert specs[versus.AT_PAIR].draft is None
@@ -867,17 +958,17 @@ def test_the_rival_runs_at_its_own_placement(bench):
 
 def test_the_threads_are_told_as_used(bench, monkeypatch):
     monkeypatch.setattr(summary.host, "physical_cores", lambda: 6)
-    spec = trial.Spec(Path("t"), None, DecoderOptions(), Sampling(), ("one",), 1)
-    assert summary.settings_of(spec)["threads"] == 6
+    spec = trial.TrialJob(Path("t"), None, DecoderOptions(), Sampling(), ("one",), 1)
+    assert summary.used_settings(spec)["threads"] == 6
 
 
 def test_the_machine_is_told():
-    assert {"cpu", "cores", "memory_bytes", "gpus", "llama_cpp_python"} <= set(summary.machine())
+    assert {"cpu", "cores", "memory_bytes", "gpus", "llama_cpp_python"} <= set(summary.machine_and_versions())
 
 
 def test_a_record_names_the_processor_and_how_llama_cpp_was_built(monkeypatch):
     args = """-DGGML_RPC=on '-DCMAKE_CXX_FLAGS=-I/a/b -include "/home/some one/scripts/amx_tile_config.h"'"""
-    monkeypatch.setattr(summary.install, "built", lambda: Build("tile-load", "why", args))
+    monkeypatch.setattr(summary.install, "built", lambda: LlamaBuild("tile-load", "why", args))
     found = summary.machine_and_build("CPU : AVX2 = 1")
     assert found["processor"] == asdict(summary.host.processor())
     assert found["build"] == {
@@ -885,7 +976,7 @@ def test_a_record_names_the_processor_and_how_llama_cpp_was_built(monkeypatch):
         "cpu": "tile-load",
         "cmake_args": """-DGGML_RPC=on '-DCMAKE_CXX_FLAGS=-Ib -include "amx_tile_config.h"'""",
     }
-    assert summary.machine().items() <= found.items()
+    assert summary.machine_and_versions().items() <= found.items()
     monkeypatch.setattr(summary.install, "built", lambda: None)
     assert summary.machine_and_build("x")["build"] == {"system_info": "x"}  # a wheel's
 

@@ -1,9 +1,9 @@
-"""The drafter with a head: MTP blocks or EAGLE-3, which read the target's hidden rows.
+"""Drafter with a prediction head (MTP blocks or EAGLE-3), whose inputs include the target's hidden states.
 
-The head reads certain tokens with the target's rows. It reads the tokens of a chain with its own rows, and again once
-they are accepted. Catching up and the first step of a chain are one decode: n drafted tokens take n decodes, and
-rejected tokens are never read again. (llama.cpp's common/speculative.cpp catches up separately, over rejected tokens
-too.)
+The head decodes final tokens with the target's hidden states. It decodes drafted tokens with its own hidden states, and
+again with the target's once they are accepted. Unread tokens share one decode with the first step of a chain, so n
+drafted tokens take n decodes, and rejected tokens are never decoded again. (llama.cpp's common/speculative.cpp decodes
+unread tokens separately, and rejected tokens with them.)
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ggufspec.decoding.drafters.base import Candidate, Parts, RowDrafter, ShadowEvaluation
+from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, RowDrafter, ShadowEvaluation
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.timing import time_token
-from ggufspec.decoding.rules.base import Rule
+from ggufspec.decoding.rules.base import AcceptanceRule
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context, Logits
 
 
 class HeadDrafter(RowDrafter):
-    """Drafter with a head on the target's context, with a cache across rounds; named ``mtp`` or ``eagle3``."""
+    """Drafter with a head on the target's context, whose cache persists across rounds; named ``mtp`` or ``eagle3``."""
 
     def __init__(self, head: Head, target: Context, name: str) -> None:
         self.name = name
         self.head = head
         self._target = target
         self._shared_vocab = min(head.vocab_size, target.vocab_size)
-        self._first = 0  # first token of the text that is in its cache
-        self._read = 0  # tokens of the text read with the target's rows, or forgotten
-        self._chain: list[int] = []  # tokens read with its own rows, after these
-        self._rows: list[Logits] = []  # (size,) each: the row before the last certain token, then its own rows
+        self._first = 0  # index in the text of the first token in the head's cache
+        self._read = 0  # number of text tokens decoded with the target's hidden states, or forgotten
+        self._chain: list[int] = []  # later tokens, decoded with the head's own hidden states
+        self._rows: list[Logits] = []  # (size,): the target's hidden state before the last final token, then the head's
 
     @property
     def has_read(self) -> int:
@@ -52,10 +52,10 @@ class HeadDrafter(RowDrafter):
     def pending(self, length: int) -> int:
         return length - self._read - len(self._chain)
 
-    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
+    def propose(self, text: Sequence[int], rule: AcceptanceRule) -> DraftCandidate | None:
         if self.failure or len(text) > self.head.capacity:
             return None
-        certain = self._target.length + 1  # the target has rows before these
+        certain = self._target.length + 1  # number of final tokens; the target has decoded all but the last
         drafted = len(text) - certain
         if self.head.chained > 1 and drafted >= self.head.chained:
             return None
@@ -67,7 +67,7 @@ class HeadDrafter(RowDrafter):
         row = rule.penalised(logits[-1, : self._shared_vocab], len(text))
         return self._candidate(row, rule, len(text))
 
-    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
+    def catch_up(self, text: Sequence[int], rule: AcceptanceRule, most: int) -> list[ShadowEvaluation]:
         if self.head.shares_cache:
             return []
         end = min(len(text) - 1, self.head.capacity)
@@ -89,19 +89,19 @@ class HeadDrafter(RowDrafter):
         self._chain = []
         self._read = min(self._read, length + 1)
         if self.head.shares_cache:
-            self._forget(length)  # it reads one pair at a time, the one after the target's cache
+            self._forget(length)  # such a head decodes only the token after the target's cached ones
 
     def read(self, certain: Sequence[int], count: int) -> Logits:
-        """Read these tokens with the target's rows, skipping those read already; the target has read all but the last.
+        """Decode the new tokens in ``certain`` with hidden states of the target, which has decoded all but the last.
 
         Returns:
-            logits (n, vocab) after the last ``count`` tokens or more, if that many are read; a view.
+            logits (n, vocab) after at least the last ``count`` tokens, or after all decoded tokens if fewer; a view.
         """
         self._chain = []
         if 0 < self._target.hidden_first >= max(self._read, 1):
             self._forget(self._target.hidden_first + 1)
         self._rewind()
-        first = max(self._read, self.head.shift)  # the first token has no pair where pairs stand before their tokens
+        first = max(self._read, self.head.shift)  # with a shift the first token has no hidden state
         tokens = certain[first:]
         if not tokens:
             self._read = len(certain)
@@ -112,7 +112,7 @@ class HeadDrafter(RowDrafter):
             rows = np.concatenate([np.zeros((1, self.head.row_size), np.float32), rows])
         silent = max(0, len(tokens) - (ROWS if len(tokens) <= ROWS else count))
         count = len(tokens) - silent
-        for block in range(1, self.head.chained):  # each has a cache of its own at the same cells
+        for block in range(1, self.head.chained):  # each block has its own cache, with the same cells
             self.head.read(tokens, rows, first - self.head.shift, outputs=False, block=block)
             self._rewind()
         self.head.read(tokens[:silent], rows[:silent], first - self.head.shift, outputs=False)
@@ -124,9 +124,9 @@ class HeadDrafter(RowDrafter):
         return logits
 
     def _follow(self, text: Sequence[int], certain: int) -> Logits:
-        """Read the last token of a chain with the head's own row; return the logits after it."""
+        """Decode the last token of a chain with the head's own hidden state; return the logits after it."""
         drafted = len(text) - certain
-        position = certain - 1 - self.head.shift  # position of the last certain token
+        position = certain - 1 - self.head.shift  # position of the last final token
         if self.head.chained > 1:
             self.head.rewind(position)
             rows = np.stack(self._rows[: drafted + 1])
@@ -143,11 +143,11 @@ class HeadDrafter(RowDrafter):
         self._first = self._read = length
 
     def _rewind(self) -> None:
-        """Remove the pairs of a chain from the cache."""
+        """Remove a chain's tokens from the head's cache."""
         self.head.rewind(self._read - self.head.shift if self._read > self._first else 0)
 
 
-def make(parts: Parts) -> HeadDrafter:
+def make(parts: DrafterParts) -> HeadDrafter:
     assert parts.head is not None
     assert parts.target is not None
     return HeadDrafter(parts.head, parts.target, "eagle3" if parts.head.is_eagle3 else "mtp")

@@ -1,4 +1,4 @@
-"""The drafter without a model: it proposes what followed the last time the text read like this.
+"""Drafter without a model, which proposes the token that followed the same n-gram earlier in the text.
 
 Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) and llama.cpp's
 common/ngram-cache.cpp. Unlike them it examines the newest occurrences rather than the oldest, measures how long each
@@ -9,72 +9,71 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
-from ggufspec.decoding.rules.base import DraftToken, Rule
+from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, FreeDrafter, ShadowEvaluation
+from ggufspec.decoding.rules.base import AcceptanceRule, DraftToken
 
-REACH = 32  # longest match, in tokens
-# Few orders are better than many: the longest n-gram that occurred decides who votes, and with every n there would
-# often be one voter. Measured on Python, Markdown and JSON: a fifth fewer hits without 1, no more with 3 and 6.
+REACH = 32  # maximum match length, in tokens
+# A few orders are better than many: only occurrences of the longest n-gram vote, and if every n were an order, there
+# would often be just one. Without order 1, Python, Markdown and JSON had a fifth fewer hits; 3 and 6 add none.
 ORDERS = (1, 2, 4, 8)
-OCCURRENCES = 8  # examined, newest first; with 4 the confidence ranks worse, with 16 no better
+OCCURRENCES = 8  # occurrences to examine, newest first; with 4, confidence ranks guesses worse, with 16 no better
 FADE = 0.9  # weight of an occurrence, relative to the next newer one
-# Votes of an occurrence by match length in tokens, and votes that nobody cast. In a real model's answers matches of 1,
-# 2, 3, 4, 8, 12, 32 tokens were right at .21, .42, .60, .63, .75, .91, .97; that is n ** 1.5 / (n ** 1.5 + 4). More
-# doubt drafts less in new text: with 7 instead of 5 replayed answers gained a hundredth, with 10 they lost it again.
+# VOTES: votes per occurrence, by match length in tokens; DOUBT: votes for no token.
+# Matches were right in 21, 42, 60, 63, 75, 91 and 97 % of a real model's answers at 1, 2, 3, 4, 8, 12 and 32 tokens,
+# roughly n ** 1.5 / (n ** 1.5 + 4). On replayed answers a DOUBT of 7 was 1 % faster than 5 or 10.
 VOTES = [n**1.5 for n in range(REACH + 1)]
 DOUBT = 7.0
 
-# Tokens evaluated after a cooldown, which may have missed more: the earlier ones are only indexed, in one go, which
-# takes a sixth of the time. On replayed answers 8 are as good as all, and 4 are worse by 1 to 2 %.
+# Number of tokens evaluated after a cooldown. Earlier tokens of the cooldown are only indexed, all at once, which
+# takes a sixth as long. On replayed answers, 8 is as good as all; with 4, decoding is 1 to 2 % slower.
 EVALUATED = 8
 
 _TOKEN_BITS = 32
 _BITS = _TOKEN_BITS * REACH
 _WHOLE = (1 << _BITS) - 1
 _WINDOW = struct.Struct(f"<{REACH}I")
-_EDGE = 0xFFFFFFFF  # stands before the first token of an index
-_BLANK = 0xFFFFFFFE  # stands before the first token of a text that is looked up: two beginnings do not match
-_PRIME = 999_999_937  # the largest below 10**9: a one-digit divisor for Python, products of 64 bits for NumPy
+_EDGE = 0xFFFFFFFF  # placeholder before the first token of an index
+_BLANK = 0xFFFFFFFE  # placeholder before the first token of a text to look up, which must not match _EDGE
+_PRIME = 999_999_937  # largest prime below 10**9: one digit of a Python integer, and 64-bit products in NumPy
 _RADIX = 2**_TOKEN_BITS % _PRIME
-_BUCKETS = 1024  # minimum, for short texts
+_BUCKETS = 1024  # minimum number of buckets, for short texts
 
 
-class Guess(NamedTuple):
+class LookupGuess(NamedTuple):
     """An index's guess for the next token of a text."""
 
     token: int  # predicted token id
-    length: int  # tokens of the longest match that supports it, 1 to REACH
-    # Votes for it, divided by all votes plus DOUBT; in (0, 1). A second match that agrees raises it, one that disagrees
-    # lowers it.
+    length: int  # length in tokens of the longest match that supports it, 1 to REACH
+    # The token's votes ÷ (all votes + DOUBT), in (0, 1). A second match raises it if it agrees, else lowers it.
     confidence: float
 
 
 def window_of(text: Sequence[int]) -> int:
-    """Return the last ``REACH`` tokens of a text as one number of 32-bit digits, the newest on top."""
+    """Return the last ``REACH`` tokens of a text as one integer with 32-bit digits, the newest token on top."""
     last = text[-REACH:]
     return int.from_bytes(_WINDOW.pack(*[_BLANK] * (REACH - len(last)), *last), "little")
 
 
 def slide(window: int, token: int) -> int:
-    """Return the window of the text with one more token."""
+    """Return the window of the last ``REACH`` tokens after one more ``token``."""
     return window >> _TOKEN_BITS | token << _BITS - _TOKEN_BITS
 
 
-class Index:
-    """Positions of a text's n-grams, for n in ``ORDERS``; append, remove and look up in constant time.
+class NgramIndex:
+    """Index of a text's n-grams, for n in ``ORDERS``; tokens are appended, removed and looked up in constant time.
 
     The last n tokens choose a bucket. It points to the newest position preceded by these tokens, and each position
-    points to the next older one of its bucket (the hash chains of zlib's deflate). Comparing the tokens rules out
-    positions that only share the bucket. An n-gram enters with the token that follows it, so the end of the text never
-    finds itself.
+    points to the next older one in its bucket (like the hash chains in zlib's deflate). Comparing the tokens rules out
+    positions that only share the bucket. An n-gram is added together with the token that follows it, so the end of the
+    text never matches itself.
 
-    Takes 36 to 56 bytes a token, and as much again while it is built.
+    An index takes 36 to 56 bytes per token, and as much again while it is built.
 
     Args:
         tokens: (n,) ids, the beginning of the text.
@@ -89,14 +88,14 @@ class Index:
         return self._length
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens; when the text has doubled, so do the buckets."""
+        """Append tokens; double the buckets whenever the text has doubled."""
         start, window = self._length, int.from_bytes(self._tokens[4 * self._length :], "little")
         self._tokens += struct.pack(f"<{len(tokens)}I", *tokens)
         self._length += len(tokens)
         if self._length - 1 > self._mask:
             self._build()
             return
-        windows = [*accumulate(tokens, slide, initial=window)]  # the last is the window of the whole text
+        windows = [*accumulate(tokens, slide, initial=window)]  # the last window is that of the whole text
         for _, shift, newest, older in self._chains:
             for position, window in zip(range(start, self._length), windows, strict=False):
                 bucket = (window >> shift) % _PRIME & self._mask
@@ -112,11 +111,11 @@ class Index:
             for _, shift, newest, older in self._chains:
                 newest[(window >> shift) % _PRIME & self._mask] = older.pop()
 
-    def find(self, window: int) -> Guess | None:
+    def find(self, window: int) -> LookupGuess | None:
         """Guess what follows a text that ends with this window; None if even its last token is new.
 
-        Only the longest n-gram that has any occurrence counts: its newest occurrences vote for what followed them, each
-        with the ``VOTES`` of its match length, fading with age. Among equals the newest wins.
+        Only the longest n-gram that occurs at all counts: its newest occurrences vote for what followed them, each with
+        the ``VOTES`` of its match length, fading with age. In a tie the newest wins.
         """
         tokens = self._tokens
         for order, shift, newest, older in self._chains:
@@ -128,7 +127,7 @@ class Index:
                 if not position:
                     break
                 there = int.from_bytes(tokens[4 * position : 4 * (position + REACH + 1)], "little")
-                length = (_BITS - ((there ^ window) & _WHOLE).bit_length()) // _TOKEN_BITS  # equal digits from the top
+                length = (_BITS - ((there ^ window) & _WHOLE).bit_length()) // _TOKEN_BITS  # equal leading digits
                 if length >= order:
                     token = there >> _BITS
                     votes[token] = votes.get(token, 0.0) + weight * VOTES[length]
@@ -138,15 +137,15 @@ class Index:
                 position = older[position]
             if votes:
                 token = max(votes, key=votes.__getitem__)
-                return Guess(token, lengths[token], votes[token] / (sum(votes.values()) + DOUBT))
+                return LookupGuess(token, lengths[token], votes[token] / (sum(votes.values()) + DOUBT))
         return None
 
     def _build(self) -> None:
-        """Build all buckets and chains at once, as appending would leave them; more buckets than tokens."""
+        """Build all buckets and chains at once, as if by appending; there are more buckets than tokens."""
         count = self._length
         self._mask = max(_BUCKETS, 1 << count.bit_length()) - 1
-        # By order, longest first: the window's bits to drop, bucket to newest position, position to the next older one.
-        # Position 0 has nothing before it and marks the end of a chain.
+        # For each order, longest first: window bits to drop, newest position by bucket, next older position by
+        # position. Position 0 has nothing before it and marks the end of a chain.
         self._chains: list[tuple[int, int, array[int], array[int]]] = []
         tokens = np.frombuffer(bytes(self._tokens), "<u4").astype(np.int64)
         key, back = np.zeros(count, np.int64), 0
@@ -161,22 +160,22 @@ class Index:
             older = np.zeros(count, np.int32)
             older[by_bucket[shared + 1]] = by_bucket[shared]
             newest = np.zeros(self._mask + 1, np.int32)
-            newest[ranked] = by_bucket  # the last assignment wins: a bucket's newest position
+            newest[ranked] = by_bucket  # the last assignment wins: each bucket's newest position
             shift = _BITS - _TOKEN_BITS * order
             self._chains.insert(0, (order, shift, array("i", newest.tobytes()), array("i", older.tobytes())))
 
 
-class LookupDrafter:
+class LookupDrafter(FreeDrafter):
     """Drafter that proposes what followed the longest match in the text so far or in a corpus (n,), e.g. files that an
-    answer may quote; the text wins a tie.
+    answer may quote; the text wins ties.
 
     The index holds only final tokens. A drafted chain is part of the text that is looked up, never of the index.
     """
 
-    name, failure = "lookup", ""
+    name = "lookup"
 
-    def __init__(self, corpus: Sequence[int] = ()) -> None:
-        self._corpus = Index(corpus)
+    def __init__(self, corpus: NgramIndex | Sequence[int] = ()) -> None:
+        self._corpus = corpus if isinstance(corpus, NgramIndex) else NgramIndex(corpus)
         self.begin(())
 
     def begin(
@@ -186,31 +185,25 @@ class LookupDrafter:
         same: int = 0,  # noqa: ARG002 - reading is free
     ) -> list[ShadowEvaluation]:
         choices = choices[-len(prompt) :] if prompt else ()
-        self._evaluated = len(prompt) - len(choices)  # earlier positions are evaluated, or never will be
+        self._evaluated = len(prompt) - len(choices)  # earlier positions have been evaluated or never will be
         self._unreported: list[ShadowEvaluation] = []
         self._certain = len(prompt)
-        self._index = Index(prompt[: self._evaluated])
+        self._index = NgramIndex(prompt[: self._evaluated])
         self._last = -1, 0  # index length and window of the last guess
         return self._append(prompt, len(prompt), choices)
 
-    def pending(self, length: int) -> int:  # noqa: ARG002 - whatever it has to read is read in microseconds
-        return 0
-
-    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
+    def propose(self, text: Sequence[int], rule: AcceptanceRule) -> DraftCandidate | None:
         if len(self._index) < self._certain:
             self._unreported += self._append(text, min(self._certain, len(text)))
         guess = self._guess(window_of(text))
         if guess is None or not rule.permits(guess.token, len(text)):
             return None
-        return Candidate(guess.confidence, lambda: DraftToken(guess.token))
+        return DraftCandidate(guess.confidence, lambda: DraftToken(guess.token))
 
-    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002 - reading is free
+    def catch_up(self, text: Sequence[int], rule: AcceptanceRule, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002 - reading is free
         self._evaluated = max(self._evaluated, len(text) - EVALUATED)
         seen, self._unreported = self._unreported + self._append(text, len(text)), []
         return seen
-
-    def time_token(self, text: Sequence[int], clock: Callable[[], float]) -> float | None:  # noqa: ARG002
-        return None
 
     def commit(self, length: int) -> None:
         self._certain = length
@@ -219,7 +212,7 @@ class LookupDrafter:
             self._last = -1, 0
 
     def _append(self, text: Sequence[int], end: int, decided: Sequence[int] = ()) -> list[ShadowEvaluation]:
-        """Append ``text`` up to ``end``; evaluate these positions against ``decided``, or else the text."""
+        """Index ``text`` up to ``end``; score guesses at the new positions against ``decided`` (default: ``text``)."""
         start = len(self._index)
         first = min(max(start, self._evaluated), end)
         self._index.extend(text[start:first])
@@ -234,14 +227,14 @@ class LookupDrafter:
         self._evaluated = max(self._evaluated, end)
         return seen
 
-    def _guess(self, window: int) -> Guess | None:
-        """Return the guess, cached for a round that drafted nothing, whose evaluation looks it up again."""
+    def _guess(self, window: int) -> LookupGuess | None:
+        """Return the guess after ``window``; the last one is cached, because evaluating a round looks it up again."""
         wanted = len(self._index), window
         if wanted != self._last:
             self._last, self._found = wanted, self._look_up(window)
         return self._found
 
-    def _look_up(self, window: int) -> Guess | None:
+    def _look_up(self, window: int) -> LookupGuess | None:
         guess = self._index.find(window)
         if self._corpus and (guess is None or guess.length < REACH):
             other = self._corpus.find(window)
@@ -250,5 +243,5 @@ class LookupDrafter:
         return guess
 
 
-def make(parts: Parts) -> LookupDrafter:
-    return LookupDrafter(parts.corpus)
+def make(parts: DrafterParts) -> LookupDrafter:
+    return LookupDrafter(parts.like._corpus if isinstance(parts.like, LookupDrafter) else parts.corpus)

@@ -1,36 +1,36 @@
-"""The drafter with a draft model."""
+"""Drafter with a draft model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ggufspec.decoding.drafters.base import Candidate, Parts, RowDrafter, ShadowEvaluation
+from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, RowDrafter, ShadowEvaluation
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.timing import time_token
-from ggufspec.decoding.rules.base import Rule
+from ggufspec.decoding.rules.base import AcceptanceRule
 from ggufspec.llamacpp.model import Context
 
 
 class ModelDrafter(RowDrafter):
     """Drafter with a draft model, whose cache persists from round to round.
 
-    After a full acceptance only the last drafted token is new to it; after a rejection it is rewound to before the
-    first wrong one. (llama.cpp's common/speculative.cpp decodes the accepted tokens again.)
+    After full acceptance the draft still has to decode the last drafted token; after a rejection its cache is rewound
+    to before the first rejected token. (llama.cpp's common/speculative.cpp decodes the accepted tokens again.)
 
     Args:
         model: the draft.
-        target_vocab_size: may differ from the draft's by padding at the end.
-        width: returns the padded size of a batch of that many tokens.
+        target_vocab_size: size of the target's vocabulary, which may differ from the draft's by padding at the end.
+        batch_size: returns the padded batch size for a number of tokens.
     """
 
     name = "draft"
-    _first = 0  # first token of the text that is in its cache; earlier ones are forgotten
+    _first = 0  # index in the text of the first token in the draft's cache; earlier tokens are forgotten
 
     def __init__(
-        self, model: Context, target_vocab_size: int, width: Callable[[int], int] = lambda count: count
+        self, model: Context, target_vocab_size: int, batch_size: Callable[[int], int] = lambda count: count
     ) -> None:
         self.model = model
-        self.width = width
+        self.batch_size = batch_size
         self.shared_vocab = min(model.vocab_size, target_vocab_size)
 
     def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
@@ -46,7 +46,7 @@ class ModelDrafter(RowDrafter):
         return []
 
     def let_go(self) -> None:
-        """Reset after another use of the model: its cache holds a text from the beginning."""
+        """Reset after another use of the model, whose cache now holds a text from its beginning."""
         self._first = 0
 
     def follow(self, other: ModelDrafter) -> None:
@@ -58,18 +58,18 @@ class ModelDrafter(RowDrafter):
 
     @property
     def has_read(self) -> int:
-        """Tokens of the text that it has read, or forgotten."""
+        """Number of text tokens that the draft has decoded, including forgotten ones."""
         return self._first + self.model.length
 
-    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
+    def propose(self, text: Sequence[int], rule: AcceptanceRule) -> DraftCandidate | None:
         if self.failure or len(text) - self._first > self.model.capacity:
             return None
         unread = text[self.has_read :]
-        logits = self.model.decode(self._known(unread), outputs=1, width=self._width(len(unread)))
+        logits = self.model.decode(self._known(unread), outputs=1, batch_size=self._batch_size(len(unread)))
         row = rule.penalised(logits[0, : self.shared_vocab], len(text))
         return self._candidate(row, rule, len(text))
 
-    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
+    def catch_up(self, text: Sequence[int], rule: AcceptanceRule, most: int) -> list[ShadowEvaluation]:
         end = len(text) - 1
         if end - self.has_read > most:
             self.model.rewind(0)
@@ -81,11 +81,11 @@ class ModelDrafter(RowDrafter):
         unread = self._known(text[self.has_read : end])
         rows = self.model.decode(unread, outputs=count)[:, : self.shared_vocab]
         seen = self._foretold(rows, text, end, rule)
-        self.model.rewind(self.model.length)  # all of it is certain
+        self.model.rewind(self.model.length)  # all of these tokens are final
         return seen
 
-    def _width(self, count: int) -> int:
-        return self.width(count) if count <= ROWS else 0
+    def _batch_size(self, count: int) -> int:
+        return self.batch_size(count) if count <= ROWS else 0
 
     def time_token(self, text: Sequence[int], clock: Callable[[], float]) -> float | None:
         token = self._known(text[self.has_read : self.has_read + 1])
@@ -97,12 +97,12 @@ class ModelDrafter(RowDrafter):
         self.model.rewind(min(length - self._first, self.model.length))
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Replace tokens that only the target has by token 0: the draft gets worse, the text does not change."""
+        """Replace tokens that only the target has with token 0: this worsens the draft but does not change the text."""
         if max(tokens, default=0) < self.model.vocab_size:
             return tokens
         return [token if token < self.model.vocab_size else 0 for token in tokens]
 
 
-def make(parts: Parts) -> ModelDrafter:
+def make(parts: DrafterParts) -> ModelDrafter:
     assert parts.draft is not None
     return ModelDrafter(parts.draft, parts.target_vocab_size)

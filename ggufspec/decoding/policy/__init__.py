@@ -1,7 +1,7 @@
 """Policies that decide how far to draft.
 
-``base`` defines what the loop asks of a policy and reports to it, and the fixed policy; ``adaptive`` is the other one.
-It consists of ``latency`` (seconds of a batch by its size), ``estimator`` (the probability that a drafted token is
-accepted) and ``backoff`` (when deciding costs more than it brings), with the numbers of ``constants``. ``timing``
-measures a latency model when a pair is loaded, ``latency_cache`` saves it, ``pair_latency`` has those of a pair.
+``base`` defines the interface between the loop and a policy, and the policy ``fixed``; ``adaptive`` is the policy of
+that name. It uses ``latency`` (seconds per batch by batch size), ``estimator`` (probability that a drafted token is
+accepted) and ``backoff`` (pauses when deciding costs more than it gains), with the values in ``constants``. ``timing``
+measures a latency model when a pair is loaded, ``latency_cache`` saves it; ``pair_latency`` holds those of a pair.
 """

@@ -1,14 +1,19 @@
-"""Choose the drafter and the draft length by expected tokens per second. Pure: times and outcomes are passed in.
+"""Choice of the drafter and the draft length by expected tokens per second. Pure: times and outcomes are passed in.
 
-With rho the rate to beat, T(n) the seconds to verify n tokens and c those of a drafted token, a chain whose first i
+Let rho be the rate to beat, T(n) the seconds to verify n tokens, and c the seconds to draft one. A chain whose first i
 tokens are all accepted with probability S_i gains
 
     1 + S_1 + ... + S_k - rho * (k * c + T(k + 1))
 
-tokens over the same time at rate rho (Dinkelbach's form of a ratio). A token is drafted while its part of this is
-positive, judged by the usual confidences, and verified if it still is once its confidence is known. rho is the rate of
-the last rounds, and never less than target-only's: that is how speculation switches itself off. A drafter that is off
-catches up now and then, for a small share of the time, and its shadow evaluation is how it comes back.
+tokens over the same time at rate rho (Dinkelbach's form of a ratio). A token is drafted while its contribution is
+positive at the usual confidences, and verified if it still is once its confidence is known. rho is the rate of the last
+rounds, but never below target-only's, which is how speculation switches itself off. A drafter that is off still reads
+new tokens now and then, in a small share of the time, and drafts again if its shadow evaluation is good.
+
+If other answers share the batches (:class:`~ggufspec.decoding.policy.base.Load`), rho is the rate of all of them
+together, and T(k + 1) becomes T(their tokens + k + 1): a draft must pay for the time that it costs everyone. Because
+all decide at once, none knows the final batch size. T is therefore replaced by its least concave majorant, so that each
+answer expects the steepest step ahead.
 """
 
 from __future__ import annotations
@@ -16,45 +21,47 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
+
+import numpy as np
 
 from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.backoff import BackOff
-from ggufspec.decoding.policy.base import Outcome, Policy
+from ggufspec.decoding.policy.base import DraftPolicy, Load, RoundOutcome
 from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.decoding.policy.draft_latency import DraftLatency
-from ggufspec.decoding.policy.estimator import LOOKUP, MODEL, AcceptanceEstimator, shifted
+from ggufspec.decoding.policy.estimator import LOOKUP, MODEL, PREDICTION, AcceptanceEstimator, shifted
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.timing import CHECKED
 
-_AHEAD = 16  # tokens that a decision looks ahead
-# How much better or worse than expected a drafter may be, in standard deviations, and the weight of each case. With
-# these three, a normal distribution's mean is exact up to the fifth power (Gauss and Hermite).
+_AHEAD = 16  # number of tokens that a decision looks ahead
+# How much better or worse than expected a drafter may be, in standard deviations, and the weight of each case: the
+# three-point Gauss-Hermite rule, exact for polynomials of a normal variable up to degree five.
 _LEVELS = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
 
 
 @dataclass(slots=True)
-class Trials:
+class ExplorationCosts:
     """Cost of exploring drafters; lives as long as the pair."""
 
     answers: int = 0
-    elapsed_s: float = 0.0  # seconds of all answers
-    spent_s: float = 0.0  # seconds spent on drafters not known to pay, except on the first prompt
+    elapsed_s: float = 0.0  # seconds spent on all answers
+    spent_s: float = 0.0  # seconds spent on drafters not known to pay off, except on the first prompt
 
 
-class Adaptive(Policy):
-    """Policy that drafts while it pays, which may be not at all.
+class AdaptivePolicy(DraftPolicy):
+    """Policy that drafts only as long as drafting pays off.
 
     Args:
         target: the target's latency model.
-        drafts: latencies of drafters with a model, by name; drafters that are missing here cost nothing.
+        drafts: latencies of drafters with a model, by name; a drafter without an entry costs nothing.
         estimators: acceptance learned from earlier answers, by drafter; it fades, and this answer adds to it.
-        back_off: what earlier answers taught about the cost of deciding.
+        back_off: costs and gains of drafting decisions, from earlier answers.
         trials: cost of exploration so far.
-        quiet: returns True if other programs leave the machine alone now.
+        quiet: returns True if no other programs load the machine now.
     """
 
     def __init__(
@@ -63,46 +70,45 @@ class Adaptive(Policy):
         drafts: Mapping[str, DraftLatency] | None = None,
         estimators: dict[str, AcceptanceEstimator] | None = None,
         back_off: BackOff | None = None,
-        trials: Trials | None = None,
+        trials: ExplorationCosts | None = None,
         quiet: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._quiet = quiet
-        self._undrafted = 0  # rounds without a draft
+        self._quiet, self._load = quiet, Load()  # the load of the current round
+        self._target_only = 0  # number of rounds without a draft
         self.target, self.drafts = target, drafts or {}
-        self._trials = trials or Trials()
+        self._trials = trials or ExplorationCosts()
         self._trials.answers += 1
         self._estimators = {} if estimators is None else estimators
         for estimator in self._estimators.values():
             estimator.fade()
         self._back_off = back_off or BackOff()
         self._back_off.begin_answer()
-        # Decayed over the last rounds: tokens, and how many target-only tokens their time was worth at the speed then
+        # Decayed sums over rounds: tokens, and the tokens that target-only would have generated in the same time
         self._tokens = self._worth = float(CONSTANTS.initial_rounds)
-        self._begun: set[str] = set()  # drafters that have read the prompt, or as much of it as is worth it
-        self._looked: dict[str, int] = {}  # unread tokens when catching up was last considered
-        self.hoped: dict[str, float] = {}
-        self._refused: dict[
-            str, tuple[float, float]
-        ] = {}  # by drafter: spread and time from which a probe is considered again
-        self._charged = 0.0  # share of the current reading that counts as exploration
-        self._in_large = 1.0  # seconds per token beyond the largest batch of a round, relative to those within it
-        self._wanted = 1.0  # share of the last rounds that used a draft model, or had no candidate
-        self._last_width: int | None = None
-        self._checks_target_only = False  # in this round
+        self._begun: set[str] = set()  # drafters that have prefilled as much of the prompt as is worth the time
+        self._looked: dict[str, int] = {}  # by drafter: unread tokens when reading them was last considered
+        self.expected_gain: dict[str, float] = {}
+        self._refused: dict[str, tuple[float, float]] = {}  # by drafter: spread or time at which to reconsider probing
+        self._charged = 0.0  # share of the current reading's cost that counts as exploration
+        self._in_large = 1.0  # cost of a token beyond the largest verification batch, relative to one within it
+        self._wanted = 1.0  # share of the last rounds that used a draft model, or verified no draft
+        self._last_batch_size: int | None = None
+        self._checks_target_only = False  # True if this round times target-only decoding
         self._checks = CONSTANTS.most_checks  # rounds that may still re-time a single target token
-        self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and tokens read
+        self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and pending tokens
         self._verified = 0
 
     def estimator(self, name: str) -> AcceptanceEstimator:
         known = self._estimators.get(name)
         if known is None:
-            known = self._estimators[name] = AcceptanceEstimator(MODEL if name in self.drafts else LOOKUP)
+            prior = MODEL if name in self.drafts else PREDICTION if name == "prediction" else LOOKUP
+            known = self._estimators[name] = AcceptanceEstimator(prior)
         return known
 
     @property
     def rate(self) -> float:
-        """Tokens per second to beat: the last rounds' gain at the target's present speed, but at least target-only."""
-        return max(1.0, self._tokens / self._worth) / self.target.seconds(1)
+        """Tokens per second to beat: the last rounds' gain at the target's current speed, at least target-only's."""
+        return max(1.0, self._tokens / self._worth) * (1 + self.load.gained) / target_only_s(self.target, self.load)
 
     @property
     def cooldown(self) -> int:  # type: ignore[override]
@@ -110,33 +116,41 @@ class Adaptive(Policy):
 
     def prompt_read(self, tokens: int, seconds: float) -> None:
         self._trials.elapsed_s += min(seconds, CONSTANTS.longest_s)
-        widest = self.target.limit
-        if tokens > widest:
-            more = seconds / self.target.seconds(widest) - 1
-            self._in_large = min(1.0, max(0.0, more / (tokens / widest - 1)))
+        largest = self.target.limit
+        if tokens > largest:
+            more = seconds / self.target.seconds(largest) - 1
+            self._in_large = min(1.0, max(0.0, more / (tokens / largest - 1)))
 
     def begin(self, limit: int, remaining: int, *, may_trim: bool) -> None:
-        if len(self._back_off.undrafted) >= CONSTANTS.joint_batches:
-            self._observe_undrafted()
-        self._limit, self._may_trim = min(limit, self.target.limit - 1), may_trim
+        if len(self._back_off.target_only) >= CONSTANTS.joint_batches:
+            self._observe_target_only()
+        load = self._load = self.load
+        others = min(round(load.tokens), self.target.limit - 1)
+        self._limit, self._may_trim = min(limit, self.target.limit - 1 - others), may_trim
+        others += min(load.prompt, self.target.limit - 1 - others - self._limit)
         self._horizon = min(remaining, CONSTANTS.horizon)
         self._rate = self.rate
         self._runs: dict[str, list[float]] = {}
         self._proposed.clear()
-        seconds = self.target.up_to(self._limit + 1, self._last_width)
-        # (limit + 1,) value in tokens of the time to verify i drafted tokens and one more
+        seconds = self.target.up_to(others + self._limit + 1, self._last_batch_size)[others:]
+        if others:
+            seconds = _majorant(seconds)
+        # (limit + 1,) time to verify i drafted tokens and one more, converted to tokens
         self._price = [self._rate * one for one in seconds]
+        self._seconds = seconds
         self._checks_target_only = self._doubts_target_only(seconds)
-        self._chain: list[tuple[str, float, float]] = []  # drafter, confidence, chance that all so far are accepted
+        self._chain: list[tuple[str, float, float]] = []  # drafter, confidence, probability of full acceptance so far
         self._verified = 0
 
     def _doubts_target_only(self, seconds: Sequence[float]) -> bool:
-        """Return True if this round shall draft nothing, to time target-only decoding.
+        """Return True if this round must draft nothing in order to time target-only decoding.
 
-        Either no single token was decoded since the machine changed, or one seems to take longer than larger batches,
-        whose expected seconds are (limit + 1,) ``seconds``. If it really does, a few rounds show it.
+        Either no single token has been decoded since the machine changed, or one seems to take longer than a larger
+        batch according to the expected ``seconds`` (limit + 1,). If it really does, a few rounds confirm it.
         """
-        single, least_s = self.target.width(1), CONSTANTS.impossible * seconds[0]
+        if self._load != Load():
+            return False
+        single, least_s = self.target.batch_size(1), CONSTANTS.impossible * seconds[0]
         self._checks = min(self._checks + CONSTANTS.checks, CONSTANTS.most_checks)
         if self.target.doubt(single) > CONSTANTS.stale:
             return True
@@ -181,36 +195,47 @@ class Adaptive(Policy):
             self._verified = values.index(max(values))
         return self._verified
 
-    def undrafted_width(self, width: int) -> int:
+    def target_only_batch_size(self, batch_size: int) -> int:
         target = self.target
-        if target.trusted or not target.can_pad or not self._quiet():
-            return width
-        self._undrafted += 1
-        if self._undrafted % CONSTANTS.retimed_every:
-            return width
+        if target.trusted or not target.can_pad or self._load != Load() or not self._quiet():
+            return batch_size
+        self._target_only += 1
+        if self._target_only % CONSTANTS.retimed_every:
+            return batch_size
         stale = (wide for wide in CONSTANTS.retimed if target.doubt(wide) > CONSTANTS.stale and target.allows(wide))
-        return next((wide for wide in stale if wide > width), width)
+        return next((wide for wide in stale if wide > batch_size), batch_size)
 
-    def observe_round(self, outcome: Outcome) -> None:
-        back_off, decay = self._back_off, CONSTANTS.rate_decay
-        switched = self._last_width != outcome.width
-        self._last_width = outcome.width
+    def observe_round(self, outcome: RoundOutcome) -> None:
+        back_off, decay, load = self._back_off, CONSTANTS.rate_decay, self._load
+        batch_size = outcome.shared or outcome.batch_size
+        switched = self._last_batch_size != batch_size
+        self._last_batch_size = batch_size
         total_s = outcome.total_s + outcome.learning_s
         self._trials.elapsed_s += min(total_s, CONSTANTS.longest_s)
-        if back_off.active:  # true for the previous round
+        if back_off.active:  # the previous round was active too, and ``learning_s`` belongs to it
             back_off.learning_s = outcome.learning_s
         expected_s = self.target.seconds(1)
         changed = not expected_s / CONSTANTS.changed < outcome.verify_s < expected_s * CONSTANTS.changed
-        if switched or self._verified or changed:
-            self._observe_undrafted()
-            self.target.observe(outcome.width, outcome.verify_s)
+        if outcome.shared:  # the batch is observed once for all answers
+            self._observe_target_only()
+        elif switched or self._verified or changed:
+            self._observe_target_only()
+            self.target.observe(batch_size, outcome.verify_s)
         else:
-            back_off.undrafted.append((outcome.width, outcome.verify_s))
-        self._tokens = decay * self._tokens + outcome.emitted
-        # A round costs at most its tokens one by one plus as many of a draft: beyond that the machine was suspended
-        self._worth = decay * self._worth + min(total_s / self.target.seconds(1), 2 * outcome.width + 2)
+            back_off.target_only.append((batch_size, outcome.verify_s))
+        only_s = target_only_s(self.target, load)
+        if (
+            load.prompt or outcome.shared < 0
+        ):  # prompt tokens took most of the time, so count the expected time of the draft's tokens
+            expected_s = only_s - load.seconds + self._seconds[self._verified] - self._seconds[0]
+            total_s += expected_s - outcome.verify_s
+            outcome = replace(outcome, verify_s=expected_s, total_s=total_s - outcome.learning_s)
+        self._tokens = decay * self._tokens + (outcome.emitted + load.gained) / (1 + load.gained)
+        # A round takes at most as long as decoding and drafting its tokens singly, unless the machine was suspended
+        rounds = (total_s + load.seconds) / only_s
+        self._worth = decay * self._worth + min(rounds, 2 * outcome.batch_size + 2)
         drafting_s = sum(map(sum, self._proposed.values()))
-        back_off.observe_active(outcome, self.target.seconds(1), drafting_s, drafted=self._verified > 0)
+        back_off.observe_active(outcome, only_s - load.seconds, drafting_s, drafted=self._verified > 0)
         judged = self._chain[: min(outcome.accepted + 1, self._verified)]
         for position, (name, confidence, _) in enumerate(judged):
             self.estimator(name).observe(confidence, position, float(position < outcome.accepted))
@@ -233,16 +258,16 @@ class Adaptive(Policy):
         if cost_s > self._allowance_s(first=False):
             return ""
         estimator, stale = self.estimator(name), 1 - math.exp(-pending / CONSTANTS.forgotten)
-        hoped = self._mean_gain(estimator, name, stale, cheaper)
-        if hoped * self._horizon * CONSTANTS.reading_share < self._rate * cost_s:
+        expected_gain = self._mean_gain(estimator, name, stale, cheaper)
+        if expected_gain * self._horizon * CONSTANTS.reading_share < self._rate * cost_s:
             self._refused[name] = spread + CONSTANTS.stale / 2, now_s + ROWS / self._rate
             return ""
-        self.hoped[name] = hoped * self._horizon
-        since = "since the draft was last timed"
+        self.expected_gain[name] = expected_gain * self._horizon
+        since = "the draft was last timed"
         change = draft.target_change
         if CONSTANTS.unshared_change * abs(math.log(change)) > CONSTANTS.stale / 2:
-            return f"a token of the target takes {change:.2g} times as long {since}"
-        return f"it has been {draft.age_s(now_s):.0f} s of decoding {since}"
+            return f"a target token takes {change:.2g} times as long as when {since}"
+        return f"{draft.age_s(now_s):.0f} s of decoding have passed since {since}"
 
     def probed(self, name: str, seconds: float | None) -> None:
         if seconds is None:
@@ -253,22 +278,22 @@ class Adaptive(Policy):
         trials.elapsed_s += CHECKED * seconds
         self.drafts[name].observe(1, seconds, trials.elapsed_s)
         self._refused.pop(name, None)
-        self._looked.pop(name, None)  # catching up is decided anew
+        self._looked.pop(name, None)  # decide again whether to read unread tokens
 
-    def observe_cooldown(self, width: int, idle: Sequence[tuple[float, float]]) -> None:
+    def observe_cooldown(self, batch_size: int, idle: Sequence[tuple[float, float]]) -> None:
         count, (verify_s, total_s) = len(idle), zip(*idle, strict=True)
         elapsed_s = sum(total_s)
         self._trials.elapsed_s += elapsed_s
         before = CONSTANTS.rate_decay**count
-        recent = (1 - before) / (1 - CONSTANTS.rate_decay)  # weight of these rounds
+        recent = (1 - before) / (1 - CONSTANTS.rate_decay)  # weight of the cooldown's rounds
         self._tokens = before * self._tokens + recent
         self._worth = before * self._worth + recent
-        if self._last_width != width:
-            self._observe_undrafted()
-            self.target.observe(width, verify_s[0])
-            self._last_width, verify_s = width, verify_s[1:]
-        if verify_s:  # together they count as one batch
-            self._back_off.undrafted.append((width, median(verify_s)))
+        if self._last_batch_size != batch_size:
+            self._observe_target_only()
+            self.target.observe(batch_size, verify_s[0])
+            self._last_batch_size, verify_s = batch_size, verify_s[1:]
+        if verify_s:  # the cooldown's batches count as one observation
+            self._back_off.target_only.append((batch_size, median(verify_s)))
         self._back_off.observe_idle(idle)
 
     def catch_up_count(self, name: str, pending: int) -> int:
@@ -285,10 +310,10 @@ class Adaptive(Policy):
         return count
 
     def _worth_reading(self, name: str, pending: int, *, first: bool) -> int:
-        """Return how many of the last tokens are worth reading; 0 if these would be few.
+        """Return how many of the last tokens are worth decoding; 0 if too few are.
 
-        Reading is paid for by the drafter's known gain, or, as exploration, by its gain if it is better than it seems,
-        within the share of time that trials may take.
+        The cost must be covered by the drafter's known gain or, for exploration within its share of the time, by the
+        possible gain if the drafter is better than it seems.
         """
         estimator = self.estimator(name)
         stale = 0.0 if first else 1 - math.exp(-pending / CONSTANTS.forgotten)
@@ -297,11 +322,11 @@ class Adaptive(Policy):
         expected_s = known * worth_s * max(0.0, self._gain(estimator, name, 0.0))
         allowance_s = self._allowance_s(first=first)
         if allowance_s > expected_s:
-            hoped_s = worth_s * self._mean_gain(estimator, name, stale)
-            most_s = max(expected_s, min(allowance_s, hoped_s))
+            mean_gain_s = worth_s * self._mean_gain(estimator, name, stale)
+            most_s = max(expected_s, min(allowance_s, mean_gain_s))
         else:
-            most_s = hoped_s = expected_s
-        self.hoped[name] = max(expected_s, hoped_s) / CONSTANTS.reading_share * self._rate
+            most_s = mean_gain_s = expected_s
+        self.expected_gain[name] = max(expected_s, mean_gain_s) / CONSTANTS.reading_share * self._rate
         if first:
             count = bisect_right(range(1, pending + 1), most_s, key=lambda count: self._reading_s(name, count))
             count = count if count >= ROWS else 0
@@ -315,31 +340,33 @@ class Adaptive(Policy):
         return count
 
     def _mean_gain(self, estimator: AcceptanceEstimator, name: str, stale: float, cheaper: float = 1.0) -> float:
-        """Return the tokens gained per token of text, averaged over how good the drafter may be.
+        """Return the tokens gained per token of text, averaged over how good the drafter might be.
 
-        ``stale`` is the share of the knowledge about it that may no longer hold; the draft takes ``cheaper`` times the
-        expected time.
+        ``stale`` is the share of knowledge about the drafter that may no longer hold; drafting takes ``cheaper`` times
+        the expected time.
         """
         cost_s = self._cost_s(name, 1) * cheaper
-        hoped = sum(
+        expected_gain = sum(
             weight * max(0.0, self._gain(estimator, name, level * estimator.spread, cost_s))
             for level, weight in _LEVELS
         )
         if stale:
-            hoped = (1 - stale) * hoped + stale * max(0.0, self._gain(AcceptanceEstimator(), name, 0.0, cost_s))
-        return hoped
+            expected_gain = (1 - stale) * expected_gain + stale * max(
+                0.0, self._gain(AcceptanceEstimator(), name, 0.0, cost_s)
+            )
+        return expected_gain
 
     def _allowance_s(self, *, first: bool) -> float:
-        trials, horizon_s = self._trials, self._horizon / self._rate
+        trials, horizon_s = self._trials, self._horizon * (1 + self.load.gained) / self._rate
         if first and trials.answers == 1:
             return CONSTANTS.first_share * (trials.elapsed_s + horizon_s)
         token_s = self.target.seconds(1)
         return CONSTANTS.later_share * (trials.elapsed_s + horizon_s) + CONSTANTS.credit * token_s - trials.spent_s
 
     def _gain(self, estimator: AcceptanceEstimator, name: str, shift: float, cost_s: float | None = None) -> float:
-        """Return the tokens gained per token of text by drafting in every round with a drafter ``shift`` nats better.
+        """Return the tokens gained per token of text by always drafting with a drafter that is ``shift`` nats better.
 
-        ``cost_s`` are the seconds per drafted token; None: as expected.
+        ``cost_s`` is the time per drafted token; None: the expected time.
         """
         run = shifted(estimator.run, shift)
         runs = list(accumulate(run**number for number in range(_AHEAD)))
@@ -363,15 +390,15 @@ class Adaptive(Policy):
         for one in seen:
             estimator.observe_candidate(one.confidence, 0)
             estimator.observe(one.confidence, 0, one.agreement)
-        if name in self.drafts:  # a lookup has no candidate at some positions
+        if name in self.drafts:  # a lookup's evaluations are not at consecutive positions
             estimator.observe_shadow_run([one.agreement for one in seen])
 
-    def _observe_undrafted(self) -> None:
-        """Let the target's latency model observe the pending batches without a draft as one, by their mean.
+    def _observe_target_only(self) -> None:
+        """Let the target's latency model observe the pending batches without a draft as one, with their mean time.
 
-        None of them follows a batch of another size, which would cost more.
+        Each of these follows a batch of the same size; a change of size would cost more.
         """
-        if batches := self._back_off.undrafted:
+        if batches := self._back_off.target_only:
             self.target.observe(batches[0][0], sum(seconds for _, seconds in batches) / len(batches))
             batches.clear()
 
@@ -380,7 +407,7 @@ class Adaptive(Policy):
         return self._chain[-1][2] if self._chain else 1.0
 
     def _cost_s(self, name: str, pending: int) -> float:
-        """Return the seconds for a candidate of a drafter that has ``pending`` tokens to read."""
+        """Return the seconds for a candidate from a drafter that has ``pending`` tokens to decode."""
         draft = self.drafts.get(name)
         if draft is None:
             return 0.0
@@ -394,26 +421,26 @@ class Adaptive(Policy):
         return draft.seconds(min(count, draft.limit)) * (1 + more * self._in_large)
 
     def _value_of(self, name: str, confidence: float, position: int) -> float:
-        """Return the tokens gained by a candidate of this confidence and the best number of further ones after it."""
+        """Return the tokens gained by a candidate with this confidence and the best number of candidates after it."""
         chance = self._survival * self.estimator(name).chance(confidence, position)
         return self._best(self._continuations(name, position), chance)
 
     def _value_of_proposing(self, name: str, pending: int, position: int) -> float:
-        """Return the tokens gained by asking for a candidate, which joins the chain only if that pays then."""
+        """Return the tokens gained by requesting a candidate, which extends the chain only if that then pays off."""
         ways, survival = self._continuations(name, position), self._survival
         price = self._rate * self._cost_s(name, pending)
         outlook = self.estimator(name).outlook(position)
         most = self._best(ways, survival * max(chance for _, chance in outlook))
-        if most <= price:  # cannot pay at any confidence
+        if most <= price:  # cannot pay off at any confidence
             return most - price
         return sum(usual * max(0.0, self._best(ways, survival * chance)) for usual, chance in outlook) - price
 
     def _continuations(self, name: str, position: int) -> list[tuple[float, float]]:
-        """Return gain and cost of m candidates in a row from this position on, for m from 1.
+        """Return the gain and cost of m = 1, 2, … candidates in a row from this position on.
 
         Returns:
-            expected tokens, in units of the first one's chance, and the value in tokens of the time to draft m - 1 more
-            after the position's own candidate and to verify them all.
+            expected tokens ÷ the first candidate's acceptance probability, and the time to draft the m - 1 others and
+            to verify all m, converted to tokens.
         """
         runs = self._runs.get(name)
         if runs is None:
@@ -426,3 +453,23 @@ class Adaptive(Policy):
     @staticmethod
     def _best(ways: Sequence[tuple[float, float]], chance: float) -> float:
         return max((chance * run - price for run, price in ways), default=-math.inf)
+
+
+def target_only_s(target: LatencyModel, load: Load) -> float:
+    """Return the seconds of a round in which an answer next to this load drafts nothing, without those of a prompt."""
+    return target.seconds(min(1 + round(load.tokens), target.limit)) + load.seconds
+
+
+def _majorant(seconds: Sequence[float]) -> list[float]:
+    """Return the least concave function that is nowhere below ``seconds``."""
+    hull: list[tuple[int, float]] = []
+    for index, value in enumerate(seconds):
+        while len(hull) > 1:
+            (first, low), (middle, high) = hull[-2:]
+            if (high - low) * (index - first) > (value - low) * (middle - first):
+                break
+            hull.pop()
+        hull.append((index, value))
+    indices, values = zip(*hull, strict=True)
+    found: list[float] = np.interp(range(len(seconds)), indices, values).tolist()
+    return found

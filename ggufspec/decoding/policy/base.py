@@ -1,4 +1,4 @@
-"""The interface between loop and policy in a round, and the policy of fixed draft length."""
+"""Interface between the loop and a policy, and the policy with a fixed draft length."""
 
 from __future__ import annotations
 
@@ -9,48 +9,60 @@ from ggufspec.decoding.drafters.base import ShadowEvaluation
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    width: int  # target batch size, padding included
+class RoundOutcome:
+    batch_size: int  # target batch size, padding included
     accepted: int  # accepted drafted tokens
     emitted: int  # tokens that the round added to the text
-    verify_s: float  # seconds in the target
+    verify_s: float  # seconds that the target took to decode the batch
     total_s: float
     learning_s: float = 0.0  # seconds of updating the policy after the previous round
+    shared: int = 0  # total batch size if it held other answers' tokens, or ``WITH_PROMPT``; 0 if it held none
 
 
-class Policy:
-    """Decides who drafts the next token and how far; the loop calls its methods in this order.
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load from other answers that are decoded in the same batches, as of the last round."""
 
-    This one, ``fixed``, drafts as far as it may in every round; a drafter that costs nothing goes first.
+    tokens: float = 0.0  # the other answers' tokens in a batch
+    gained: float = 0.0  # tokens that a round adds to the other answers
+    seconds: float = 0.0  # seconds per round that the other answers spend outside the target, e.g. drafting
+    prompt: int = 0  # tokens of a prompt in the same batch; their time is not charged to drafts
+
+
+class DraftPolicy:
+    """Policy that decides which drafter drafts the next token and when to stop; its methods are called in this order.
+
+    This base class is the policy ``fixed``: it drafts as far as allowed in every round, with free drafters first.
     """
 
-    hoped: Mapping[str, float] = {}  # by drafter, tokens that its last reading may save
-    # After `observe_round`: rounds without a draft and without a call, until `observe_cooldown`
+    expected_gain: Mapping[str, float] = {}  # by drafter, tokens that its last reading is expected to gain
+    load = Load()  # set before each round
+    # Number of rounds without drafts or policy calls, from `observe_round` to `observe_cooldown`
     cooldown = 0
 
     def prompt_read(self, tokens: int, seconds: float) -> None:
-        """Observe that the target has read so many tokens of the prompt in so many seconds."""
+        """Observe that the target has prefilled ``tokens`` of the prompt in ``seconds``."""
 
     def begin(self, limit: int, remaining: int, *, may_trim: bool) -> None:  # noqa: ARG002 - nothing is trimmed
-        """Begin a round of at most ``limit`` drafted tokens, with at most ``remaining`` left in the answer; with
-        ``may_trim``, drawn tokens may be left unverified.
+        """Begin a round of at most ``limit`` drafted tokens, with at most ``remaining`` tokens left to
+        generate; with ``may_trim``, drawn tokens may be left unverified.
         """
         self._length = 0
 
     def choose(self, confidences: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
-        """Return the drafter of the next token, or None to draft no more.
+        """Return the drafter for the next token, or None to stop drafting.
 
         Args:
-            confidences: confidences of candidates that are known already, by drafter.
-            pending: by each other drafter, the tokens that it would have to read to propose one.
+            confidences: candidates' confidences by drafter, if known.
+            pending: for each other drafter, the number of tokens to decode before it can propose a candidate.
         """
         return next(iter((*confidences, *pending)), None)
 
     def proposed(self, name: str, pending: int, seconds: float) -> None:
-        """Observe that the chosen drafter read ``pending`` tokens and proposed a candidate in so many seconds."""
+        """Observe that the chosen drafter decoded ``pending`` tokens and proposed a candidate in ``seconds``."""
 
-    def extend(self, name: str, confidence: float) -> bool:  # noqa: ARG002 - every candidate joins
-        """Return True if the candidate joins the chain."""
+    def extend(self, name: str, confidence: float) -> bool:  # noqa: ARG002 - every candidate does
+        """Return True if the candidate is to extend the chain."""
         self._length += 1
         return True
 
@@ -58,28 +70,28 @@ class Policy:
         """Return how many tokens of the chain the target verifies."""
         return self._length
 
-    def undrafted_width(self, width: int) -> int:
-        """Return the batch size of a round that drafts nothing: ``width``, or a larger one to time it, padded."""
-        return width
+    def target_only_batch_size(self, batch_size: int) -> int:
+        """Return the batch size for a round without a draft: ``batch_size``, or a larger one (padded) to be timed."""
+        return batch_size
 
-    def observe_round(self, outcome: Outcome) -> None:
+    def observe_round(self, outcome: RoundOutcome) -> None:
         """Observe the end of a round."""
 
-    def observe_cooldown(self, width: int, idle: Sequence[tuple[float, float]]) -> None:
-        """Observe the end of a cooldown, perhaps early: seconds in the target and in total, by round."""
+    def observe_cooldown(self, batch_size: int, idle: Sequence[tuple[float, float]]) -> None:
+        """Observe the end of a cooldown, possibly early; ``idle`` holds the (target, total) seconds per round."""
 
     def probe(self, name: str, pending: int) -> str:  # noqa: ARG002
-        """Return why a drafter with ``pending`` tokens to read is timed for one token now; empty: it is not.
+        """Return the reason to time one token of a drafter with ``pending`` tokens to decode, or an empty string.
 
-        The reason is that its latency is stale and that its gain, if it is faster than expected, is worth the time.
+        It is timed if its latency is stale and the gain, should it be faster than expected, is worth the time.
         """
         return ""
 
     def probed(self, name: str, seconds: float | None) -> None:
-        """Observe the seconds per token of the draft; None if it cannot be timed now."""
+        """Record the drafter's measured seconds per token; None if it could not be timed."""
 
     def catch_up_count(self, name: str, pending: int) -> int:  # noqa: ARG002
-        """Return how many of the last ``pending`` tokens a drafter that has not read them reads now; 0 for none."""
+        """Return how many of its ``pending`` tokens, counted from the end, a drafter should decode now; 0 for none."""
         return 0
 
     def shadow_evaluated(self, name: str, seen: Sequence[ShadowEvaluation], seconds: float = 0.0) -> None:

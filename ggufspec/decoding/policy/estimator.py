@@ -1,4 +1,4 @@
-"""The probability that a drafted token is accepted, estimated online from similar tokens.
+"""Online estimation of the probability that a drafted token is accepted, from similar tokens.
 
 Pure: no model, clock or I/O.
 """
@@ -14,50 +14,52 @@ from itertools import pairwise
 from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.planning.history import EstimatorState
 
-# Confidences crowd near 1, where the difference between .95 and .99 decides about long drafts.
+# Confidences cluster near 1, where the difference between .95 and .99 decides whether long drafts pay off.
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997)
 _MIDDLES = [(low + high) / 2 for low, high in pairwise((0.0, *EDGES, 1.0))]
 _POSITIONS = 3  # the first, the second and all later positions of a draft are counted separately
 
 
 @dataclass(frozen=True, slots=True)
-class Prior:
+class DrafterPrior:
     """Assumptions about a drafter before any observation."""
 
-    usual: tuple[float, ...]  # how often each bin occurs
-    mean: float  # acceptance of a candidate at any confidence
+    usual: tuple[float, ...]  # frequency of each confidence bin
+    mean: float  # acceptance of a candidate, over all confidences
     run: float  # acceptance of a candidate after an accepted one
 
 
-# A little below what tests/evidence/traces show on Qwen2.5-Coder's answers: 0.87 and 0.92 for the draft model, 0.51 and
-# 0.85 for the lookup; those answers repeat more than most.
-MODEL = Prior((0.01, 0.02, 0.04, 0.07, 0.06, 0.08, 0.07, 0.06, 0.07, 0.05, 0.07, 0.4), 0.7, 0.8)
-LOOKUP = Prior((0.05, 0.15, 0.25, 0.2, 0.1, 0.1, 0.1, 0.05, 0.0, 0.0, 0.0, 0.0), 0.3, 0.6)
+# The priors are slightly below what tests/evidence/traces show for Qwen2.5-Coder's answers, which repeat more than
+# most: 0.87 and 0.92 for the draft model, 0.51 and 0.85 for the lookup.
+MODEL = DrafterPrior((0.01, 0.02, 0.04, 0.07, 0.06, 0.08, 0.07, 0.06, 0.07, 0.05, 0.07, 0.4), 0.7, 0.8)
+LOOKUP = DrafterPrior((0.05, 0.15, 0.25, 0.2, 0.1, 0.1, 0.1, 0.05, 0.0, 0.0, 0.0, 0.0), 0.3, 0.6)
+# This prior was measured on the edited files described in drafters/prediction.py
+PREDICTION = DrafterPrior((0.01, 0.03, 0.0, 0.03, 0.02, 0.02, 0.02, 0.02, 0.03, 0.01, 0.01, 0.8), 0.9, 0.95)
 
 
 class AcceptanceEstimator:
-    """Estimates the probability that one drafter's candidate of some confidence is accepted.
+    """Estimate of the probability that a drafter's candidate is accepted, given its confidence.
 
-    It keeps decayed counts in bins of confidence, for all positions of the draft together and for each separately. A
-    position's bin with few counts leans on the pooled bin, and that one on a forecast: the confidence itself if it
-    forecasts well, or else the mean over all bins, weighted by how well each did so far.
+    It keeps decayed counts in confidence bins, for each draft position and pooled over all positions. A position's bin
+    with few counts relies on the pooled bin, and the pooled bin on two forecasts, the confidence itself and the mean
+    over all bins, weighted by how accurate each has been.
     """
 
-    def __init__(self, prior: Prior = MODEL) -> None:
+    def __init__(self, prior: DrafterPrior = MODEL) -> None:
         bins = len(_MIDDLES)
         self._seen = [[0.0] * bins for _ in range(_POSITIONS + 1)]  # the last row pools all positions
         self._accepted = [[0.0] * bins for _ in range(_POSITIONS + 1)]
-        self._usual = [list(prior.usual) for _ in range(2)]  # how often each bin occurs: first position, later ones
+        self._usual = [list(prior.usual) for _ in range(2)]  # frequency of each bin at the first and later positions
         self._usual_seen = [0, 0]
-        self._run = [prior.run * 4, 4.0]  # accepted and seen beyond the first position
-        self._all = [prior.mean * 4, 4.0]  # accepted and seen in total
+        self._run = [prior.run * 4, 4.0]  # accepted and observed candidates after the first position
+        self._all = [prior.mean * 4, 4.0]  # accepted and observed candidates in total
         self._level, self._variance = 0.0, CONSTANTS.level_spread**2
-        self._losses = [0.0, 1.0]  # both forecasts, the confidence and the mean: nats, decayed
-        self._outlooks: dict[int, list[tuple[float, float]]] = {}  # computed since the last change
+        self._losses = [0.0, 1.0]  # decayed losses of both forecasts, the confidence and the mean, in nats
+        self._outlooks: dict[int, list[tuple[float, float]]] = {}  # results of `outlook` since the last observation
 
     @staticmethod
     def fits(state: EstimatorState) -> bool:
-        """Return True if a state has these bins; another version may have written it."""
+        """Return True if a saved state has the same bins; another version may have saved it."""
         rows = (*state.seen, *state.accepted, *state.usual)
         pairs = [len(pair) for pair in (state.run, state.mean, state.losses)]
         return [len(row) for row in rows] == [len(_MIDDLES)] * 2 * (_POSITIONS + 2) and pairs == [2, 2, 2]
@@ -75,11 +77,11 @@ class AcceptanceEstimator:
         return EstimatorState(self._seen, self._accepted, self._usual, self._run, self._all, self._losses)
 
     def chance(self, confidence: float, position: int) -> float:
-        """Return the probability that a candidate at this position (0 first) is accepted, if all before it are."""
+        """Return the probability that a candidate at this position (from 0) is accepted if all before it are."""
         return self._chance(bisect_right(EDGES, confidence), position)
 
     def outlook(self, position: int) -> list[tuple[float, float]]:
-        """Return for each bin how often it occurs at this position, which sums to 1, and its acceptance."""
+        """Return (frequency, acceptance) of each bin at this position; the frequencies sum to 1."""
         position = min(position, _POSITIONS - 1)
         known = self._outlooks.get(position)
         if known is None:
@@ -89,7 +91,7 @@ class AcceptanceEstimator:
 
     @property
     def known(self) -> float:
-        """Share of the estimate that comes from observations and not from the forecast; 0 to 1."""
+        """Share of the estimate that comes from observations rather than the forecast; 0 to 1."""
         seen = sum(self._seen[_POSITIONS])
         return seen / (seen + CONSTANTS.prior)
 
@@ -104,7 +106,7 @@ class AcceptanceEstimator:
         return min(self._run[0] / self._run[1], CONSTANTS.longest_run)
 
     def fade(self) -> None:
-        """Reduce the weight of observations: the next answer may be another kind of text."""
+        """Reduce the weight of observations, because the next answer may be a different kind of text."""
         self._outlooks.clear()
         for counts in (self._seen, self._accepted):
             counts[:] = [[CONSTANTS.carried * count for count in row] for row in counts]
@@ -115,7 +117,7 @@ class AcceptanceEstimator:
             pair[:] = [share * count for count in pair]
 
     def observe_candidate(self, confidence: float, position: int) -> None:
-        """Count a proposed candidate, whatever became of it."""
+        """Count a proposed candidate, verified or not."""
         self._outlooks.clear()
         row = min(position, 1)
         usual, seen = self._usual[row], self._usual_seen
@@ -128,7 +130,7 @@ class AcceptanceEstimator:
         """Observe the result of a candidate: ``accepted`` is 1 or 0, or a probability."""
         self._outlooks.clear()
         bin_ = bisect_right(EDGES, confidence)
-        # A Kalman filter of the level, linearised at the expectation
+        # Kalman filter for the level, linearised at the expected value
         expected = self._chance(bin_, position)
         self._variance = 1 / (1 / (self._variance + CONSTANTS.level_drift**2) + expected * (1 - expected))
         self._level += self._variance * (accepted - expected)
@@ -149,7 +151,7 @@ class AcceptanceEstimator:
     def observe_shadow_run(self, agreements: Sequence[float]) -> None:
         """Count shadow evaluations at consecutive positions as runs too, with less weight.
 
-        Without this a draft that is switched off never looks as if a long chain of it could pay.
+        Without this, long chains from a draft that is switched off would never look worthwhile.
         """
         for before, now in pairwise(agreements):
             weight = before * CONSTANTS.shadow_weight

@@ -1,4 +1,4 @@
-"""Measures T(n) of a model in a fraction of a second, and notices if the machine was too busy for that."""
+"""Measurement of a model's seconds per batch in a fraction of a second, with detection of a busy machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ggufspec.hardware import host
-from ggufspec.hardware.disturbance import Counters
+from ggufspec.hardware.disturbance import SystemCounters
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
-# Text to batch: neighbouring tokens of a real text share a mixture's experts; random tokens from the whole vocabulary
-# would read more experts than a verification does.
+# Text for the timed batches. In a mixture of experts, neighbouring tokens of a real text share experts; random tokens
+# from the whole vocabulary would read more experts than verification does.
 _TEXT = """The ferry left the harbour at half past seven, an hour late, and by then the fog had lifted from the water.
 Anna counted the boxes once more: eleven, and the list said twelve. "Somebody will have to go back," she told the
 captain, who shook his head and pointed at the tide table. In 1987 the crossing had taken 45 minutes; now it takes 30.
@@ -25,33 +25,33 @@ def median(values: list[float]) -> float:
 
 {"name": "lisbon", "population": 545796, "rivers": ["Tagus"], "capital": true}
 """
-_NEEDED = (1, 2, 4, 8)  # batch sizes that are timed in any case
-_WIDE = 16  # size where kernels may be far better than smaller ones suggest: timed at the end
-_WIDE_PATIENCE = 3  # within so many budgets
-_ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # the most informative first
-CHECKED = 2  # batches of a spot check; the shortest counts
-_AGREE = 1.25  # two timings of a size that are further apart were disturbed
+_NEEDED = (1, 2, 4, 8)  # batch sizes that are always timed
+_WIDE = 16  # size at which kernels may be far faster than smaller sizes suggest, so it is timed at the end
+_WIDE_PATIENCE = 3  # multiple of the budget within which size 16 may be timed
+_ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # other sizes, most informative first
+CHECKED = 2  # number of batches in a spot check; the fastest counts
+_AGREE = 1.25  # maximum ratio of two undisturbed timings of a size
 _TRIES = 3  # further timings of a size whose timings disagree, before giving up
-_SLOW = 1 / 8  # share of the budget; a slower size is timed once at first
-_VISITS = 3  # visits of a size, if the budget allows
-_PATIENCE = 2  # budgets, after which nothing is timed again
-_TOO_FAST = 0.6  # a batch of half the tokens took longer than this share says: it was disturbed
-_TOO_SLOW = 1.5  # times the same tokens in smaller batches: more means that it was disturbed
+_SLOW = 1 / 8  # a size that takes more than this share of the budget is timed only once at first
+_VISITS = 3  # maximum visits to a size, if the budget allows
+_PATIENCE = 2  # multiple of the budget after which nothing is timed again
+_TOO_FAST = 0.6  # a size was disturbed if a batch twice as large takes less than this share of its time
+_TOO_SLOW = 1.5  # maximum undisturbed time, relative to the same number of tokens in smaller batches
 
 
 class StoppedError(Exception):
-    """A measurement was stopped; the cache is as it was."""
+    """A measurement was stopped; the cache is left as it was."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredLatency:
     points: dict[int, float]  # seconds by batch size
     switch_s: float  # extra seconds when the batch size changes; 0 if below noise
-    trusted: bool  # two timings of every size agreed, and no disturbance is known
-    note: str = ""  # a sentence for the user if it is not trusted
+    trusted: bool  # True if two timings of every size agreed and no disturbance is known
+    note: str = ""  # a sentence for the user if the timings are not trusted
 
 
-def measure(
+def time_batch_sizes(
     model: Context | Head,
     clock: Callable[[], float],
     *,
@@ -59,89 +59,89 @@ def measure(
     budget_s: float = 0.5,
     allowed: Collection[int] | None = None,
     outputs: int | None = None,
-    streams_from: int = 0,
-    counters: Callable[[], Counters] = Counters.now,
+    op_offload_min_batch: int = 0,
+    counters: Callable[[], SystemCounters] = SystemCounters.now,
     with_gpus: bool = False,
     goes_on: Callable[[], bool] = lambda: True,
-) -> Measured:
-    """Time batches of some sizes after the text in the cache, which is afterwards as it was.
+) -> MeasuredLatency:
+    """Time batches of several sizes after the text in the cache, and leave the cache as it was.
 
-    A batch size is decoded once for its graph and twice for its time, and again later if the budget allows; a slow one
-    is decoded once, because the graph hardly counts for it, and once more after the others: a single time is too often
-    half as long again as the next. Times that contradict each other are taken again: other programs only ever add to
-    them, so that the shortest counts.
+    A batch size is decoded once to build its graph and twice to time it, and again later if the budget allows. A slow
+    size is decoded once, because its graph hardly matters, and once more after the others, because a single timing is
+    too often 50 % longer than the next. Contradictory timings are repeated, and the shortest counts, because other
+    programs only ever add time.
 
-    Of the ``allowed`` sizes up to ``limit`` (None: all) 1, 2, 4 and 8 are timed even if they take more than
-    ``budget_s``, and 16 within three times as much. From ``streams_from`` tokens on a GPU computes with copies of CPU
-    weights; this size is timed, too, because smaller ones do not predict it. A batch has at most ``outputs`` rows of
-    logits; None: all, as a verification has. The ``counters`` show disturbances, ``with_gpus`` on the GPUs, too.
-    ``goes_on`` is called before every batch.
+    Among the ``allowed`` sizes (None: all) up to ``limit``, 1, 2, 4 and 8 are timed even if they take more than
+    ``budget_s``, and 16 if it fits in three times ``budget_s``. In batches of ``op_offload_min_batch`` tokens or more a
+    GPU computes with copies of CPU weights; this size is timed, too, because smaller sizes do not predict it. A batch
+    has at most ``outputs`` rows of logits; None: one per token, as in verification. ``counters`` detect disturbances,
+    ``with_gpus`` also on the GPUs. ``goes_on`` is called before every batch.
 
     Raises:
         ValueError: no batch size is allowed.
         StoppedError: ``goes_on`` returned False.
     """
-    needed, others = _widths(min(limit, max(model.capacity - model.length, 1)), allowed)
+    needed, others = _batch_sizes(min(limit, max(model.capacity - model.length, 1)), allowed)
     text = model.model.sample_tokens(_TEXT)
-    before: Counters | None = None
+    before: SystemCounters | None = None
 
-    def once(width: int) -> float:
+    def once(batch_size: int) -> float:
         nonlocal before
         if not goes_on():
             raise StoppedError
-        seconds = _once(model, clock, text, width, outputs)
-        before = before or counters()  # the first batch may read weights from the disk
+        seconds = _once(model, clock, text, batch_size, outputs)
+        before = before or counters()  # not before the first batch, which may read weights from the disk
         return seconds
 
     timer = _Timer(once, clock, budget_s)
-    for width in needed:
-        timer.visit(width)
-    for width in others:
+    for batch_size in needed:
+        timer.visit(batch_size)
+    for batch_size in others:
         if timer.spent_s + 3 * timer.widest_s <= budget_s / 2:
-            timer.visit(width)
-    for _ in range(_VISITS - 1):  # later, when a disturbance may be over
-        for width, taken in timer.timings.items():
+            timer.visit(batch_size)
+    for _ in range(_VISITS - 1):  # visit sizes again later, when a disturbance may be over
+        for batch_size, taken in timer.timings.items():
             if timer.spent_s + 3 * min(taken) <= budget_s:
-                timer.visit(width)
-    for width in reversed(needed):
-        if len(timer.timings[width]) < 2 and timer.spent_s <= _PATIENCE * budget_s:
-            timer.again(width)
-    for width in timer.suspects():
+                timer.visit(batch_size)
+    for batch_size in reversed(needed):
+        if len(timer.timings[batch_size]) < 2 and timer.spent_s <= _PATIENCE * budget_s:
+            timer.again(batch_size)
+    for batch_size in timer.suspects():
         if timer.spent_s <= _PATIENCE * budget_s:
-            timer.visit(width)
+            timer.visit(batch_size)
     if _WIDE in others and _WIDE not in timer.timings:
         for _ in range(2):
-            guess_s = timer.widest_s * _WIDE / max(timer.timings)  # if it is no better than smaller sizes
+            guess_s = timer.widest_s * _WIDE / max(timer.timings)  # extrapolated from the largest size timed
             if timer.spent_s + guess_s <= _WIDE_PATIENCE * budget_s:
                 timer.again(_WIDE)
-    if streams_from in others and streams_from not in timer.timings:
-        timer.once(streams_from)  # the first allocates the GPU's buffers
-        timer.again(streams_from)
+    if op_offload_min_batch in others and op_offload_min_batch not in timer.timings:
+        timer.once(op_offload_min_batch)  # the first batch allocates the GPU's buffers
+        timer.again(op_offload_min_batch)
     measured = timer.result()
     assert before is not None
     reason = counters().since(before, with_gpus=with_gpus).reason(host.physical_cores(), host.usable_cpus())
     if not reason:
         return measured
     return replace(
-        measured, trusted=False, note=f"batches were timed while {reason}: drafting begins with a rough guess"
+        measured, trusted=False, note=f"batches were timed while {reason}: drafting begins with a rough estimate"
     )
 
 
-def spot_check(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
+def spot_check(model: Context | Head, clock: Callable[[], float], batch_size: int, outputs: int | None = None) -> float:
     """Return the seconds of the shorter of two batches of one size; the cache is left as it was."""
     text = model.model.sample_tokens(_TEXT)
-    return min(_once(model, clock, text, width, outputs) for _ in range(CHECKED))
+    return min(_once(model, clock, text, batch_size, outputs) for _ in range(CHECKED))
 
 
 def _once(
-    model: Context | Head, clock: Callable[[], float], text: Sequence[int], width: int, outputs: int | None
+    model: Context | Head, clock: Callable[[], float], text: Sequence[int], batch_size: int, outputs: int | None
 ) -> float:
-    tokens = [text[i % len(text)] for i in range(width)]
-    return time_batch(model, clock, tokens, width if outputs is None else min(width, outputs))
+    tokens = [text[i % len(text)] for i in range(batch_size)]
+    return time_batch(model, clock, tokens, batch_size if outputs is None else min(batch_size, outputs))
 
 
 def time_token(model: Context | Head, clock: Callable[[], float], tokens: Sequence[int]) -> float:
-    """Return the seconds of the shortest of some batches of this one token; the cache is left as it was."""
+    """Return the seconds of the fastest of several one-token batches; the cache is left as it was."""
     return min(time_batch(model, clock, tokens, 1) for _ in range(CHECKED))
 
 
@@ -157,7 +157,7 @@ def time_batch(model: Context | Head, clock: Callable[[], float], tokens: Sequen
 
 
 class _Timer:
-    """Collects the timings of each batch size and detects disturbances."""
+    """Timings of each batch size, with detection of disturbances."""
 
     def __init__(self, once: Callable[[int], float], clock: Callable[[], float], budget_s: float) -> None:
         self.once = once
@@ -175,72 +175,83 @@ class _Timer:
     def widest_s(self) -> float:
         return min(self.timings[max(self.timings)])
 
-    def visit(self, width: int) -> None:
-        first = self.once(width)
-        if first > _SLOW * self.budget_s and self.timings and width not in self.timings:
-            self.timings[width] = [first]
+    def visit(self, batch_size: int) -> None:
+        first = self.once(batch_size)
+        if first > _SLOW * self.budget_s and self.timings and batch_size not in self.timings:
+            self.timings[batch_size] = [first]
             return
-        known = self.timings.setdefault(width, [])
-        self.switches.append((width, first))
-        known += (self.once(width), self.once(width))
+        known = self.timings.setdefault(batch_size, [])
+        self.switches.append((batch_size, first))
+        known += (self.once(batch_size), self.once(batch_size))
         for _ in range(_TRIES):
             if not _agree(known) and self.spent_s <= _PATIENCE * self.budget_s:
-                known.append(self.once(width))
+                known.append(self.once(batch_size))
 
-    def again(self, width: int) -> None:
-        self.timings.setdefault(width, []).append(self.once(width))
+    def again(self, batch_size: int) -> None:
+        self.timings.setdefault(batch_size, []).append(self.once(batch_size))
 
     def suspects(self) -> list[int]:
-        """Return the sizes whose timings contradict each other, or those of other sizes."""
-        shortest = {width: min(taken) for width, taken in self.timings.items()}
+        """Return the sizes whose timings contradict each other, or the timings of other sizes."""
+        shortest = {batch_size: min(taken) for batch_size, taken in self.timings.items()}
         return [
-            width
-            for width, seconds in shortest.items()
-            if not _agree(self.timings[width])
-            or shortest.get(2 * width, seconds) < _TOO_FAST * seconds
-            or seconds > _TOO_SLOW * (self._bound(width) or seconds)
+            batch_size
+            for batch_size, seconds in shortest.items()
+            if not _agree(self.timings[batch_size])
+            or shortest.get(2 * batch_size, seconds) < _TOO_FAST * seconds
+            or seconds > _TOO_SLOW * (self._bound(batch_size) or seconds)
         ]
 
-    def result(self) -> Measured:
+    def result(self) -> MeasuredLatency:
         """Return the shortest times, and whether they can be trusted."""
-        points = {width: min(taken) for width, taken in sorted(self.timings.items())}
-        bounds = {width: self._bound(width) or seconds for width, seconds in points.items()}
+        points = {batch_size: min(taken) for batch_size, taken in sorted(self.timings.items())}
+        bounds = {batch_size: self._bound(batch_size) or seconds for batch_size, seconds in points.items()}
         disturbed = [
-            width
-            for width, seconds in points.items()
-            if not _agree(self.timings[width]) or seconds > _TOO_SLOW * bounds[width]
+            batch_size
+            for batch_size, seconds in points.items()
+            if not _agree(self.timings[batch_size]) or seconds > _TOO_SLOW * bounds[batch_size]
         ]
-        switches = sorted(first - points[width] for width, first in self.switches) or [0.0]
+        switches = sorted(first - points[batch_size] for batch_size, first in self.switches) or [0.0]
         switch_s = min(max(switches[len(switches) // 4], 0.0), min(points.values()))
         if not disturbed:
-            return Measured(points, switch_s, True)
-        width = max(disturbed, key=lambda width: max(self.timings[width]) / min(points[width], bounds[width]))
-        note = (
-            f"the machine was busy while batches were timed (one of {width} took up to "
-            f"{max(self.timings[width]) * 1e3:.3g} ms): the first rounds go by a rough guess"
+            return MeasuredLatency(points, switch_s, True)
+        batch_size = max(
+            disturbed,
+            key=lambda batch_size: max(self.timings[batch_size]) / min(points[batch_size], bounds[batch_size]),
         )
-        # Drop points that are surely too long: a size that looks better than it is will be tried, and then known.
-        points = {width: seconds for width, seconds in points.items() if seconds <= bounds[width]}
-        return Measured(points, switch_s, False, note)
+        note = (
+            f"the machine was busy while batches were timed (one of {batch_size} took up to "
+            f"{max(self.timings[batch_size]) * 1e3:.3g} ms): the first rounds use a rough estimate"
+        )
+        # Drop points that are certainly too slow: a size that looks faster than it is will be tried, and then measured.
+        points = {batch_size: seconds for batch_size, seconds in points.items() if seconds <= bounds[batch_size]}
+        return MeasuredLatency(points, switch_s, False, note)
 
-    def _bound(self, width: int) -> float | None:
-        """Return the seconds of the same tokens in smaller batches, the fastest way; None without smaller timings."""
+    def _bound(self, batch_size: int) -> float | None:
+        """Return the shortest time for as many tokens in smaller batches; None if none were timed."""
         return min(
-            (-(-width // narrow) * min(taken) for narrow, taken in self.timings.items() if narrow < width),
+            (-(-batch_size // narrow) * min(taken) for narrow, taken in self.timings.items() if narrow < batch_size),
             default=None,
         )
 
 
 def _agree(timings: Sequence[float]) -> bool:
-    """Return True if the two shortest are close; a single one agrees with itself."""
+    """Return True if the two shortest timings are close, or if there is only one."""
     return len(timings) < 2 or sorted(timings)[1] <= _AGREE * min(timings)
 
 
-def _widths(limit: int, allowed: Collection[int] | None) -> tuple[list[int], list[int]]:
-    """Return the sizes to time in any case, and those to time if time is left, the most informative first."""
-    usable = set(range(1, limit + 1)) if allowed is None else {width for width in allowed if width <= limit}
+def _batch_sizes(limit: int, allowed: Collection[int] | None) -> tuple[list[int], list[int]]:
+    """Return the sizes to time in any case, and those to time if the budget allows, most informative first."""
+    usable = (
+        set(range(1, limit + 1)) if allowed is None else {batch_size for batch_size in allowed if batch_size <= limit}
+    )
     if not usable:
-        raise ValueError(f"no width up to {limit} may be used")
-    needed = [width for width in sorted({*_NEEDED, limit}) if width in usable and width <= max(_NEEDED)]
+        raise ValueError(f"no batch size up to {limit} may be used")
+    needed = [
+        batch_size for batch_size in sorted({*_NEEDED, limit}) if batch_size in usable and batch_size <= max(_NEEDED)
+    ]
     needed = needed or [min(usable)]
-    return needed, [width for width in dict.fromkeys((*_ORDER, limit)) if width in usable and width not in needed]
+    return needed, [
+        batch_size
+        for batch_size in dict.fromkeys((*_ORDER, limit))
+        if batch_size in usable and batch_size not in needed
+    ]

@@ -1,14 +1,14 @@
-"""Base of all acceptance rules: the text that they follow, and the record of their decisions.
+"""Base of all acceptance rules: the text they follow, and the record of their decisions.
 
 Pure NumPy: no model, clock or I/O.
 
-With a grammar every emitted token is permitted by it, and drafts follow it. The target's own choice, greedy or by
-shared noise, is its choice without the grammar if that is permitted, and otherwise its choice among the permitted
-tokens (as in common/sampling.cpp, ``common_sampler_sample``): a function of the text, the row and the seed. Speculative
-sampling takes p and q from the permitted tokens. If none is permitted, the text ends.
+With a grammar, drafts follow it and only permitted tokens are emitted. The target's own choice, greedy or by shared
+noise, is its choice without the grammar if that is permitted, and otherwise its choice among the permitted tokens (as
+in common/sampling.cpp, ``common_sampler_sample``): a function of the text, the row and the seed. Speculative sampling
+takes p and q over the permitted tokens. If none is permitted, the text ends.
 
-With penalties all of this uses penalised rows, the draft's too: each is penalised for the text before its own position,
-in which preceding drafted tokens count as accepted.
+With penalties, all of this uses penalised rows, the draft's included. A row is penalised for the text before its own
+position, in which preceding drafted tokens count as accepted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from ggufspec.decoding.grammar import Path
+from ggufspec.decoding.grammar import GrammarPath
 from ggufspec.decoding.penalties import Penalties
-from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling
-from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Seen
+from ggufspec.decoding.sampling import Floats, Ids, Logits, Sampling, TokenCandidates
+from ggufspec.schema.rounds import AddedToken, DraftedToken, JudgedToken, LikelyToken, SeenToken
 from ggufspec.settings.registry import RULES
 
-LIKELIEST = 10  # tokens of a row that are recorded
+LIKELIEST = 10  # number of likeliest tokens to record for each row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,9 +34,9 @@ class DraftToken:
     """A drafted token."""
 
     token: int
-    # Distribution that it was drawn from, after the draft's truncation and temperature; None if it was not drawn (a
-    # lookup), or if it would be the whole vocabulary, under the exact rule.
-    q: Candidates | None = None
+    # Distribution that it was drawn from, after the draft's truncation and temperature. None if it was not drawn (by a
+    # lookup), and under the exact rule without truncation, where it would span the whole vocabulary.
+    q: TokenCandidates | None = None
     row: Logits | None = None  # (vocab,) a copy of the draft's penalised logits, if the rule records
 
 
@@ -44,8 +44,8 @@ class DraftToken:
 class AcceptanceResult:
     """Tokens that a round emits: the first ``accepted`` drafted tokens, then ``token``."""
 
-    accepted: int  # 0..k
-    token: int | None  # the target's own after them; None if the grammar permits none: the text ends
+    accepted: int  # number of accepted drafted tokens, 0..k
+    token: int | None  # the target's own token after them; None if the grammar permits none, which ends the text
 
     def emitted(self, drafted: Sequence[int]) -> tuple[int, ...]:
         accepted = tuple(drafted[: self.accepted])
@@ -53,36 +53,36 @@ class AcceptanceResult:
 
 
 @dataclass(slots=True)
-class Recorder:
+class RuleRecorder:
     """Inputs and result of a rule's last verification, for the record that is made after the round."""
 
     spell: Callable[[int], str]  # returns the text of a token
     uniforms: list[float] = field(default_factory=list)  # uniform variables drawn
     drafted: tuple[DraftToken, ...] = ()
-    proposed: tuple[Drafted, ...] | None = None  # as proposed, before verification, if a grammar takes part
+    proposed: tuple[DraftedToken, ...] | None = None  # recorded before verification if there is a grammar
     position: int = 0  # position of the first drafted token
-    rows: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))  # (accepted + 1, vocab) penalised
+    rows: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))  # penalised (accepted + 1, vocab)
     result: AcceptanceResult = AcceptanceResult(0, None)
 
 
-class Rule:
-    """Base of the rules for choosing and accepting drafted tokens: the text and the record.
+class AcceptanceRule:
+    """Base of the rules that choose and accept tokens, which follows the text and keeps the record.
 
-    ``number`` is the number in ``--accept top-k:3``, for example; 0 for a rule that takes none.
+    ``number`` is, for example, the 3 in ``--accept top-k:3``; 0 for a rule without a number.
     """
 
     kind: ClassVar[str]  # name in ``settings.RULES``
-    may_trim: ClassVar[bool]  # True if a drafted token may be dropped unverified because of its value
-    recorder: Recorder | None = None
+    may_trim: ClassVar[bool]  # True if a drafted token may be dropped unverified because of which token it is
+    recorder: RuleRecorder | None = None
     bias: Mapping[int, float] = MappingProxyType({})  # logit offsets by token, applied first
 
-    def __init__(self, sampling: Sampling, path: Path | None = None, number: float = 0) -> None:
+    def __init__(self, sampling: Sampling, path: GrammarPath | None = None, number: float = 0) -> None:
         self.sampling = sampling
         self.number = number
         self._path = path
         self._penalties = Penalties(sampling) if sampling.penalises else None
         self._settled = 0
-        self._best = 1 if sampling.temperature == 0 else sampling.top_k  # tokens of a row that can matter; 0: all
+        self._best = 1 if sampling.temperature == 0 else sampling.top_k  # number of likeliest tokens needed; 0: all
 
     @property
     def name(self) -> str:
@@ -102,7 +102,7 @@ class Rule:
         return self._path is not None
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a new text with ``prompt``; a grammar holds after it."""
+        """Start a new text with ``prompt``; a grammar applies after it."""
         if self._path is not None:
             self._path.begin(len(prompt))
         if self._penalties is not None:
@@ -139,7 +139,7 @@ class Rule:
             rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows after
                 the first rejection are not read, and none is retained. Rows that are read are penalised in place, for
                 the text and the first i drafted tokens.
-            drafted: k drafted tokens; none is target-only sampling.
+            drafted: k drafted tokens; without any, this is target-only sampling.
             position: index in the sequence of the first drafted token.
         """
         if self._path is None and self._penalties is None and self.recorder is None:
@@ -168,14 +168,14 @@ class Rule:
     def draft_token(self, logits: Logits, position: int) -> DraftToken:
         """Return the draft's token for ``position`` (index in the sequence) from the draft's penalised logits (vocab,).
 
-        It is permitted, unless the draft has no permitted token: then verification will reject it.
+        The token is permitted unless the draft has no permitted token, in which case verification will reject it.
         """
         raise NotImplementedError
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
         """Return the probability that a token drafted from the draft's penalised logits (vocab,) would be ``token``.
 
-        The grammar is known ``grammar.RECENT`` tokens back from the end of the text; before that it is ignored.
+        The grammar applies to the last ``grammar.RECENT`` tokens of the text and is ignored before them.
         """
         raise NotImplementedError
 
@@ -189,11 +189,11 @@ class Rule:
 
     def record(self, spell: Callable[[int], str]) -> None:
         """Record every decision from now on; ``spell`` returns the text of a token id."""
-        self.recorder = Recorder(spell)
+        self.recorder = RuleRecorder(spell)
 
-    def decisions(self, drafters: Sequence[str]) -> tuple[tuple[Drafted, ...], Added | None]:
-        """Return the decisions of the last verification of a recording rule: the drafted tokens, and the token after
-        them, as if it was emitted; None if the grammar permits none. ``drafters`` has the drafter of each.
+    def decisions(self, drafters: Sequence[str]) -> tuple[tuple[DraftedToken, ...], AddedToken | None]:
+        """Return the decisions in the last verification of a recording rule: the drafted tokens, and the token after
+        them as if it were emitted, or None if the grammar permits none. ``drafters`` names each token's drafter.
         """
         recorder = self._recording
         proposed = self._proposed(recorder) if recorder.proposed is None else recorder.proposed
@@ -206,16 +206,16 @@ class Rule:
         return tuple(drafted), added
 
     @property
-    def _recording(self) -> Recorder:
+    def _recording(self) -> RuleRecorder:
         assert self.recorder is not None
         return self.recorder
 
     def _recorded(self, row: Logits) -> Logits | None:
         return None if self.recorder is None else row.copy()
 
-    def _proposed(self, recorder: Recorder) -> tuple[Drafted, ...]:
+    def _proposed(self, recorder: RuleRecorder) -> tuple[DraftedToken, ...]:
         return tuple(
-            Drafted(
+            DraftedToken(
                 position,
                 drafter="",
                 token=one.token,
@@ -226,23 +226,23 @@ class Rule:
             for position, one in enumerate(recorder.drafted, recorder.position)
         )
 
-    def _seen(self, row: Logits, token: int, position: int) -> Seen:
+    def _seen(self, row: Logits, token: int, position: int) -> SeenToken:
         log_p, logit = log_probabilities(row, 1.0), float(row[token])
         likeliest = tuple(
-            Likely(one, self._recording.spell(one), float(np.exp(log_p[one])), self.permits(one, position))
+            LikelyToken(one, self._recording.spell(one), float(np.exp(log_p[one])), self.permits(one, position))
             for one in likeliest_ids(row).tolist()
         )
-        return Seen(logit if np.isfinite(logit) else None, float(np.exp(log_p[token])), likeliest)
+        return SeenToken(logit if np.isfinite(logit) else None, float(np.exp(log_p[token])), likeliest)
 
     def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:
         raise NotImplementedError
 
-    def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
+    def _judged(self, row: Logits, token: int, position: int, q: float) -> JudgedToken:
         raise NotImplementedError
 
-    def _added(self, row: Logits, token: int, position: int) -> Added:
+    def _added(self, row: Logits, token: int, position: int) -> AddedToken:
         recorder, chosen = self._recording, self._judged(row, token, position, 1.0)
-        return Added(
+        return AddedToken(
             position,
             token,
             recorder.spell(token),
@@ -264,7 +264,7 @@ def log_probabilities(logits: Logits, temperature: float) -> Floats:
 
 
 def likeliest_ids(row: Logits, count: int = LIKELIEST) -> Ids:
-    """Return the ids of the highest logits, highest first, ties by the lower id; none with a logit of -inf."""
+    """Return the ids of the highest logits, highest first, lower ids first in a tie, without logits of -inf."""
     count = min(count, row.size)
     ids = np.flatnonzero(row >= np.partition(row, -count)[-count])  # including ties
     ids = ids[row[ids] > -np.inf]

@@ -1,7 +1,7 @@
 """Coupled sampling (shared-seed Gumbel-max): a drafted token is accepted if it is the target's own choice.
 
-Every emitted token is the target's own sample for (seed, position), so any drafter and any stopping rule give the text
-of target-only. At temperature 0 it is the greedy choice.
+Every emitted token is the target's own sample for (seed, position), so any drafter and any stopping rule give the same
+text as target-only. At temperature 0 it is the greedy choice.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggufspec.decoding.noise import choose, choose_full, gumbel
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rule, log_probabilities
+from ggufspec.decoding.noise import choose_full, choose_with_noise, gumbel
+from ggufspec.decoding.rules.base import AcceptanceResult, AcceptanceRule, DraftToken, log_probabilities
 from ggufspec.decoding.rules.distribution import Distribution
-from ggufspec.decoding.sampling import Candidates, Logits, candidates, likeliest
-from ggufspec.schema.rounds import Judged, Own, Sum
+from ggufspec.decoding.sampling import Logits, TokenCandidates, likeliest, token_candidates
+from ggufspec.schema.rounds import JudgedToken, NoisyScore, OwnChoice
 
-# A token, the candidates after truncation if there was any, and the masked row if the grammar changed the choice.
-Choice = tuple[int, Candidates | None, Logits | None]
+# (token, candidates left by truncation or None without truncation, masked row if the grammar changed the choice)
+Choice = tuple[int, TokenCandidates | None, Logits | None]
 
 
-class CoupledRule(Rule):
-    """Accepts while the draft is the target's own choice.
+class CoupledRule(AcceptanceRule):
+    """Rule that accepts drafted tokens while they are the target's own choice.
 
     Source: Daliri et al. 2024, arXiv:2408.07978.
     """
@@ -54,7 +54,7 @@ class CoupledRule(Rule):
         return AcceptanceResult(len(drafted), None if own is None else own[0])
 
     def _accepts(self, row: Logits, token: int, position: int) -> bool:  # noqa: ARG002 - for the lossy rules
-        """Return True if a drafted token is accepted although the target's own choice is another."""
+        """Return True if a drafted token is accepted although it is not the target's own choice."""
         return False
 
     def _choose(self, logits: Logits, position: int) -> Choice | None:
@@ -68,29 +68,29 @@ class CoupledRule(Rule):
     def _choose_freely(self, logits: Logits, position: int) -> Choice:
         if not self.sampling.truncates:
             return choose_full(logits, self.sampling.temperature, self.sampling.seed, position), None, None
-        return self._drawn(candidates(logits, self.sampling), position)
+        return self._drawn(token_candidates(logits, self.sampling), position)
 
-    def _drawn(self, q: Candidates, position: int) -> Choice:
-        return choose(q.ids, q.scores, self.sampling.seed, position), q, None
+    def _drawn(self, q: TokenCandidates, position: int) -> Choice:
+        return choose_with_noise(q.ids, q.scores, self.sampling.seed, position), q, None
 
     # ---- the record
 
     def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:
         return self._p(self._draft(row, position), row, drafted.token)
 
-    def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
+    def _judged(self, row: Logits, token: int, position: int, q: float) -> JudgedToken:
         seen, choice = self._seen(row, token, position), self._choose(row, position)
         if choice is None:
-            return Judged(seen, p=0.0, ratio=0.0, masked=True)
+            return JudgedToken(seen, p=0.0, ratio=0.0, masked=True)
         own, p, of_own = choice[0], self._p(choice, row, token), self._sum(choice, row, choice[0], position)
         assert of_own is not None
-        return Judged(
+        return JudgedToken(
             seen,
             p=p,
             ratio=p / q,
             masked=choice[2] is not None,
             sum=self._sum(choice, row, token, position),
-            own=Own(own, self._recording.spell(own), self._p(choice, row, own), of_own),
+            own=OwnChoice(own, self._recording.spell(own), self._p(choice, row, own), of_own),
         )
 
     def _p(self, choice: Choice, row: Logits, token: int) -> float:
@@ -100,8 +100,8 @@ class CoupledRule(Rule):
         log_p = log_probabilities(row if masked is None else masked, self.sampling.temperature)
         return float(np.exp(log_p[token]))
 
-    def _sum(self, choice: Choice, row: Logits, token: int, position: int) -> Sum | None:
-        """Return the score and noise that the rule compares; None for a token that it excludes."""
+    def _sum(self, choice: Choice, row: Logits, token: int, position: int) -> NoisyScore | None:
+        """Return the score and noise that the rule compares; None for an excluded token."""
         (own, left, masked), sampling, score = choice, self.sampling, -np.inf
         if sampling.temperature == 0:
             if token == own or self.permits(token, position):
@@ -114,4 +114,4 @@ class CoupledRule(Rule):
         if not np.isfinite(score):
             return None
         noise = gumbel(sampling.seed, position, np.array([token]))[0] if sampling.temperature else 0.0
-        return Sum(float(score), float(noise))
+        return NoisyScore(float(score), float(noise))

@@ -1,4 +1,4 @@
-"""A distribution over the vocabulary."""
+"""Probability distribution over the vocabulary."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.decoding.sampling import Candidates, Ids
+from ggufspec.decoding.sampling import Ids, TokenCandidates
 
-Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
+Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration uses Fractions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,15 +18,15 @@ class Distribution:
     """Probabilities of tokens; ids that are not listed have probability 0."""
 
     ids: Ids  # (n,) ascending
-    probabilities: Numbers  # (n,) their sum is 1
+    probabilities: Numbers  # (n,) summing to 1
 
     @classmethod
-    def of(cls, drawn_from: Candidates) -> Distribution:
+    def of(cls, drawn_from: TokenCandidates) -> Distribution:
         return cls(drawn_from.ids, drawn_from.probabilities())
 
     @classmethod
     def point(cls, token: int) -> Distribution:
-        one = np.ones(1, dtype=np.int64)  # an integer, which is exact with fractions too
+        one = np.ones(1, dtype=np.int64)  # an integer, so that it is exact with Fractions too
         return cls(token * one, one)
 
     def at(self, ids: Ids) -> Numbers:

@@ -1,8 +1,8 @@
 """Speculative sampling (rejection): accept by p / q, and draw from the residual distribution after a rejection.
 
 The text has the target's distribution if every drafted token was drawn from the ``q`` that comes with it and is
-verified whatever its value: drafting may stop because of what was known before a token was drawn, never because of that
-token.
+verified regardless of its value: drafting may stop for reasons known before a token was drawn, never because of the
+token itself.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rule
+from ggufspec.decoding.grammar import GrammarPath
+from ggufspec.decoding.rules.base import AcceptanceResult, AcceptanceRule, DraftToken
 from ggufspec.decoding.rules.distribution import Distribution, Numbers
-from ggufspec.decoding.sampling import Candidates, Logits, Sampling, candidates
-from ggufspec.schema.rounds import Added, Drawn, Judged
+from ggufspec.decoding.sampling import Logits, Sampling, TokenCandidates, token_candidates
+from ggufspec.schema.rounds import AddedToken, DrawnToken, JudgedToken
 
 
-class SpeculativeRule(Rule):
-    """Accept x with probability min(1, p(x) / q(x)); after a rejection sample from max(p - q, 0).
+class SpeculativeRule(AcceptanceRule):
+    """Rule that accepts x with probability min(1, p(x) / q(x)) and samples from max(p - q, 0) after a rejection.
 
     Uniform variables are taken from ``rng`` (by default seeded by ``sampling``) in this order: one for each drafted
     token; then, in a verification, one for each drafted token up to the first rejection, and one for the token that
@@ -33,7 +33,9 @@ class SpeculativeRule(Rule):
     kind = "residual"
     may_trim = False
 
-    def __init__(self, sampling: Sampling, rng: np.random.Generator | None = None, path: Path | None = None) -> None:
+    def __init__(
+        self, sampling: Sampling, rng: np.random.Generator | None = None, path: GrammarPath | None = None
+    ) -> None:
         super().__init__(sampling, path)
         self._draws = Draws(rng or np.random.default_rng(sampling.seed))
 
@@ -44,14 +46,14 @@ class SpeculativeRule(Rule):
     def agreement(self, logits: Logits, position: int, token: int) -> float:
         return Distribution.of(self._q(logits, position)).probability(token)
 
-    def _q(self, logits: Logits, position: int) -> Candidates:
+    def _q(self, logits: Logits, position: int) -> TokenCandidates:
         left = self._left(logits, position)
-        return candidates(logits, self.sampling) if left is None else left
+        return token_candidates(logits, self.sampling) if left is None else left
 
-    def _left(self, row: Logits, position: int) -> Candidates | None:
+    def _left(self, row: Logits, position: int) -> TokenCandidates | None:
         """Return the candidates of a row that grammar and sampling permit; None if they permit none."""
         masked = self._masked(row, position)
-        return None if masked is None else candidates(masked, self.sampling)
+        return None if masked is None else token_candidates(masked, self.sampling)
 
     def _judge(self, rows: Logits, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
         def target(i: int) -> Distribution | None:
@@ -69,15 +71,15 @@ class SpeculativeRule(Rule):
     def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:  # noqa: ARG002
         return _drawn_from(drafted).probability(drafted.token)
 
-    def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
+    def _judged(self, row: Logits, token: int, position: int, q: float) -> JudgedToken:
         seen, left = self._seen(row, token, position), self._left(row, position)
         if left is None:
-            return Judged(seen, p=0.0, ratio=0.0, masked=True)
+            return JudgedToken(seen, p=0.0, ratio=0.0, masked=True)
         p, recorder = Distribution.of(left).probability(token), self._recording
         uniform = recorder.uniforms[position - recorder.position]
-        return Judged(seen, p, p / q, masked=self._masks(row, left), uniform=uniform)
+        return JudgedToken(seen, p, p / q, masked=self._masks(row, left), uniform=uniform)
 
-    def _added(self, row: Logits, token: int, position: int) -> Added:
+    def _added(self, row: Logits, token: int, position: int) -> AddedToken:
         recorder, left = self._recording, self._left(row, position)
         assert left is not None
         p = Distribution.of(left)
@@ -91,11 +93,11 @@ class SpeculativeRule(Rule):
             super()._added(row, token, position),
             distribution="residual" if of_residual else "p",
             probability=float(probabilities[index]),
-            drawn=Drawn(recorder.uniforms[-1], before, float(reached[index]), float(reached[-1])),
+            drawn=DrawnToken(recorder.uniforms[-1], before, float(reached[index]), float(reached[-1])),
         )
 
-    def _masks(self, row: Logits, left: Candidates) -> bool:
-        return self._path is not None and not np.array_equal(candidates(row, self.sampling).ids, left.ids)
+    def _masks(self, row: Logits, left: TokenCandidates) -> bool:
+        return self._path is not None and not np.array_equal(token_candidates(row, self.sampling).ids, left.ids)
 
 
 def _drawn_from(drafted: DraftToken) -> Distribution:
@@ -103,7 +105,7 @@ def _drawn_from(drafted: DraftToken) -> Distribution:
 
 
 class Draws:
-    """Decisions by a random generator, one uniform variable each; appended to ``drawn`` if that is a list."""
+    """Random decisions from one uniform variable each, which is appended to ``drawn`` if that is a list."""
 
     drawn: list[float] | None = None
 
@@ -147,9 +149,9 @@ def acceptance_probability(p: Numbers, q: Numbers) -> Numbers:
 
 
 def residual(p: Numbers, q: Numbers) -> Numbers:
-    """Return max(p - q, 0), normalised on the last axis; both over the same ids, the target's.
+    """Return max(p - q, 0), normalised on the last axis; ``p`` and ``q`` are for the target's ids.
 
-    If it is 0 everywhere, a rejection is due to rounding alone, and the result is ``p``.
+    If the difference is 0 everywhere, a rejection is due to rounding alone, and the result is ``p``.
     """
     excess = np.maximum(p - q, 0)
     total = excess.sum(axis=-1, keepdims=True)
@@ -157,7 +159,7 @@ def residual(p: Numbers, q: Numbers) -> Numbers:
 
 
 def pick(probabilities: Numbers, uniform: Any) -> Numbers:
-    """Return the index that a uniform variable in [0, 1) draws from (…, n) probabilities; never one with 0."""
+    """Return the index that ``uniform`` in [0, 1) draws from (…, n) probabilities; never one with probability 0."""
     reached = np.cumsum(probabilities, axis=-1)
     wanted = (1 - np.asarray(uniform)[..., None]) * reached[..., -1:]  # in (0, total]
     return np.count_nonzero(reached < wanted, axis=-1)  # type: ignore[no-any-return]

@@ -1,1 +1,1 @@
-"""The Hugging Face hub: what it offers, and how it is downloaded."""
+"""Look-up and download of models on the Hugging Face hub."""

@@ -1,4 +1,4 @@
-"""Resolves a name in a hub repository: which files are models, in which quantisation, and which one is meant."""
+"""Resolution of names in a hub repository: which files are models, their quantisations, which model a name means."""
 
 from __future__ import annotations
 
@@ -21,68 +21,68 @@ _QUANT = re.compile(
     r"(?:-[\d.]+BPW)?)(?=$|[-./])"
 )
 _NO_MODEL = re.compile(r"(?i)mmproj|(?:^|/)(?:imatrix|(?:ggml-)?adapter)[-_.]")
-# NAME.gguf.part1of2, NAME.gguf-split-a, NAME.gguf.aa: made by `split`, joined by `cat`
+# Pieces made by `split`, to be joined by `cat`: NAME.gguf.part1of2, NAME.gguf-split-a, NAME.gguf.aa
 _PIECE = re.compile(r"(.+\.gguf)[-.](?:split-|part[-_]?)?(?:[a-z]{1,2}|\d{1,4})(?:of\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """Argument of ``-hf``: ``USER/REPO``, ``USER/REPO:QUANT`` or ``USER/REPO/FILE``, each also with ``@REVISION``."""
+class HubName:
+    """Argument of ``-hf``: ``USER/REPO``, ``USER/REPO:QUANT`` or ``USER/REPO/FILE``, optionally with ``@REVISION``."""
 
     repo: str
-    model: str = ""  # a quantisation, a file or the kind of a head; empty: the usual one
-    revision: str | None = None  # a branch, a tag or a commit; None is main
+    model: str = ""  # quantisation, file or kind of head; empty: the default
+    revision: str | None = None  # branch, tag or commit; None: main
 
     def __str__(self) -> str:
         model, revision = self.model and f":{self.model}", f"@{self.revision}" if self.revision else ""
         return f"{self.repo}{model}{revision}"
 
 
-def parse(text: str) -> Name:
-    """Parse the argument of ``-hf``; GgufspecError if it names no repository. Pure."""
+def parse_name(text: str) -> HubName:
+    """Parse the argument of ``-hf``; raise GgufspecError if it does not name a repository. Pure."""
     match = _NAME.fullmatch(text)
     if match is None:
         raise client.no_repository(text)
-    return Name(match[1], match[2] or match[3] or "", match[4])
+    return HubName(match[1], match[2] or match[3] or "", match[4])
 
 
 def hub_file(name: str, *, draft: bool = False) -> HubFile:
-    """Resolve a :class:`Name`, as llama.cpp's ``-hf`` does; a split model to its first part.
+    """Resolve a :class:`HubName` as llama.cpp's ``-hf`` does; a split model resolves to its first part.
 
-    The default is Q4_K_M, or the only model of the repository. For a draft, the kind of a head next to a target may
-    replace the quantisation, with a quantisation of its own: ``mtp``, ``eagle3-Q8_0``.
+    The default is Q4_K_M, or the repository's only model. For a draft, the quantisation may be replaced by the kind of
+    a head that is published with the target, optionally with the head's quantisation: ``mtp``, ``eagle3-Q8_0``.
 
     Raises:
-        GgufspecError: no such repository, none or several files match (lists the choices), or the match is a head and
-            no target, or an unsupported kind of draft.
+        GgufspecError: the repository does not exist, not exactly one file matches (the message lists the choices), or
+            the match is a head where a target is needed, or is an unsupported kind of head.
     """
-    wanted = parse(name)
+    wanted = parse_name(name)
     repo, file, revision = wanted.repo, wanted.model, wanted.revision
     if not file.endswith(".gguf"):
-        file = client.choose(repo, revision, lambda files: choose(repo, files, file, draft=draft))[0]
+        file = client.choose_names(repo, revision, lambda files: choose_files(repo, files, file, draft=draft))[0]
         client.check_names(repo, file, revision)
     kind = sidecar(file)
     if kind is not None and not draft:
-        raise ModelError(f"{repo}/{file} is {kind.what} and no target", f"-hf TARGET -hfd {repo}/{file}")
+        raise ModelError(f"{repo}/{file} is {kind.what}, not a target", f"-hf TARGET -hfd {repo}/{file}")
     if kind is not None and not kind.drafter:
-        hint = f"llama-server -hf {repo} --spec-type {kind.spec_type} runs it; or another draft"
+        hint = f"llama-server -hf {repo} --spec-type {kind.spec_type} runs it; or choose another draft"
         raise ModelError(f"{repo}/{file} is {kind.what}, which ggufspec cannot run", hint)
     return HubFile(repo, file, revision)
 
 
-def models(files: Iterable[str]) -> dict[str, list[str]]:
-    """Return the models among a repository's files, heads included: all parts in order, by their common name. Pure."""
+def names_of_models(files: Iterable[str]) -> dict[str, list[str]]:
+    """Return the sorted files of each model or head by its file name without extension and part number. Pure."""
     found: dict[str, list[str]] = {}
     for file in sorted(files):
         stem = file.removesuffix(".gguf")
-        is_data = "imatrix" in stem.lower() and not quant_of(file)  # not a model that was made with one
+        is_data = "imatrix" in stem.lower() and not quant_of(file)  # a model made with an imatrix names a quantisation
         if stem != file and not is_data and not _NO_MODEL.search(file):
             found.setdefault(_SPLIT.sub(r"\1", stem), []).append(file)
     return found
 
 
 def quant_of(file: str) -> str:
-    """Return the last quantisation in a file's name, e.g. ``Q4_K_M`` or ``UD-Q4_K_XL``; empty without one. Pure."""
+    """Return the last quantisation in a file's name, such as ``Q4_K_M`` or ``UD-Q4_K_XL``; "" if it has none. Pure."""
     found = _QUANT.findall(_SPLIT.sub("", file.removesuffix(".gguf")))
     return _normal(found[-1]) if found else ""
 
@@ -91,18 +91,18 @@ def _normal(text: str) -> str:
     return re.sub(r"\bFP(?=\d)", "F", text.upper())
 
 
-def no_model(repo: str, files: Iterable[str]) -> ModelError:
+def no_model_in_repository(repo: str, files: Iterable[str]) -> ModelError:
     """Return the error for a repository without a model. Pure."""
     others = ", ".join(sorted(file for file in files if file.lower().endswith(".gguf")))
-    message = f"{repo} has no GGUF file" + (f" of a model: it has {others}" if others else "")
+    message = f"{repo} has no GGUF file" + (f" of a model, only {others}" if others else "")
     page = f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf"
     return _in_pieces(repo, files) or ModelError(message, page)
 
 
 def _in_pieces(repo: str, files: Iterable[str], wanted: str = "") -> ModelError | None:
-    """Return the error for a model that is there in pieces, if there is one."""
+    """Return the error for a model whose file the repository has only in pieces; None if there is no such model."""
     pieces: dict[str, list[str]] = {}
-    for file in sorted(files, key=lambda name: (len(name), name)):  # part10of12 comes after part9of12
+    for file in sorted(files, key=lambda name: (len(name), name)):  # sort part10of12 after part9of12
         if match := _PIECE.fullmatch(file):
             pieces.setdefault(match[1], []).append(file)
     for whole, parts in pieces.items():
@@ -113,38 +113,38 @@ def _in_pieces(repo: str, files: Iterable[str], wanted: str = "") -> ModelError 
     return None
 
 
-def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
+def choose_files(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
     """Choose the files of a repository that match ``quant``. Pure.
 
-    The quantisation at the end of a name decides (:func:`quant_of`); any other word may be anywhere in the name. Heads
-    next to a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind; without
-    either only if the repository has nothing else.
+    A quantisation must be the last one in a file's name (:func:`quant_of`); any other word may be anywhere in it. Heads
+    (:func:`ggufspec.models.heads.sidecar`) are chosen only for a ``draft``, if ``quant`` begins with their kind or the
+    repository has nothing else.
 
     Raises:
         ModelError: no file matches, or more than one does.
     """
-    every = models(files)
+    every = names_of_models(files)
     if not every:
-        raise no_model(repo, files)
+        raise no_model_in_repository(repo, files)
     heads = {stem: parts for stem, parts in every.items() if sidecar(parts[0])}
     left = {stem: parts for stem, parts in every.items() if stem not in heads} or (heads if draft else {})
     if not left:
         there = ", ".join(parts[0] for parts in heads.values())
-        raise ModelError(f"{repo} has heads and no target: {there}", f"-hf TARGET -hfd {repo}")
+        raise ModelError(f"{repo} has heads but no target: {there}", f"-hf TARGET -hfd {repo}")
     kind, _, of_kind = quant.partition("-")
     what, usual = "model", USUAL_QUANT if len(left) > 1 else ""
     if draft and kind in SIDECARS:
         left = {stem: parts for stem, parts in heads.items() if sidecar(parts[0]) is SIDECARS[kind]}
         what, usual, quant = f"{kind} head", "", of_kind
         if not left:
-            own = "--drafter mtp takes blocks of the target's own file; " if kind == "mtp" else ""
+            own = "--drafter mtp uses blocks in the target's own file; " if kind == "mtp" else ""
             there = f"; its heads are {', '.join(parts[0] for parts in heads.values())}" if heads else ""
-            raise ModelError(f"{repo} has no {kind}-….gguf{there}", f"{own}see {client.page(repo)}/tree/main")
+            raise ModelError(f"{repo} has no {kind}-….gguf{there}", f"{own}see {client.model_page_url(repo)}/tree/main")
     wanted = quant or usual
     label, labels = _normal(wanted), {stem: quant_of(parts[0]) for stem, parts in left.items()}
     word = re.compile(rf"(?:^|[-._/]){re.escape(label)}(?=$|[-./])")
     found = [parts for stem, parts in left.items() if not wanted or labels[stem] == label]
-    if not found and quant_of(label) == label:  # part of a label: Q4_K_XL of UD-Q4_K_XL
+    if not found and quant_of(label) == label:  # part of a label may match, such as Q4_K_XL in UD-Q4_K_XL
         found = [parts for stem, parts in left.items() if label in labels[stem].split("-")]
     elif not found:
         found = [parts for stem, parts in left.items() if word.search(_normal(stem))]

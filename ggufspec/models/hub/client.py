@@ -1,7 +1,7 @@
-"""Files of the Hugging Face hub, its cache on this machine, and the HTTP client of all downloads.
+"""Access to files on the Hugging Face hub and in its local cache, and the HTTP client for all downloads.
 
-The only importer of ``huggingface_hub``, and with :mod:`ggufspec.chat.remote` of ``httpx2``. Client and cache are
-huggingface_hub's: proxies, certificates and HF_HUB_OFFLINE apply to every request, and other programs find the files.
+Only this module imports ``huggingface_hub`` and ``httpx2``. It uses huggingface_hub's client and cache, so proxies,
+certificates and HF_HUB_OFFLINE apply to every request, and other programs find the downloaded files.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,34 +28,44 @@ if TYPE_CHECKING:
     import httpx2
 
 Answer = TypeVar("Answer")
+Show = Callable[[str, float], None]  # called every second of a pause with (reason, seconds left)
 
 _NAME = "ggufspec"  # user agent for the hub
 _TIMEOUT_S = 15.0
-_PAUSES_S = (0.2, 1.0)  # between three tries
-_MOST_PAUSE_S = 60.0  # longest wait at a server's request without telling the user
+_PAUSES_S = (0.2, 1.0)  # pauses between the three attempts at a request
+_MOST_PAUSE_S = 60.0  # longest pause that a server may request
+_SOON_S = 4.0  # longest wait for an optional answer, e.g. one that cached data can replace
+_QUIET_S = 60.0  # time until a server that did not answer gets the next optional request
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _PROXIES = "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY"
-_WITHOUT_NETWORK = "without a network, ggufspec profiles list says what fits, and ggufspec models what is on this disk"
+_WITHOUT_NETWORK = "offline, ggufspec profiles list shows what fits, and ggufspec models what is on this disk"
 COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_hurry = threading.local()  # its attribute ``soon`` is true in a thread whose request must be answered soon
+_silent: dict[str, tuple[float, UnreachableError]] = {}  # servers that did not answer: (time of next request, error)
 
 
 class UnreachableError(GgufspecError):
-    """The server cannot be reached: no network, no listener, or the hub's offline mode."""
+    """Error for a server that cannot be reached: no network, no listener, or the hub's offline mode."""
 
-    wait_s = 0.0  # wait that the server asks for
+    wait_s = 0.0  # pause that the server requests, in seconds
 
 
 class BrokenConnectionError(UnreachableError):
-    """The connection broke in the middle of an answer."""
+    """Error for a connection that broke in the middle of an answer."""
+
+
+class ForeignError(UnreachableError):
+    """Error for an answer that is not the hub's, such as a network's login page."""
 
 
 class OfflineError(UnreachableError):
-    """HF_HUB_OFFLINE is set."""
+    """Error for a request while HF_HUB_OFFLINE is set."""
 
 
-class BusyError(UnreachableError):
-    """The server asks to try again later."""
+class HubBusyError(UnreachableError):
+    """Error for a server that asks to try again later."""
 
     def __init__(self, message: str, hint: str = "", wait_s: float = 0.0) -> None:
         super().__init__(message, hint)
@@ -62,7 +74,7 @@ class BusyError(UnreachableError):
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file in a repository of the hub; any part of a split model."""
+    """File in a hub repository; for a split model, any of its parts."""
 
     repo: str
     file: str
@@ -73,10 +85,10 @@ class HubFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """Location of a file on the hub. ``url`` names ``commit``, so that every read is of the same version.
+class HubLocation:
+    """Location of a file on the hub. ``url`` contains ``commit``, so that every read sees the same version.
 
-    ``etag`` is the SHA-256 of a large file, and git's SHA-1 of a small one.
+    ``etag`` is a large file's SHA-256, and a small file's SHA-1 in git.
     """
 
     url: str
@@ -86,9 +98,9 @@ class Remote:
 
 
 def stays_inside(name: str) -> bool:
-    """Return True if a printable file name stays in the folder that it is joined to, on every system. Pure."""
+    """Return True if a file name is printable and stays inside the folder that it is joined to, on any system. Pure."""
     return (
-        name.isprintable()  # no NUL, line break or surrogate
+        name.isprintable()  # excludes NUL, line breaks and surrogates
         and "\\" not in name
         and not name.startswith("~")
         and not any(part in ("", ".", "..") or _DRIVE.match(part) for part in name.split("/"))
@@ -96,11 +108,13 @@ def stays_inside(name: str) -> bool:
 
 
 def check_names(repo: str, file: str, revision: str | None) -> None:
-    """Raise ModelError if the file's name or the revision leaves the repository's folder of the cache."""
+    """Raise ModelError if the file's name or the revision would leave the repository's folder in the cache."""
     if not stays_inside(file):
-        raise ModelError(f"{file!r} leaves the repository {repo}", f"choose a file that {page(repo)}/tree/main shows")
+        raise ModelError(
+            f"{file!r} leaves the repository {repo}", f"choose a file that {model_page_url(repo)}/tree/main shows"
+        )
     if revision is not None and not stays_inside(revision):
-        raise ModelError(f"{revision!r} is no revision of {repo}", "a revision is a branch, a tag or a commit")
+        raise ModelError(f"{revision!r} is not a revision of {repo}", "a revision is a branch, a tag or a commit")
 
 
 def no_repository(repo: str) -> GgufspecError:
@@ -108,10 +122,10 @@ def no_repository(repo: str) -> GgufspecError:
 
 
 def cached_file(repo: str, name: str, revision: str | None = None) -> Path | None:
-    """Return the file in the local Hugging Face cache (``HF_HOME`` is honoured), or None. No network.
+    """Return the file in the local Hugging Face cache (``HF_HOME`` is honoured), or None. Uses no network.
 
     Raises:
-        GgufspecError: ``repo`` is not a valid name, or ``name`` leaves it.
+        GgufspecError: ``repo`` is not a valid name, or ``name`` would leave the repository's folder.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -121,107 +135,166 @@ def cached_file(repo: str, name: str, revision: str | None = None) -> Path | Non
         found = try_to_load_from_cache(repo, name, revision=revision)
     except HFValidationError:
         raise no_repository(repo) from None
-    except (OSError, ValueError):  # the cache's reference is damaged
+    except (OSError, ValueError):  # the reference in the cache is damaged
         return None
     return Path(found) if isinstance(found, str) else None
 
 
-def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
+def remote_file(repo: str, file: str, revision: str | None = None) -> HubLocation:
     """Ask the hub for a file's version and size, with one HEAD request. HF_ENDPOINT and HF_TOKEN are honoured.
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: there is no such file, this user has no access, or its name leaves the repository.
+        ModelError: there is no such file, this user has no access to it, or its name would leave the repository.
     """
     from huggingface_hub import get_hf_file_metadata
 
     check_names(repo, file, revision)
 
-    def ask() -> Remote:
-        address = url(repo, file, revision)
+    def ask() -> HubLocation:
+        address = file_url(repo, file, revision)
         found = get_hf_file_metadata(address, timeout=_TIMEOUT_S, library_name=_NAME, library_version=__version__)
         if found.size is None:
             raise lacks("size", f"{repo}/{file}")
         commit = found.commit_hash or ""
-        return Remote(url(repo, file, commit or revision), found.etag or "", found.size, commit)
+        return HubLocation(file_url(repo, file, commit or revision), found.etag or "", found.size, commit)
 
     return _asked(ask, repo, file, revision)
 
 
 def lacks(what: str, name: str) -> ModelError:
-    """Return the error for a hub, or a mirror in HF_ENDPOINT, that leaves out what a download needs."""
+    """Return the error for a hub (or mirror in HF_ENDPOINT) whose answer lacks something that a download needs."""
     from huggingface_hub import constants
 
-    hint = "unset HF_ENDPOINT, or set it to a mirror that gives what the hub does"
-    return ModelError(f"the hub at {constants.ENDPOINT} gives no {what} of {name}", hint)
+    hint = "unset HF_ENDPOINT, or set it to a mirror that returns everything the hub does"
+    return ModelError(f"the hub at {constants.ENDPOINT} does not return the {what} of {name}", hint)
 
 
-def remote_parts(repo: str, files: Sequence[str], revision: str | None) -> list[Remote]:
-    """Run :func:`remote_file` for all parts of a model, at the commit of the first."""
-    found: list[Remote] = []
+def remote_parts(repo: str, files: Sequence[str], revision: str | None) -> list[HubLocation]:
+    """Call :func:`remote_file` for all parts of a model, with the commit of the first part."""
+    found: list[HubLocation] = []
     for file in files:
         found.append(remote_file(repo, file, (found[0].commit if found else "") or revision))
     return found
 
 
 def contents(repo: str, revision: str | None = None) -> tuple[str, dict[str, int]]:
-    """Return the commit of a revision, and its files with their bytes; one request.
+    """Return a revision's commit, and the size of each of its files in bytes, with one request.
 
     Raises:
-        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: there is no such repository, or the answer is not the hub's.
+        UnreachableError: there is no network, something other than the hub answered, or HF_HUB_OFFLINE is set.
+        ModelError: there is no such repository.
     """
     from huggingface_hub import HfApi
 
     def ask() -> tuple[str, dict[str, int]]:
-        # list_repo_tree has no time-out, and retries for as long as a server asks
+        # Not list_repo_tree, which has no timeout and retries for as long as a server requests
         api = HfApi(library_name=_NAME, library_version=__version__)
         found = api.model_info(repo, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
-        if found.id != repo:  # the hub redirects
+        if found.id != repo:  # the hub redirected the request
             _renamed(repo, found.id)
         return str(found.sha or ""), {str(one.rfilename): int(one.size or 0) for one in found.siblings or ()}
 
     return _asked(ask, repo, "", revision)
 
 
-@functools.cache  # once
+@functools.cache  # warn only once about each repository
 def _renamed(repo: str, name: str) -> None:
-    warnings.warn(f"{repo} is called {name} now", stacklevel=1)
+    warnings.warn(f"{repo} is now called {name}", stacklevel=1)
 
 
 def search(words: str, most: int) -> list[str]:
-    """Return repositories with GGUF files that match ``words``, most downloaded first; fails as :func:`contents`."""
+    """Return repositories with GGUF files that match ``words``, most downloaded first; raise as :func:`contents`."""
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+    from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
-    url = f"{constants.ENDPOINT}/api/models"  # HfApi.list_models has no time-out
+    url = f"{constants.ENDPOINT}/api/models"  # not HfApi.list_models, which has no timeout
     asked = {"search": words, "filter": "gguf", "sort": "downloads", "direction": "-1", "limit": str(most)}
 
     def ask() -> list[str]:
-        headers = build_hf_headers(library_name=_NAME, library_version=__version__)
-        reply = _session().get(url, params=asked, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+        reply = _session().get(url, params=asked, headers=_headers(), timeout=_TIMEOUT_S, follow_redirects=True)
         hf_raise_for_status(reply)
         return [str(entry["id"]) for entry in reply.json()][:most]
 
     return _asked(ask, f"a search for {words!r}", "", None)
 
 
-def choose(repo: str, revision: str | None, pick: Callable[[Sequence[str]], Answer]) -> Answer:
-    """Apply ``pick`` to the names of a repository's files, or of those in the cache if the hub is unreachable."""
-    try:
+def choose_names(repo: str, revision: str | None, pick: Callable[[Sequence[str]], Answer]) -> Answer:
+    """Apply ``pick`` to the names of a repository's files, or of its cached files if the hub does not answer.
+
+    If the cached files suffice for ``pick``, the hub has only a few seconds to answer.
+    """
+
+    def ask() -> Answer:
         return pick([*contents(repo, revision)[1]])
-    except UnreachableError as unreachable:
-        here = _cached_names(repo, revision)
-        if not here:
-            raise
+
+    here = cached_names(repo, revision)
+    if not here:
+        return ask()
+    try:
+        found = pick(here)
+    except ModelError as error:
         try:
-            return pick(here)
-        except ModelError as error:
+            return ask()
+        except UnreachableError as unreachable:
             raise UnreachableError(f"on this machine {error.message}", f"{unreachable.hint}; {error.hint}") from None
+    return soon_or(found, ask, repo)
+
+
+def soon_or(here: Answer, ask: Callable[[], Answer], repo: str) -> Answer:
+    """Return the result of ``ask`` if the hub answers :func:`soon`, otherwise ``here`` with a warning."""
+    try:
+        return soon(ask)
+    except GgufspecError as error:
+        warn_stale(f"using {repo} as it is on this machine", error)
+        return here
+
+
+def warn_stale(what: str, error: GgufspecError) -> None:
+    """Warn that cached data is used instead of a server's answer, except in the hub's offline mode."""
+    if not isinstance(error, OfflineError):
+        warnings.warn(f"{what}: {error.message}", stacklevel=1)
+
+
+def soon(ask: Callable[[], Answer], server: str = "the hub") -> Answer:
+    """Return the result of an optional request if it is answered within a few seconds.
+
+    A thread makes the request, because name look-ups and trickling answers have no other timeout; a late answer is
+    dropped. A ``server`` that did not answer gets no further optional request for a minute.
+
+    Raises:
+        UnreachableError: there was no answer in time.
+    """
+    from huggingface_hub import HfApi, get_hf_file_metadata  # noqa: F401  # import before the clock starts
+
+    until_s, error = _silent.get(server, (0.0, UnreachableError("")))
+    if time.monotonic() < until_s:
+        raise error
+    answer: Future[Answer] = Future()
+
+    def work() -> None:
+        _hurry.soon = True
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    with _show_requests(f"asking {server}"):
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            return answer.result(_SOON_S)
+        except OfflineError:
+            raise
+        except UnreachableError as unreachable:
+            error = unreachable
+        except TimeoutError:
+            error = UnreachableError(f"{server} does not answer within {_SOON_S:.0f} s", "check the network")
+    _silent[server] = time.monotonic() + _QUIET_S, error
+    raise error
 
 
 def from_url(url: str) -> HubFile | None:
-    """Return the file of a link to the hub (``/resolve/`` or ``/blob/``), or None for another link."""
+    """Return the file that a link to the hub (``/resolve/`` or ``/blob/``) points to, or None for any other link."""
     from urllib.parse import unquote, urlsplit
 
     from huggingface_hub import constants
@@ -237,22 +310,20 @@ def from_url(url: str) -> HubFile | None:
 def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Iterator[httpx2.Response]:
     """GET a URL. The caller reads the body (``iter_raw``), which may be longer or shorter than the headers claim.
 
-    Redirects are followed; credentials are not sent to another host. HF_HUB_DOWNLOAD_TIMEOUT limits a silent server.
-    ``hub`` sends the user's token; ``shown`` is the file's name in errors, because the URL may contain a signature.
+    Redirects are followed, but credentials are not sent to another host. HF_HUB_DOWNLOAD_TIMEOUT limits any silence.
+    ``hub``: True to send the user's token; ``shown``: name for errors, because the URL may contain a signature.
 
     Raises:
-        UnreachableError: no answer.
+        UnreachableError: the server did not answer.
         BrokenConnectionError: the connection broke.
         GgufspecError: the URL is invalid, or redirects in circles.
     """
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     timeout_s, session = float(constants.HF_HUB_DOWNLOAD_TIMEOUT), _session()
-    own = build_hf_headers(library_name=_NAME, library_version=__version__) if hub else {}
-    sent = {**own, "Accept-Encoding": "identity", **headers}
+    sent = {**(_headers() if hub else {}), "Accept-Encoding": "identity", **headers}
     try:
         with session.stream("GET", url, headers=sent, timeout=timeout_s, follow_redirects=True) as response:
             yield response
@@ -267,16 +338,29 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Itera
 
 
 def _session() -> httpx2.Client:
-    """Return huggingface_hub's client, made at the first call."""
+    """Return huggingface_hub's HTTP client, which the first call creates."""
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
-    with proxies_explained():
+    with _proxies_explained():
         return get_session()
 
 
+def _headers() -> dict[str, str]:
+    """Return the headers for requests to the hub; raise ModelError if they cannot hold the user's token."""
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    try:
+        headers: dict[str, str] = build_hf_headers(library_name=_NAME, library_version=__version__)
+        headers.get("authorization", "").encode("ascii")
+    except UnicodeError:
+        message = "the Hugging Face token has characters beyond ASCII, such as a byte order mark"
+        raise ModelError(message, "set HF_TOKEN to the token alone (or: hf auth login)") from None
+    return headers
+
+
 @contextmanager
-def proxies_explained() -> Iterator[None]:
-    """Explain why a client cannot be made, with the proxies that the environment names."""
+def _proxies_explained() -> Iterator[None]:
+    """Raise an error that explains why the environment's proxy settings prevent making a client."""
     import httpx2
 
     try:
@@ -289,33 +373,61 @@ def proxies_explained() -> Iterator[None]:
         raise UnreachableError(f"{_PROXIES} names a proxy that cannot be used: {error}", hint) from None
 
 
-def with_retries(ask: Callable[[], Answer]) -> Answer:
-    """Call ``ask`` again after a pause while the server is busy or the connection breaks; other failures are final."""
-    for pause_s in _PAUSES_S:
-        try:
-            return ask()
-        except (BusyError, BrokenConnectionError) as error:
-            if error.wait_s > _MOST_PAUSE_S:
-                raise
-            time.sleep(max(pause_s, error.wait_s))
-    return ask()
+def with_retries(ask: Callable[[], Answer], doing: str = "") -> Answer:
+    """Call ``ask``, again after a pause if the server is busy or the connection breaks; other failures are final.
+
+    Within :func:`soon`, a busy server is not asked again. ``doing`` is shown meanwhile (:func:`show_requests_with`).
+    """
+    is_hurried = getattr(_hurry, "soon", False)
+    with _unseen(doing) if is_hurried else _show_requests(doing) as show:
+        for pause_s in _PAUSES_S:
+            try:
+                return ask()
+            except (HubBusyError, BrokenConnectionError) as error:
+                pause_s = max(pause_s, error.wait_s)
+                if pause_s > _MOST_PAUSE_S or (is_hurried and isinstance(error, HubBusyError)):
+                    raise
+                pause(pause_s, functools.partial(show, error.message))
+        return ask()
+
+
+def pause(seconds: float, tell: Callable[[float], None]) -> None:
+    """Sleep, calling ``tell`` every second with the seconds left."""
+    until_s = time.monotonic() + seconds
+    while (left_s := until_s - time.monotonic()) > 0:
+        tell(left_s)
+        time.sleep(min(1.0, left_s))
+
+
+def _unseen(_: str) -> AbstractContextManager[Show]:
+    return nullcontext(lambda *_: None)
+
+
+_show_requests: Callable[[str], AbstractContextManager[Show]] = _unseen
+
+
+def show_requests_with(show: Callable[[str], AbstractContextManager[Show]]) -> None:
+    """Set how requests are shown: ``show(description)`` returns a context that yields a function to show pauses."""
+    global _show_requests
+    _show_requests = show
 
 
 def _asked(ask: Callable[[], Answer], repo: str, file: str, revision: str | None) -> Answer:
-    """Return the hub's answer, with retries; errors of huggingface_hub become ours."""
+    """Return the hub's answer, with retries, and convert huggingface_hub's errors to ours."""
     _session()
 
     def once() -> Answer:
         with _explained(repo, file, revision):
+            _headers()
             return ask()
 
-    return with_retries(once)
+    return with_retries(once, f"asking the hub about {repo}")
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float:
-    """Return the pause that a busy server asks for; 0 without one.
+    """Return the pause in seconds that a busy server requests; 0 if it requests none.
 
-    Source: RFC 9110, section 10.2.3; the hub's own ``RateLimit: "api";r=0;t=SECONDS`` is from
+    Source: RFC 9110, section 10.2.3; for the hub's own ``RateLimit: "api";r=0;t=SECONDS``,
     draft-ietf-httpapi-ratelimit-headers.
     """
     for name, pattern in (("retry-after", r"\s*(\d{1,9})\s*"), ("ratelimit", r".*\bt=(\d{1,9}).*")):
@@ -324,63 +436,63 @@ def asked_pause_s(headers: Mapping[str, str]) -> float:
     return 0.0
 
 
-def url(repo: str, file: str, revision: str | None) -> str:
+def file_url(repo: str, file: str, revision: str | None) -> str:
     from huggingface_hub import hf_hub_url
 
     return hf_hub_url(repo, file, revision=revision)
 
 
-def page(repo: str) -> str:
+def model_page_url(repo: str) -> str:
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repo}"
 
 
 # ---- the cache -----------------------------------------------------------------------------------------------------
-# models--USER--REPO/{blobs/ETAG, snapshots/COMMIT/FILE -> blob, refs/REVISION}: file_download.py in huggingface_hub.
+# models--USER--REPO/{blobs/ETAG, snapshots/COMMIT/FILE -> blob, refs/REVISION}, as in huggingface_hub/file_download.py
 
 
-def cache_folder() -> Path:
-    """Return the hub's cache; HF_HOME and HF_HUB_CACHE are honoured."""
+def hub_cache_folder() -> Path:
+    """Return the folder of the hub's cache; HF_HOME and HF_HUB_CACHE are honoured."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE).expanduser()
+    return untrusted.at_home(constants.HF_HUB_CACHE)
 
 
 def largest_by_http_bytes() -> int:
-    """Return the size above which the hub serves files through hf_xet only."""
+    """Return the file size above which the hub serves files only through hf_xet."""
     from huggingface_hub import constants
 
     return constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
 def blob_path(repo: str, etag: str) -> Path:
-    """Return the cache's path of a file's complete content; ModelError if the etag is not a valid file name."""
+    """Return the cache path of a file's complete content; raise ModelError if the ETag is not a valid file name."""
     if not _PLAIN.fullmatch(etag):
-        raise ModelError(f"the hub gives no version of a file of {repo}: {etag!r}", f"see {page(repo)}")
+        raise ModelError(f"the hub gives a file in {repo} an invalid ETag: {etag!r}", f"see {model_page_url(repo)}")
     return _repo_folder(repo) / "blobs" / etag
 
 
 @contextmanager
-def locked(repo: str, etag: str) -> Iterator[None]:
-    """Hold huggingface_hub's lock for writing a blob."""
+def blob_lock(repo: str, etag: str) -> Iterator[None]:
+    """Hold the lock that huggingface_hub uses for writing a blob."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-    path = cache_folder() / ".locks" / _repo_folder(repo).name / f"{etag}.lock"
+    path = hub_cache_folder() / ".locks" / _repo_folder(repo).name / f"{etag}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(path):
         yield
 
 
 def link(repo: str, file: str, commit: str) -> Path:
-    """Let huggingface_hub link a complete blob into the cache's folder of ``commit``; fails as :func:`contents`."""
+    """Let huggingface_hub link a complete blob into the cache folder of ``commit``; raise as :func:`contents` does."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     def ask() -> Path:
         try:
             return Path(hf_hub_download(repo, file, revision=commit, library_name=_NAME))
-        except LocalEntryNotFoundError as error:  # its cause is what happened
+        except LocalEntryNotFoundError as error:  # only its cause says what happened
             if error.__cause__ is not None:
                 raise error.__cause__ from None
             raise _unreachable(f"{repo}/{file}", error) from None
@@ -389,7 +501,7 @@ def link(repo: str, file: str, commit: str) -> Path:
 
 
 def point(repo: str, revision: str | None, commit: str) -> None:
-    """Set a branch or a tag to ``commit`` in the cache."""
+    """Make a branch or tag in the cache point to ``commit``."""
     if revision != commit:
         ref = _repo_folder(repo) / "refs" / (revision or "main")
         if commit_of(ref) == commit:
@@ -400,7 +512,7 @@ def point(repo: str, revision: str | None, commit: str) -> None:
 
 
 def commit_of(ref: Path) -> str:
-    """Return the commit of a branch or a tag in the cache; empty if absent or damaged."""
+    """Return the commit of a branch or tag in the cache, given its file; "" if the file is absent or damaged."""
     try:
         commit = untrusted.read_text(ref, 256).strip()
     except GgufspecError:
@@ -413,12 +525,13 @@ def _repo_folder(repo: str) -> Path:
     from huggingface_hub.file_download import repo_folder_name
 
     try:
-        return cache_folder() / repo_folder_name(repo_id=repo, repo_type="model")
+        return hub_cache_folder() / repo_folder_name(repo_id=repo, repo_type="model")
     except HFValidationError:
         raise no_repository(repo) from None
 
 
-def _cached_names(repo: str, revision: str | None) -> list[str]:
+def cached_names(repo: str, revision: str | None) -> list[str]:
+    """Return the names of a repository's cached files. Uses no network."""
     folder, wanted = _repo_folder(repo), revision or "main"
     snapshot = folder / "snapshots" / (commit_of(folder / "refs" / wanted) or wanted)
     return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
@@ -426,7 +539,7 @@ def _cached_names(repo: str, revision: str | None) -> list[str]:
 
 @contextmanager
 def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
-    """Convert huggingface_hub's errors."""
+    """Convert huggingface_hub's errors to ours."""
     import httpx2
     from huggingface_hub import errors
 
@@ -437,20 +550,20 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
         raise no_repository(repo) from None
     except errors.GatedRepoError:
         raise ModelError(
-            f"{repo} is gated: its owner gives access on request",
-            f"ask for access at {page(repo)}, then set HF_TOKEN (or: hf auth login)",
+            f"{repo} is gated: its owner grants access on request",
+            f"ask for access at {model_page_url(repo)}, then set HF_TOKEN (or: hf auth login)",
         ) from None
     except errors.RevisionNotFoundError:
-        raise ModelError(f"{repo} has no revision {revision!r}", f"see {page(repo)}/commits/main") from None
+        raise ModelError(f"{repo} has no revision {revision!r}", f"see {model_page_url(repo)}/commits/main") from None
     except errors.RemoteEntryNotFoundError:
-        hint = f"see {page(repo)}/tree/{revision or 'main'}"
+        hint = f"see {model_page_url(repo)}/tree/{revision or 'main'}"
         if near := _near(repo, file, revision):
             hint = f"did you mean {' or '.join(near)}? {hint}"
         raise ModelError(f"{repo} has no file {file!r}", hint) from None
     except errors.RepositoryNotFoundError:
         raise ModelError(
             f"there is no repository {repo}, or it is private",
-            f"check the name at {page(repo)}; for a private one set HF_TOKEN (or: hf auth login)",
+            f"check the name at {model_page_url(repo)}; for a private one set HF_TOKEN (or: hf auth login)",
         ) from None
     except errors.OfflineModeIsEnabled:
         raise _offline(shown) from None
@@ -458,28 +571,32 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
         status = error.response.status_code
         if status < 500 and status not in (408, 429):
             is_login = status in (401, 403)
-            hint = "check HF_TOKEN, or: hf auth login" if is_login else f"see {page(repo)}, and check HF_ENDPOINT"
+            hint = (
+                "check HF_TOKEN, or: hf auth login"
+                if is_login
+                else f"see {model_page_url(repo)}, and check HF_ENDPOINT"
+            )
             raise ModelError(f"the hub refuses {shown} ({status})", hint) from None
-        raise busy(shown, status, error.response.headers) from None
+        raise busy_error(shown, status, error.response.headers) from None
     except (httpx2.HTTPError, errors.FileMetadataError) as error:
         raise _unreachable(shown, error) from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a captive portal answered
-        raise ModelError(
-            f"something else than the hub answers about {shown}, a web page perhaps",
-            "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a captive portal may have answered
+        raise ForeignError(
+            f"something other than the hub answers about {shown}, a web page perhaps",
+            "sign in to the network if it requires that (as in a hotel), and check HF_ENDPOINT",
         ) from None
 
 
-def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
+def busy_error(shown: str, status: int, headers: Mapping[str, str]) -> HubBusyError:
     wait_s = asked_pause_s(headers)
     message = f"the hub cannot serve {shown} now ({status})"
     if status == 429:
         message = f"too many requests to the hub, the last for {shown} (429)"
-    return BusyError(message, f"try again in {wait_s:.0f} s" if wait_s else "try again later", wait_s)
+    return HubBusyError(message, f"try again in {wait_s:.0f} s" if wait_s else "try again later", wait_s)
 
 
 def _near(repo: str, file: str, revision: str | None) -> list[str]:
-    """Return files with names similar to a missing one; none if the hub does not answer."""
+    """Return files whose names are similar to that of a missing one; none if the hub does not answer."""
     with suppress(Exception):
         return difflib.get_close_matches(file, contents(repo, revision)[1], n=2)
     return []
@@ -493,7 +610,7 @@ def _offline(shown: str) -> OfflineError:
 def _unreachable(shown: str, error: Exception) -> UnreachableError:
     import httpx2
 
-    broke = isinstance(error, httpx2.ReadError | httpx2.RemoteProtocolError)  # e.g. a connection kept too long
+    broke = isinstance(error, httpx2.ReadError | httpx2.RemoteProtocolError)  # e.g. an idle connection that was closed
     message = f"{shown} cannot be reached: {str(error) or type(error).__name__}"
     hint = f"check the network and try again; {_WITHOUT_NETWORK}"
     return (BrokenConnectionError if broke else UnreachableError)(message, hint)

@@ -1,7 +1,7 @@
-"""Range requests over HTTP: read a few megabytes of a file of any size.
+"""HTTP range requests, which read a few megabytes of a file of any size.
 
-Servers are not trusted: an answer is limited by its request, and one that does not match it is an error. RFC 9110,
-sections 14 (ranges) and 15.
+Servers are not trusted, so an answer that is longer than requested or does not match its request is an error. Source:
+RFC 9110, sections 14 (ranges) and 15.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ggufspec.models.hub import client
 _LARGEST_FILE = 1 << 50
 _LONGEST_S, _SLOWEST_BYTES_PER_S = 30.0, 20_000
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
-# Parameters of signed URLs (S3, CloudFront, Google, Azure): they change while the file stays, and are secret.
+# Parameters of signed URLs (S3, CloudFront, Google, Azure), which are secret and change although the file does not
 _SIGNATURE = re.compile(
     r"(?i)x-(amz|goog)-.*|signature|expires|policy|key-pair-id|token|awsaccesskeyid|se|sig|sp|sr|st|sv"
 )
@@ -25,13 +25,13 @@ _SIGNATURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file at a URL. Its ``etag`` is compared at every read, unless empty (``commit`` fixes the version then)."""
+    """File at a URL. Every read compares its ``etag``, unless that is empty because ``commit`` fixes the version."""
 
     url: str
     size_bytes: int
     etag: str = ""
     commit: str = ""
-    repo: str = ""  # on the hub
+    repo: str = ""  # repository if the file is on the hub, else empty
 
     @property
     def name(self) -> str:
@@ -39,15 +39,15 @@ class RemoteFile:
 
     @property
     def identity(self) -> str:
-        """Identifier of the contents, whatever the signature in the URL."""
+        """Identifier of the contents that does not depend on the URL's signature."""
         return f"{unsigned(self.url)} {self.size_bytes} {self.commit or self.etag}"
 
     def read(self, offset: int, count: int) -> bytes:
         """Read ``count`` bytes from ``offset``.
 
         Raises:
-            UnreachableError: no answer.
-            ModelError: no such file, a wrong answer, or the file has changed.
+            UnreachableError: the server did not answer.
+            ModelError: there is no such file, the answer is invalid, or the file has changed.
         """
         if count <= 0:
             return b""
@@ -58,20 +58,20 @@ class RemoteFile:
 
 
 def probe(url: str) -> RemoteFile:
-    """Return the size and version of a file by reading one byte, as HEAD may be refused; fails as its ``read``."""
+    """Return a file with size and version by reading a byte, as HEAD may be refused; raise as ``read`` does."""
     _, size, etag = client.with_retries(lambda: _range(url, 0, 1, ""))
     return RemoteFile(url, size, etag)
 
 
 def unsigned(url: str) -> str:
-    """Return the URL without user, password, signature and fragment."""
+    """Return the URL without its user, password, signature and fragment."""
     parts = urlsplit(url)
     query = [(key, value) for key, value in parse_qsl(parts.query, True) if not _SIGNATURE.fullmatch(key)]
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, urlencode(query), ""))
 
 
 def _range(url: str, offset: int, count: int, repo: str) -> tuple[bytes, int, str]:
-    """Return (bytes, size of the file, its version), by one request."""
+    """Make one request and return (bytes, file size, file version)."""
     shown = unsigned(url)
     headers = {"Range": f"bytes={offset}-{offset + count - 1}"}
     with client.get(url, headers, hub=bool(repo), shown=shown) as reply:
@@ -91,7 +91,7 @@ def _range(url: str, offset: int, count: int, repo: str) -> tuple[bytes, int, st
             if len(data) > count:
                 raise _wrong(shown, f"the answer has more than the requested {count:,} bytes")
             if time.monotonic() > until_s:
-                raise client.UnreachableError(f"{shown} comes too slowly", "check the network and try again")
+                raise client.UnreachableError(f"{shown} arrives too slowly", "check the network and try again")
     if len(data) < count:
         raise client.BrokenConnectionError(f"{shown}: the server sent {len(data):,} of {count:,} bytes", "try again")
     version = reply.headers.get("etag", "") or reply.headers.get("last-modified", "")
@@ -104,16 +104,18 @@ def _wrong(shown: str, what: str) -> ModelError:
 
 def _refused(shown: str, status: int, repo: str) -> GgufspecError:
     if status == 200:
-        return ModelError(f"the server of {shown} does not serve ranges", "download the file first, then name it")
+        return ModelError(f"the server of {shown} does not support ranges", "download the file first, then name it")
     if status == 416:
-        return ModelError(f"{shown} is empty or cut short (416)", "check the file at its source")
+        return ModelError(f"{shown} is empty or truncated (416)", "check the file at its source")
     if status in (404, 410):
         return ModelError(f"there is no {shown} ({status})", "check the address")
     if status in (401, 403):
         hint = (
-            f"see {client.page(repo)}, and set HF_TOKEN" if repo else "a signed address may have expired: get a new one"
+            f"see {client.model_page_url(repo)}, and set HF_TOKEN"
+            if repo
+            else "a signed URL may have expired: get a new one"
         )
         return ModelError(f"the server refuses {shown} ({status})", hint)
     if status >= 500 or status in (408, 429):
-        return client.BusyError(f"the server of {shown} is busy ({status})", "try again later")
+        return client.HubBusyError(f"the server of {shown} is busy ({status})", "try again later")
     return ModelError(f"the server of {shown} answers {status}", "check the address")

@@ -1,4 +1,4 @@
-"""The models of one hub repository: their files and sizes, and their headers, which are cached together."""
+"""Models in a hub repository, with their files, sizes and headers, which are cached together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from ggufspec import child
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.files import untrusted
-from ggufspec.files.cache import cache_folder, write
+from ggufspec.files.cache import cache_folder, write_value
 from ggufspec.llamacpp.gguf import OF_IK_LLAMA
 from ggufspec.models import headers
 from ggufspec.models.header import ModelHeader
@@ -20,22 +20,22 @@ from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import ModelFiles, digest, downloaded, locator, part_names
 from ggufspec.schema import codec
 
-MOST_MODELS = 40  # in a repository; the usual ones have twenty
-_MOST_TRIES = 8  # whole headers to try
-_MOST_BYTES = 64 << 20  # most bytes of JSON; twenty models of 300 tensors have 1 MB
+MOST_MODELS = 40  # maximum number of models to list; most repositories have about twenty
+_MOST_TRIES = 8  # maximum number of models to try until one header is read completely
+_MOST_BYTES = 64 << 20  # maximum size of the cache file; twenty models with 300 tensors take 1 MB
 _SCHEMA = "ggufspec/repository@1"
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryModel:
-    """One model: its file, or all parts in order, and their bytes."""
+    """Model in a repository: its file, or all parts in order, and their sizes in bytes."""
 
     files: tuple[str, ...]
     sizes: tuple[int, ...]
 
     @property
     def file(self) -> str:
-        """File name, of the first part if split."""
+        """Name of the file, or of the first part if the model is split."""
         return self.files[0]
 
     @property
@@ -44,37 +44,37 @@ class RepositoryModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
-    """The models that the hub lists, without their headers."""
+class HubRepository:
+    """Repository with the models that the hub lists, without their headers."""
 
     repo: str  # repository name
-    revision: str | None  # requested branch, tag or commit; None is main
-    models: tuple[RepositoryModel, ...]  # targets, or drafts, the smallest first
-    heads: tuple[str, ...] = ()  # files that draft for its models
-    left_out: tuple[str, ...] = ()  # names of models beyond ``MOST_MODELS``
-    commit: str = ""  # commit at which all files are read
+    revision: str | None  # requested branch, tag or commit; None: main
+    models: tuple[RepositoryModel, ...]  # targets or draft models, smallest first
+    heads: tuple[str, ...] = ()  # files of heads, which draft for the models
+    left_out: tuple[str, ...] = ()  # files of models that exceed ``MOST_MODELS``
+    commit: str = ""  # commit from which all files are read
 
     def source(self, model: RepositoryModel) -> HubFile:
         return HubFile(self.repo, model.file, self.revision)
 
     def named(self, model: RepositoryModel) -> str:
-        """Return the ``-hf`` argument for a model: with its quantisation if that is enough, else with its file."""
+        """Return the ``-hf`` argument that names a model: by quantisation if that is unique, otherwise by file."""
         files = [file for one in self.models for file in one.files] + [*self.left_out]
         quant = choice.quant_of(model.file)
         try:
-            alone = bool(quant) and choice.choose(self.repo, files, quant)[0] == model.file
+            alone = bool(quant) and choice.choose_files(self.repo, files, quant)[0] == model.file
         except ModelError:
             alone = False
-        return str(choice.Name(self.repo, quant if alone else model.file, self.revision))
+        return str(choice.HubName(self.repo, quant if alone else model.file, self.revision))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """A model with its header, or why it has none. ``metadata_only`` is that of ``like``, a model of the same shape."""
+    """Model with its header or an error. ``like`` has the same shape, and its metadata-only file serves both."""
 
     model: RepositoryModel
     header: ModelHeader | None = None
-    like: headers.Known | None = None
+    like: headers.KnownHeader | None = None
     error: str = ""
     hint: str = ""
     bytes_read: int = 0
@@ -82,29 +82,36 @@ class ReadModel:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Cached data of a repository: the listing, and headers by the key of their files."""
+    """Cache entry of a repository: its list of models, and headers by the key of their files."""
 
     made_by: str
-    repository: Repository
+    repository: HubRepository
     headers: dict[str, ModelHeader] = field(default_factory=dict)
 
 
-def look(repo: str, revision: str | None = None) -> Repository:
-    """List the models of a repository; if the hub is unreachable, from the last list.
+def list_models(repo: str, revision: str | None = None, *, soon: bool = False) -> HubRepository:
+    """List the models in a repository; use a cached list if the hub does not answer within seconds.
 
     Raises:
-        UnreachableError: the hub is unreachable, and there is no earlier list.
-        ModelError: there is no such repository, or no GGUF file in it.
+        UnreachableError: the hub is unreachable, or with ``soon`` does not answer within seconds, and no list is
+            cached.
+        ModelError: there is no such repository, or it has no GGUF file.
     """
+
+    def ask() -> tuple[str, dict[str, int]]:
+        return client.contents(repo, revision)
+
+    entry = _load(repo, revision)
     try:
-        commit, sizes = client.contents(repo, revision)
-    except client.UnreachableError:
-        if entry := _load(repo, revision):
-            return entry.repository
-        raise
-    every = choice.models(sizes)
+        commit, sizes = client.soon(ask) if entry or soon else ask()
+    except client.UnreachableError as error:
+        if entry is None:
+            raise
+        client.warn_stale(f"using the cached list of {repo}", error)
+        return entry.repository
+    every = choice.names_of_models(sizes)
     if not every:
-        raise choice.no_model(repo, sizes)
+        raise choice.no_model_in_repository(repo, sizes)
     for parts in every.values():
         client.check_names(repo, parts[0], revision)
     models = [RepositoryModel(tuple(parts), tuple(sizes[part] for part in parts)) for parts in every.values()]
@@ -113,29 +120,29 @@ def look(repo: str, revision: str | None = None) -> Repository:
     )
     heads = tuple(model.file for model in models if sidecar(model.file))
     left_out = tuple(model.file for model in targets[MOST_MODELS:])
-    return Repository(repo, revision, tuple(targets[:MOST_MODELS]), heads, left_out, commit)
+    return HubRepository(repo, revision, tuple(targets[:MOST_MODELS]), heads, left_out, commit)
 
 
-def last_read(repo: str, revision: str | None = None) -> Repository | None:
+def last_read(repo: str, revision: str | None = None) -> HubRepository | None:
     entry = _load(repo, revision)
     return entry.repository if entry else None
 
 
-def read(repository: Repository, on_event: child.Emit | None = None) -> list[ReadModel]:
+def read_models(repository: HubRepository, on_event: child.Emit | None = None) -> list[ReadModel]:
     """Read the headers of a repository's models.
 
-    One header of each shape is read whole; of the others only the differing parts. If a header cannot be read, the
-    result has the reason and the others go on; a file of another kind is left out. ``on_event`` as in
+    One header of each shape is read completely, and only the parts that differ are read from the others. An unreadable
+    header becomes a result with the error; a file that is not a model is omitted. For ``on_event``, see
     :func:`ggufspec.models.headers.read_headers`.
 
     Raises:
-        GgufspecError: none of them can be read; the reason is that of the first.
+        GgufspecError: no header can be read; the first failure is raised.
     """
     found: dict[RepositoryModel, ReadModel] = {}
     located: dict[RepositoryModel, ModelFiles] = {}
     like, reason = None, None
-    # Read the default model of -hf whole, or one of the next few if it is unreadable: a file may not be a model, or
-    # have a type that this llama.cpp does not know.
+    # Read the header of -hf's default model completely, or of one of the next few if it is unreadable, because a file
+    # may not be a model or may have a weight type that this llama.cpp does not support.
     quants = {model: choice.quant_of(model.file) for model in repository.models}
 
     def doubts(model: RepositoryModel) -> tuple[bool, ...]:
@@ -153,14 +160,14 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
                 found[model] = ReadModel(model, error=error.message, hint=error.hint)
             reason = reason or error
     if like is None:
-        assert reason is not None  # there is a model
+        assert reason is not None  # a repository has at least one model, so reading failed
         raise reason
     before = _load(repository.repo, repository.revision)
     known = before.headers if before else {}
     others = {model: files for model, files in located.items() if model not in found}
     missing = [model for model, files in others.items() if files.key not in known]
     fresh = headers.read_in_part([others[model] for model in missing], like.sparse, on_event)
-    reads = {model: headers.Read(0, known[files.key]) for model, files in others.items() if files.key in known}
+    reads = {model: headers.HeaderRead(0, known[files.key]) for model, files in others.items() if files.key in known}
     reads |= dict(zip(missing, fresh, strict=True))
     shapes = {_shape(like.header): like}
     for model, one in reads.items():
@@ -170,18 +177,18 @@ def read(repository: Repository, on_event: child.Emit | None = None) -> list[Rea
     kept = {others[model].key: one.header for model, one in reads.items() if one.header}
     entry = _Entry(_SCHEMA, repository, kept)
     if entry != before:
-        write(_path(repository.repo, repository.revision), entry)
+        write_value(_path(repository.repo, repository.revision), entry)
     return [found[model] for model in repository.models]
 
 
 def _of_shape(
     model: RepositoryModel,
-    one: headers.Read,
+    one: headers.HeaderRead,
     wanted: HubFile,
-    shapes: dict[object, headers.Known],
+    shapes: dict[object, headers.KnownHeader],
     on_event: child.Emit | None,
 ) -> ReadModel:
-    """Return the model with one of its shape; the first of a shape has its header read whole."""
+    """Return the model with its header and a model of the same shape; without one, read this header completely."""
     if one.header is None:
         return ReadModel(model, error=one.error, hint=one.hint, bytes_read=one.bytes_read)
     shape, read = _shape(one.header), one.bytes_read
@@ -195,21 +202,21 @@ def _of_shape(
 
 
 def _shape(header: ModelHeader) -> object:
-    """Return what placements and compute buffers depend on, in addition to the weights' types."""
+    """Return everything that placements and compute buffers depend on, except the weight types."""
     tensors = tuple((tensor.name, tensor.shape) for tensor in header.tensors)
     scalars = {key: value for key, value in header.metadata.items() if key.startswith(f"{header.architecture}.")}
     return header.architecture, json.dumps(scalars, sort_keys=True), tensors
 
 
-def _locate(repository: Repository, model: RepositoryModel) -> ModelFiles:
-    """Return the files of a model as listed, or those in the hub's cache if all of them are there."""
+def _locate(repository: HubRepository, model: RepositoryModel) -> ModelFiles:
+    """Return a model's files in the hub's cache if all are present, otherwise as the repository lists them."""
     wanted, sizes = repository.source(model), dict(zip(model.files, model.sizes, strict=True))
     names, repo, commit = part_names(model.file), repository.repo, repository.commit
     if lost := [name for name in names if name not in sizes]:
-        raise ModelError(f"{lost[0]} is not in the repository", f"see {client.page(repo)}/tree/main")
+        raise ModelError(f"{lost[0]} is not in the repository", f"see {client.model_page_url(repo)}/tree/main")
     if here := downloaded(wanted):
         return here
-    files = [RemoteFile(client.url(repo, name, commit), sizes[name], commit=commit, repo=repo) for name in names]
+    files = [RemoteFile(client.file_url(repo, name, commit), sizes[name], commit=commit, repo=repo) for name in names]
     return ModelFiles(str(replace(wanted, revision=commit)), locator(wanted), tuple(files))
 
 

@@ -1,1 +1,1 @@
-"""Page of results: its figures, their drawing, and the templates."""
+"""HTML page of results, with its figures, their drawing, and the templates."""

@@ -1,7 +1,7 @@
-"""Figures as SVG, drawn by Vega-Lite; the only importer of vl_convert.
+"""Drawing of figures as SVG with Vega-Lite; only this module imports vl_convert.
 
-Colours are CSS variables of the page, so one drawing serves light, dark and paper. Drawings contain their data and load
-nothing; every mark has a title. Untrusted names are data, never expressions.
+Colours are CSS variables of the page, so that a drawing works in light and dark mode and on paper. Drawings contain
+their data and load nothing, and every mark has a title. Untrusted names are only data, never expressions.
 
 Source: documentation of Vega-Lite 5 (https://vega.github.io/vega-lite/docs/), which vl-convert bundles.
 """
@@ -16,17 +16,17 @@ from typing import Any
 from ggufspec.errors import GgufspecError
 from ggufspec.reports.html.figures import PARTS, Figure
 
-WIDTH = 500  # CSS pixels
+WIDTH = 500  # width of a figure in CSS pixels
 _VEGA_LITE = "5.21"
 _SVG = "http://www.w3.org/2000/svg"
-_FEW = 12  # most integers that an axis labels one by one
+_FEW = 12  # maximum number of integers on an axis for each to have a label
 _CROSS = "M-1,-1L1,1M1,-1L-1,1"
 
 Spec = dict[str, Any]
 
 
 def draw(figure: Figure) -> str:
-    """Return the figure as one ``<svg>`` element.
+    """Return a figure as one ``<svg>`` element.
 
     Raises:
         GgufspecError: vl-convert is not installed, or cannot draw the figure.
@@ -40,13 +40,13 @@ def draw(figure: Figure) -> str:
         svg = vl_convert.vegalite_to_svg(specification(figure), vl_version=_VEGA_LITE, allowed_base_urls=[])
     except ValueError as error:
         message = f"the plot {figure.title!r} cannot be drawn: {error}"
-        raise GgufspecError(message, "the results are complete: leave --html out") from None
+        raise GgufspecError(message, "the results are complete without it: leave --html out") from None
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(svg)
     root.attrib |= {"class": "plot", "role": "group", "aria-label": figure.title}
     for element in root.iter():
         words = element.get("aria-label")
-        if words and element.get("role") == "graphics-symbol" and not element.tag.endswith("}g"):  # axes are groups
+        if words and element.get("role") == "graphics-symbol" and not element.tag.endswith("}g"):  # a group is an axis
             ElementTree.SubElement(element, f"{{{_SVG}}}title").text = words
     return ElementTree.tostring(root, encoding="unicode")
 
@@ -67,7 +67,7 @@ def specification(figure: Figure) -> Spec:
 
 
 def _points(figure: Figure) -> list[Spec]:
-    """Return points with intervals, connected within each series if the figure's form is ``lines``."""
+    """Return layers for points with intervals, connected within each series if the figure's form is ``lines``."""
     x: Spec = {"field": "x", "title": figure.x}
     if any(isinstance(mark.x, str) for mark in figure.marks):
         x |= {"type": "ordinal", "sort": None, "axis": {"labelAngle": 0}}
@@ -100,7 +100,7 @@ def _points(figure: Figure) -> list[Spec]:
 
 
 def _bars(figure: Figure) -> list[Spec]:
-    """Return horizontal bars below their names; memory bars are stacked."""
+    """Return layers for horizontal bars below their names; memory bars are stacked."""
     names = list(dict.fromkeys(mark.x for mark in figure.marks if mark.kind != "limit"))
     stacked = figure.name == "memory"
     x: Spec = {"field": "y", "type": "quantitative", "title": figure.y, "axis": {"tickCount": 6}}
@@ -120,11 +120,11 @@ def _bars(figure: Figure) -> list[Spec]:
 
 
 def _drawn(figure: Figure, layers: Sequence[tuple[str, Spec, Spec]]) -> list[Spec]:
-    """Return the layers, (kind of mark, drawing, encoding), for which the figure has marks."""
+    """Return specifications for those ``layers`` (kind of mark, drawing, encoding) for which the figure has marks."""
     kinds = {mark.kind for mark in figure.marks}
     return [
         {
-            # An empty label would take room above its panel and move the panel's title up.
+            # Omit empty labels, which would take up space above their panel and move the panel's title up
             "transform": [{"filter": f"datum.kind === '{kind}'" + " && datum.label" * ("text" in encoding)}],
             "mark": mark,
             "encoding": encoding,
@@ -135,7 +135,7 @@ def _drawn(figure: Figure, layers: Sequence[tuple[str, Spec, Spec]]) -> list[Spe
 
 
 def _colour(figure: Figure) -> Spec:
-    """Return the colours by series, with a legend unless there is one series or each series is one named bar."""
+    """Return the colours by series, with a legend unless there is only one series or each is a single named bar."""
     if figure.name == "memory":
         colours = [f"var(--p{PARTS.index(name) + 1})" for name in figure.series]
     else:

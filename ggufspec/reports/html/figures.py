@@ -1,6 +1,6 @@
-"""Figures of a page as data: speeds, acceptance, memory, quality, a plan, a sweep, a search. Pure.
+"""Figures of a page as data, for speeds, acceptance, memory, quality, plans, sweeps and searches. Pure.
 
-:mod:`ggufspec.reports.html.charts` draws them.
+:mod:`ggufspec.reports.html.charts` draws these figures.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from typing import Literal
 
 from ggufspec.llamacpp.options import HOST
 from ggufspec.reports import compare, plan, sweep, tune
-from ggufspec.reports.table import Table, columns
-from ggufspec.reports.words import accepted, cards_of, layers, mode_name, over, with_spread
+from ggufspec.reports.table import ReportTable, columns
+from ggufspec.reports.words import accepted_text, cards_of, layers, mode_name, over, with_spread
 from ggufspec.schema.base import SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument
-from ggufspec.schema.compare import Cell, CompareDocument, cell_name
+from ggufspec.schema.compare import CompareCell, CompareDocument, cell_name
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.sweep import SweepDocument
 from ggufspec.schema.text import number, of_memory
 from ggufspec.schema.tune import TuneDocument, TuneTrial
 
 TARGET_ONLY = "target-only"
-# Parts of a device's memory in stacking order.
+# Parts of a device's memory in stacking order
 _KINDS = ("weights", "kv", "compute")
 PARTS = (*(f"{role} {kind}" for role in ("target", "draft") for kind in _KINDS), "overhead")
-_POSITIONS = 8  # draft positions shown in a table; plots show all
-_FEWEST_DRAFTED = 10  # drafted tokens at a position, below which its acceptance rate is not shown
+_POSITIONS = 8  # number of draft positions shown in a table; plots show all
+_FEWEST_DRAFTED = 10  # minimum number of tokens drafted at a position for its acceptance rate to be shown
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Point or bar of a figure, measured or predicted."""
+class FigureMark:
+    """Point or bar in a figure, for a measured or predicted value."""
 
-    series: str  # decides colour and shape
-    x: float | str  # number or name; a bar's name
-    y: float  # value in the axis's unit
+    series: str  # name of the series, which decides colour and shape
+    x: float | str  # number or name on the horizontal axis; for a bar, its name
+    y: float  # value in the unit of its axis
     description: str  # tooltip and text for screen readers
-    low: float | None = None  # ends of the 95 % interval, if any
+    low: float | None = None  # lower end of the 95 % interval, if there is one; ``high`` is the upper end
     high: float | None = None
-    panel: str = ""  # facet, if the figure has several
+    panel: str = ""  # name of the facet, if the figure has several
     label: str = ""  # text next to the mark
-    kind: Literal["measured", "line", "failed", "limit"] = "measured"  # line: without points, limit: across bars
+    kind: Literal["measured", "line", "failed", "limit"] = "measured"  # line: no points; limit: a line across bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ class Figure:
 
     name: str  # ``speed``, ``acceptance``, ``memory``, ``quality``, ``plan``, ``sweep`` or ``search``
     title: str
-    caption: str  # how to read it
-    form: Literal["points", "lines", "bars"]  # bars are horizontal, one per x
+    caption: str  # explanation of how to read the figure
+    form: Literal["points", "lines", "bars"]  # ``bars`` are horizontal, one for each x
     x: str  # title of the horizontal axis; empty for bars
-    y: str  # title of the vertical axis; for bars of the horizontal one
-    series: Sequence[str]  # in the order of their colours
-    marks: Sequence[Mark]
-    table: Table | None = None  # the numbers, unless another table of the section has them
+    y: str  # title of the vertical axis; for bars, title of the horizontal axis
+    series: Sequence[str]  # names of the series in the order of their colours
+    marks: Sequence[FigureMark]
+    table: ReportTable | None = None  # table of the numbers, unless another table in the section has them
 
 
 def drawable(figures: Iterable[Figure]) -> tuple[Figure, ...]:
-    """Return figures of more than one position, without marks at infinity (a divergence may have overflowed)."""
+    """Return the figures with several positions, without infinite marks, which an overflowed divergence may cause."""
 
-    def has_position(mark: Mark) -> bool:
+    def has_position(mark: FigureMark) -> bool:
         return isfinite(mark.y) and (isinstance(mark.x, str) or isfinite(mark.x))
 
     found = [replace(figure, marks=list(filter(has_position, figure.marks))) for figure in figures]
@@ -76,23 +76,23 @@ def drawable(figures: Iterable[Figure]) -> tuple[Figure, ...]:
 
 def _measured(
     series: str, x: float | str, speed: Spread, name: str, gain: Spread | None = None, label: str = ""
-) -> Mark:
+) -> FigureMark:
     description = f"{name}: {with_spread(speed)} tokens/s"
     description += f", {over(gain, TARGET_ONLY)}" if gain else ""
     low, high = speed.ci95 if len(speed.samples) > 1 else (None, None)
-    return Mark(series, x, speed.median, description, low, high, label=label)
+    return FigureMark(series, x, speed.median, description, low, high, label=label)
 
 
-def _speeds(title: str, caption: str, series: Sequence[str], marks: Sequence[Mark]) -> Figure:
+def _speeds(title: str, caption: str, series: Sequence[str], marks: Sequence[FigureMark]) -> Figure:
     caption += " The lines are 95% intervals: where two overlap, their order is uncertain."
     return Figure("speed", title, caption, "bars", "", "tokens/s", series, marks)
 
 
 def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, SpeculativeRun]]) -> Figure:
-    """Return accepted ÷ drafted by position; ``lines`` are (pairing, series, panel, run)."""
+    """Return a figure of accepted ÷ drafted tokens by position; ``lines`` are (pairing, series, panel, run)."""
     lines = [line for line in lines if line[-1].accepted_by_position]
     marks = [
-        Mark(name, position, share, f"{pairing}: {share:.0%} accepted at position {position}", panel=panel)
+        FigureMark(name, position, share, f"{pairing}: {share:.0%} accepted at position {position}", panel=panel)
         for pairing, name, panel, run in lines
         for position, share in enumerate(run.accepted_by_position, 1)
         if _is_telling(run, position)
@@ -100,7 +100,7 @@ def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, Spec
     rows = [
         (
             pairing,
-            accepted(run),
+            accepted_text(run),
             *(
                 f"{share:.0%}" if _is_telling(run, position) else "–"
                 for position, share in enumerate(run.accepted_by_position[:_POSITIONS], 1)
@@ -119,19 +119,19 @@ def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, Spec
         "acceptance rate",
         series,
         marks,
-        Table("Acceptance rate by position", heads, rows).filled(least=2),
+        ReportTable("Acceptance rate by position", heads, rows).filled(least=2),
     )
 
 
 def _is_telling(run: SpeculativeRun, position: int) -> bool:
-    """Return whether enough was drafted at a position; True for old results, which lack the counts."""
+    """Return whether enough tokens were drafted at a position; True for old results, which lack these counts."""
     return not run.drafted_by_position or run.drafted_by_position[position - 1] >= _FEWEST_DRAFTED
 
 
 def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str = "", limit_bytes: int = 0) -> Figure:
-    """Return planned memory stacked by part; ``bars`` are (name, bytes by part)."""
+    """Return a figure of planned memory, stacked by part; ``bars`` are (name, bytes by part)."""
     marks = [
-        Mark(part, name, parts[part] / 2**30, f"{name}: {part} {of_memory(parts[part])}")
+        FigureMark(part, name, parts[part] / 2**30, f"{name}: {part} {of_memory(parts[part])}")
         for name, parts in bars
         for part in PARTS
         if parts.get(part)
@@ -139,15 +139,15 @@ def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str =
     drawn = {mark.series for mark in marks}
     caption = "What each pairing needs according to its plan."
     if limit_bytes:
-        caption += f" The upright line is {limit}."
-        marks.append(Mark(limit, "", limit_bytes / 2**30, f"{limit}: {of_memory(limit_bytes)}", kind="limit"))
+        caption += f" The vertical line is {limit}."
+        marks.append(FigureMark(limit, "", limit_bytes / 2**30, f"{limit}: {of_memory(limit_bytes)}", kind="limit"))
     rows = []
     for name, parts in bars:
         target, draft = (sum(parts.get(f"{role} {kind}", 0) for kind in _KINDS) for role in ("target", "draft"))
         sizes = (sum(parts.values()), target, draft, parts.get("overhead", 0))
         rows.append((name, *(of_memory(size) if size >= 2**19 else "–" for size in sizes)))
     title = f"{where} by part, as planned"
-    table = Table(title, columns("Pairing", "Total", "Target's", "Draft's", "Overhead"), rows)
+    table = ReportTable(title, columns("Pairing", "Total", "Target's", "Draft's", "Overhead"), rows)
     series = [part for part in PARTS if part in drawn]
     return Figure("memory", title, caption, "bars", "", "GiB", series, marks, table)
 
@@ -156,11 +156,11 @@ def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str =
 
 
 def of_bench(document: BenchDocument) -> Iterator[Figure]:
-    """Yield speeds and acceptance, without draft-only, whose speed says nothing about the target's."""
+    """Yield figures of speed and acceptance, without draft-only, whose speed says nothing about the target's."""
     runs = {mode_name(mode): run for mode, run in document.runs.items() if run is not None and mode != "draft_only"}
     yield _speeds(
         "Tokens/s",
-        "Target-only at the best placement of this machine, and with the draft.",
+        "Target-only at its best placement on this machine, and with the draft.",
         [*runs],
         [_measured(name, name, run.tokens_per_s, f"{name}, GPU layers {layers(run)}") for name, run in runs.items()],
     )
@@ -169,19 +169,19 @@ def of_bench(document: BenchDocument) -> Iterator[Figure]:
 
 
 def of_compare(document: CompareDocument) -> Iterator[Figure]:
-    """Yield speeds, quality if measured, memory and acceptance of all cells."""
+    """Yield figures of speed, quality (if measured), memory and acceptance for all cells."""
     targets, drafts = compare.names_of(document)
     series = [TARGET_ONLY, *(f"with {name}" for name in drafts.values())]
     quality = {model.name: model.quality for model in document.targets if model.quality is not None}
 
-    def name_of(cell: Cell) -> str:
+    def name_of(cell: CompareCell) -> str:
         return cell_name(targets[cell.target], drafts[cell.draft] if cell.draft else None)
 
-    def series_of(cell: Cell) -> str:
+    def series_of(cell: CompareCell) -> str:
         return f"with {drafts[cell.draft]}" if cell.draft else TARGET_ONLY
 
     speeds, points, accepted_shares, labelled = [], [], [], set()
-    for cell in compare.ordered(document, compare.Sort.SPEED):
+    for cell in compare.ordered(document, compare.CompareSort.SPEED):
         if cell.run is None:
             continue
         gain = cell.speedup if cell.draft else None
@@ -191,7 +191,7 @@ def of_compare(document: CompareDocument) -> Iterator[Figure]:
             panel = targets[cell.target] if len(targets) > 1 else ""
             accepted_shares.append((name_of(cell), mark.series, panel, cell.run))
         if found := quality.get(cell.target):
-            about = f"mean KL {found.mean_kl:.4f}, {found.top1_agreement:.1%} of the likeliest tokens the same"
+            about = f"mean KL {found.mean_kl:.4f}, the same likeliest token at {found.top1_agreement:.1%} of positions"
             label = "" if cell.target in labelled else targets[cell.target]
             labelled.add(cell.target)
             about = f"{mark.description}; {about}"
@@ -202,8 +202,8 @@ def of_compare(document: CompareDocument) -> Iterator[Figure]:
         yield Figure(
             "quality",
             "Tokens/s against quality",
-            f"Left is nearer to {targets.get(reference, reference)}, up is faster: the best are at the upper left. "
-            "A draft does not change the text: it moves a target up or down.",
+            f"Further left is closer to {targets.get(reference, reference)}, higher is faster: the best are at the "
+            "upper left. A draft does not change the text; it only moves a target up or down.",
             "points",
             "mean KL divergence, nats a token",
             "tokens/s",
@@ -215,7 +215,7 @@ def of_compare(document: CompareDocument) -> Iterator[Figure]:
 
 
 def _planned_memory(document: CompareDocument, names: dict[int, str]) -> Figure:
-    """Return planned memory on the GPUs, or on the host if no GPU is used; ``names`` are keyed by ``id(cell)``."""
+    """Return the planned GPU memory, or host memory if no GPU is used; ``names`` is keyed by ``id(cell)``."""
     devices = {device for cell in document.cells for device, parts in cell.bytes.items() if any(parts.values())}
     shown = sorted(devices - {HOST}) or sorted(devices)
     bars = [
@@ -245,7 +245,7 @@ def of_plan(document: PlanDocument) -> Iterator[Figure]:
         for name, speed in speeds:
             if speed is not None:
                 about = f"{name}, GPU layers {row.gpu_layers}: ≈ {number(speed)} tokens/s"
-                marks.append(Mark(name, row.gpu_layers, speed, about, kind="line"))
+                marks.append(FigureMark(name, row.gpu_layers, speed, about, kind="line"))
     yield Figure(
         "plan",
         "Predicted tokens/s over GPU layers",
@@ -269,11 +269,11 @@ def of_sweep(document: SweepDocument) -> Iterator[Figure]:
                 marks.append(_measured(name, point.value, run.tokens_per_s, f"{word} {point.value}, {name}", gain))
         if point.failure:
             description = f"{word} {point.value}: {point.failure.error}"
-            marks.append(Mark("speculative", point.value, 0.0, description, kind="failed"))
+            marks.append(FigureMark("speculative", point.value, 0.0, description, kind="failed"))
     yield Figure(
         "sweep",
         f"Tokens/s over {word}",
-        "Measured in turns, one value after another, with 95% intervals. A cross is a value that failed.",
+        "Values were measured in turn, with 95% intervals. A cross marks a value that failed.",
         "lines",
         word,
         "tokens/s",
@@ -286,9 +286,9 @@ def of_tune(document: TuneDocument) -> Iterator[Figure]:
     yield Figure(
         "search",
         "The search",
-        "Every setting, in the order in which they were tried. Those with an interval were measured again in the end, "
-        "side by side, and the winner is one of them; a point without one is a single trial, and may be luck. "
-        "A cross is a trial that failed.",
+        "Every setting, in the order in which it was tried. Those with an interval were measured again at the end, "
+        "side by side, and the winner is one of them; a point without one is a single trial and may be luck. "
+        "A cross marks a trial that failed.",
         "points",
         "trial",
         "tokens/s",
@@ -297,12 +297,12 @@ def of_tune(document: TuneDocument) -> Iterator[Figure]:
     )
 
 
-def _trial(document: TuneDocument, trial: TuneTrial) -> Mark:
+def _trial(document: TuneDocument, trial: TuneTrial) -> FigureMark:
     series, number = "with draft" if trial.setting.drafted else TARGET_ONLY, trial.index + 1  # as in tune's table
     name = f"Trial {number}, {tune.setting_name(document, trial.setting)}"
     if trial.tokens_per_s is None:
         why = trial.failure.error if trial.failure else "not measured"
-        return Mark(series, number, 0.0, f"{name}: {why}", kind="failed")
+        return FigureMark(series, number, 0.0, f"{name}: {why}", kind="failed")
     found = "winner" if document.decided or not document.verdict else "leading"
     label = found if trial.index == document.winner else ""
     return _measured(series, number, trial.tokens_per_s, name, label=label)

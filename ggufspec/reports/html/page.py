@@ -1,4 +1,4 @@
-"""Self-contained page of results: HTML, style and plots in one file, without scripts or external resources."""
+"""Self-contained page of results, with HTML, style and plots in one file and no scripts or external resources."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import __version__
-from ggufspec.reports.documents import parse
+from ggufspec.reports.documents import parse_document
 
 if TYPE_CHECKING:
-    from ggufspec.reports.documents import Result
+    from ggufspec.reports.documents import ResultDocument
     from ggufspec.reports.html.figures import Figure
 
 
 def render(documents: Sequence[dict[str, Any]]) -> str:
-    """Return the page of bench, compare, tune, sweep and plan documents, as ``json.loads`` gives them.
+    """Return the page for bench, compare, tune, sweep and plan documents, given as ``json.loads`` returns them.
 
     Raises:
-        GgufspecError: a document is of no known schema, or vl-convert is not installed.
+        GgufspecError: a document has no known schema, or vl-convert is not installed.
     """
-    return page([parse(document, f"document {number}") for number, document in enumerate(documents, 1)])
+    return page([parse_document(document, f"document {number}") for number, document in enumerate(documents, 1)])
 
 
-def page(documents: Sequence[Result]) -> str:
-    """Return the page, with a section per machine and in it one per document; an error without vl-convert."""
+def page(documents: Sequence[ResultDocument]) -> str:
+    """Return the page, with a section per document in each machine's section; GgufspecError without vl-convert."""
     from ggufspec.reports.html import sections
 
-    machines = sections.report(documents)
+    machines = sections.report_section(documents)
     title = machines[0].sections[0].title if len(documents) == 1 else "Speculative decoding: results"
     return filled("page.html", ("page.css",), machines=machines, count=len(documents), title=title, plot=_plot)
 
@@ -36,7 +36,7 @@ def page(documents: Sequence[Result]) -> str:
 def filled(template: str, sheets: Sequence[str], **values: Any) -> str:
     """Return a page from a template; values are escaped, and its security policy permits only its own style sheets.
 
-    ``template`` and ``sheets`` are file names of templates; ``values`` are the template's variables, with ``title``.
+    ``template`` and ``sheets`` are file names of templates; ``values`` are its variables, which include ``title``.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

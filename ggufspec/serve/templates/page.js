@@ -4,7 +4,7 @@
   const $ = (id) => document.getElementById(id);
   const model = document.body.dataset.model, chat = document.body.dataset.chat === "yes";
   let key = "";  // in memory only
-  let running = null;  // the AbortController of the answer that is coming
+  let running = null;  // the AbortController of the answer in progress
   let timer = 0;
 
   // ---- requests ------------------------------------------------------------------------------------------------
@@ -15,7 +15,7 @@
     try {
       return await fetch(path, options);
     } catch (error) {
-      throw error.name === "AbortError" ? error : new Error("the endpoint does not answer");
+      throw error.name === "AbortError" ? error : new Error("the endpoint does not respond");
     }
   }
 
@@ -25,13 +25,13 @@
       const error = (await response.json()).error;
       said = [error.message, error.hint].filter(Boolean).join(": ");
     } catch {}
-    return said || `the endpoint answers with status ${response.status}`;
+    return said || `the endpoint returned status ${response.status}`;
   }
 
   function askForKey() {
     const first = $("key-form").hidden;
     $("key-form").hidden = false;
-    $("key-fault").textContent = key ? "The endpoint does not take this key." : "";
+    $("key-fault").textContent = key ? "The endpoint does not accept this key." : "";
     if (first || key) $("key").focus();
     key = "";
   }
@@ -99,7 +99,7 @@
       const response = await request("figures", { headers: headers({}), cache: "no-store" });
       if (response.status === 401) {
         askForKey();
-        return;  // until there is another
+        return;  // until the user enters another key
       }
       if (!response.ok) throw new Error(await refusal(response));
       show(await response.json());
@@ -110,7 +110,7 @@
       }
     } catch (error) {
       wait = SLOW_MS;
-      $("link").textContent = `No figures: ${error.message}.`;
+      $("link").textContent = `No statistics: ${error.message}.`;
     }
     if (!document.hidden) timer = setTimeout(poll, wait);
   }
@@ -128,7 +128,7 @@
 
   // ---- one prompt ----------------------------------------------------------------------------------------------
 
-  /* The values of a stream of server-sent events, to its end or [DONE]. */
+  /* Yields the values of a stream of server-sent events, up to its end or [DONE]. */
   async function* events(response) {
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -146,7 +146,7 @@
     }
   }
 
-  /* Shows texts that grow, at most once a frame. */
+  /* Shows a growing text, updating at most once per frame. */
   function grower(element, box) {
     let text = "", asked = false;
     const draw = () => {
@@ -186,7 +186,7 @@
     if (!on && here === $("stop")) $("send").focus();
   }
 
-  const ends = { stop: "finished", length: "cut: the most tokens are reached", tool_calls: "it calls a tool" };
+  const ends = { stop: "finished", length: "cut off at the maximum number of tokens", tool_calls: "calls a tool" };
 
   async function ask() {
     const prompt = $("prompt").value;
@@ -209,12 +209,12 @@
       });
       if (response.status === 401) {
         askForKey();
-        throw new Error("the endpoint asks for its key");
+        throw new Error("the endpoint requires its key");
       }
       if (!response.ok) throw new Error(await refusal(response));
       answered = true;
       for await (const event of events(response)) {
-        if (event.error) throw new Error(event.error.message || "the endpoint gives no reason");
+        if (event.error) throw new Error(event.error.message || "the endpoint gave no reason");
         usage = event.usage || usage;
         for (const choice of event.choices || []) {
           const delta = choice.delta || {};

@@ -10,9 +10,9 @@ from test_chat_prompt import CHATML, Pairs, spelled
 
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.chat_template import ChatTemplate
-from ggufspec.prompting import mends
-from ggufspec.prompting.mends import Message
+from ggufspec.prompting import workarounds
 from ggufspec.prompting.prompt import Prompter
+from ggufspec.prompting.workarounds import TokenizedMessage
 
 NOW = datetime(2026, 11, 26)
 STRICT = (
@@ -36,16 +36,16 @@ ONE = (
 )
 
 
-def say(role: str, content: str, **more: object) -> Message:
-    return Message(role, content, more=more)
+def say(role: str, content: str, **more: object) -> TokenizedMessage:
+    return TokenizedMessage(role, content, more=more)
 
 
-def calling(*ids: str) -> Message:
+def calling(*ids: str) -> TokenizedMessage:
     calls = [{"id": id_, "type": "function", "function": {"name": f"f{id_[-1]}", "arguments": "{}"}} for id_ in ids]
-    return Message("assistant", "", more={"tool_calls": calls})
+    return TokenizedMessage("assistant", "", more={"tool_calls": calls})
 
 
-def prompt(template: str, *messages: Message) -> tuple[str, list[str]]:
+def prompt(template: str, *messages: TokenizedMessage) -> tuple[str, list[str]]:
     one = Prompter(Pairs(), ChatTemplate(template, NOW))
     return spelled(one.of_messages(messages)[0]), one.notes
 
@@ -69,7 +69,7 @@ def test_what_renders_is_not_touched() -> None:
         ([TALK[0], say("system", "note"), TALK[1], TALK[2]], "<|s|>user\nnote<|e|>\n<|s|>assistant\nb"),
     ],
 )
-def test_a_system_message_in_the_middle(messages: list[Message], expected: str) -> None:
+def test_a_system_message_in_the_middle(messages: list[TokenizedMessage], expected: str) -> None:
     """It stays where it was: what is before it is in the cache."""
     text, notes = prompt(STRICT + CHATML, *messages)
     assert expected in text
@@ -85,7 +85,7 @@ def test_questions_in_a_row_are_joined() -> None:
 def test_several_calls_go_one_after_another() -> None:
     results = [say("tool", "1", tool_call_id="call_1"), say("tool", "2", tool_call_id="call_2")]
     messages = [TALK[0], calling("call_1", "call_2"), *results, TALK[2]]
-    split = mends.one_call_each(messages)
+    split = workarounds.one_call_each(messages)
     assert [(one.role, [call["id"] for call in one.calls]) for one in split] == [
         ("user", []),
         ("assistant", ["call_1"]),
@@ -101,11 +101,11 @@ def test_several_calls_go_one_after_another() -> None:
 
 def test_ids_are_shortened_alike_in_calls_and_results() -> None:
     messages = [TALK[0], calling("call_0123456789abcdef1"), say("tool", "ok", tool_call_id="call_0123456789abcdef1")]
-    short = mends.short_ids(messages)
+    short = workarounds.short_ids(messages)
     (call,), result = short[1].calls, short[2]
     assert call["id"] == result.more["tool_call_id"]
     assert len(call["id"]) == 9
-    assert mends.short_ids(short) == short
+    assert workarounds.short_ids(short) == short
     text, notes = prompt(NINE + CALLS + CHATML, *messages)
     assert f"[{call['id']}]" in text
     assert notes == []  # nothing that a user would see

@@ -1,6 +1,6 @@
-"""Workarounds for chat templates that refuse a conversation: rewrite it in forms that more of them accept. Pure.
+"""Workarounds for chat templates that refuse a conversation: rewrites into forms that more templates accept. Pure.
 
-Each is tried only if the template fails without it: see :meth:`ggufspec.prompting.prompt.Prompter.of_messages`.
+A workaround is tried only if the template fails without it; see :meth:`ggufspec.prompting.prompt.Prompter.of_messages`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _IDS = string.digits + string.ascii_letters
-_ID_LENGTH = 9  # as Mistral's templates require; others take any
+_ID_LENGTH = 9  # as Mistral's templates require; other templates accept any length
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A message, and, if it is an answer whose tokens are known, these tokens."""
+class TokenizedMessage:
+    """A message and, if it is an answer whose tokens are known, those tokens."""
 
     role: str
     content: str
     tokens: tuple[int, ...] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)  # further fields for the template: tool_calls, name, …
+    more: Mapping[str, Any] = field(default_factory=dict)  # other fields for the template, e.g. tool_calls, name
 
     @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Message:
-        """Make a message from OpenAI's API."""
+    def of(cls, plain: Mapping[str, Any]) -> TokenizedMessage:
+        """Convert a message from the format of OpenAI's API."""
         more = {key: value for key, value in plain.items() if key not in ("role", "content")}
         return cls(plain["role"], plain.get("content") or "", more=more)
 
     def plain(self) -> dict[str, Any]:
-        """Return the message as a chat template takes it."""
+        """Return the message in the form that chat templates expect."""
         return {"role": self.role, "content": self.content, **self.more}
 
     @property
@@ -40,20 +40,20 @@ class Message:
 
     @property
     def instructs(self) -> bool:
-        """True for a system prompt, also under its newer name."""
+        """True for a system prompt, including one under the newer role name."""
         return self.role in ("system", "developer")
 
-    def joined(self, after: Message) -> Message:
+    def joined(self, after: TokenizedMessage) -> TokenizedMessage:
         return replace(self, content=f"{self.content}\n\n{after.content}", tokens=())
 
 
-Messages = list[Message]
+Messages = list[TokenizedMessage]
 
 
 def later_instructions(messages: Messages) -> Messages:
-    """Join further system prompts to the first if they follow it, or else to the next question: earlier text stays."""
+    """Merge later system prompts into the first if adjacent, else into the next question, to keep earlier text."""
     found: Messages = []
-    waiting: Message | None = None
+    waiting: TokenizedMessage | None = None
     for message in messages:
         if message.instructs and found and all(one.instructs for one in found):
             found[-1] = found[-1].joined(message)
@@ -83,9 +83,9 @@ def joined_neighbours(messages: Messages) -> Messages:
 
 
 def one_call_each(messages: Messages) -> Messages:
-    """Split an answer with several calls into several answers, each in front of its call's result."""
+    """Split an answer with several tool calls into one answer per call, each in front of its call's result."""
     found: Messages = []
-    waiting: dict[str, Message] = {}
+    waiting: dict[str, TokenizedMessage] = {}
     for message in messages:
         waiting = waiting if message.role == "tool" else {}
         if len(message.calls) > 1:
@@ -102,14 +102,14 @@ def one_call_each(messages: Messages) -> Messages:
 
 
 def short_ids(messages: Messages) -> Messages:
-    """Replace ids of calls by nine letters and digits, the same one for the same id."""
+    """Replace each tool call's id with nine letters and digits; equal ids stay equal."""
 
     def short(id_: Any) -> Any:
         if not isinstance(id_, str) or (len(id_) == _ID_LENGTH and id_.isascii() and id_.isalnum()):
             return id_
         return new_id(int.from_bytes(hashlib.sha256(id_.encode("utf-8", "replace")).digest()[:8], "big"))
 
-    def mended(message: Message) -> Message:
+    def with_ids(message: TokenizedMessage) -> TokenizedMessage:
         more = dict(message.more)
         if message.calls:
             more["tool_calls"] = [{**call, "id": short(call.get("id"))} for call in message.calls]
@@ -117,7 +117,7 @@ def short_ids(messages: Messages) -> Messages:
             more["tool_call_id"] = short(more["tool_call_id"])
         return message if more == message.more else replace(message, more=more)
 
-    return [mended(message) for message in messages]
+    return [with_ids(message) for message in messages]
 
 
 def folded(messages: Messages) -> Messages:
@@ -128,7 +128,7 @@ def folded(messages: Messages) -> Messages:
 
 
 def new_id(number: int) -> str:
-    """Return the id of a call, in a form that every template accepts."""
+    """Return a tool-call id in a form that every template accepts."""
     letters = []
     for _ in range(_ID_LENGTH):
         number, place = divmod(number, len(_IDS))
@@ -136,16 +136,16 @@ def new_id(number: int) -> str:
     return "".join(letters)
 
 
-FOLDED = "the chat template takes no system prompt: it is put before the first question"
-# In the order in which they are tried, each on top of the previous ones; with the note for the user
-MENDS: tuple[tuple[Callable[[Messages], Messages], str], ...] = (
+FOLDED = "the chat template does not support a system prompt, so it is put before the first question"
+# Workarounds in the order in which they are tried, each added to the previous ones, with a note for the user
+WORKAROUNDS: tuple[tuple[Callable[[Messages], Messages], str], ...] = (
     (list, ""),
     (short_ids, ""),
-    (one_call_each, "the chat template takes one call a message: several are sent one after another"),
+    (one_call_each, "the chat template takes one tool call per message, so several are sent in turn"),
     (
         later_instructions,
-        "the chat template takes one system prompt, at the beginning: later ones are put before questions",
+        "the chat template takes one system prompt, at the beginning, so later ones are put before questions",
     ),
-    (joined_neighbours, "the chat template takes questions and answers in turn: two in a row are joined"),
+    (joined_neighbours, "the chat template needs alternating questions and answers, so two in a row are joined"),
     (folded, FOLDED),
 )

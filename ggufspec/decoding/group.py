@@ -1,0 +1,284 @@
+"""Generation of several answers at once with one pair, each in its own conversation.
+
+A step decodes the next tokens of all answers and part of one prompt in one target batch. The weights are thus read once
+for all of them, and a long prompt does not stall the other answers. Each answer drafts by its own policy, which knows
+how many tokens the others put into the batch (:class:`~ggufspec.decoding.policy.base.Load`).
+
+If one batch cannot hold tokens of several sequences (:attr:`ggufspec.llamacpp.model.Context.can_share`), the answers
+take turns, round by round. Strict mode works this way, because a text's rounding must not depend on other texts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from ggufspec.decoding.answer import AnswerRequest, Emitted, PairAnswer, Steps
+from ggufspec.decoding.loop import WITH_PROMPT, Batch, Decoded
+from ggufspec.decoding.pair import LoadedPair
+from ggufspec.decoding.policy.base import Load
+from ggufspec.decoding.policy.pair_latency import PairLatency
+from ggufspec.decoding.prompt_cache import PromptCache
+from ggufspec.errors import GgufspecError
+from ggufspec.llamacpp.model import Logits, SequencePart
+
+_clock = time.perf_counter
+_PAUSE_S = 0.5  # desired seconds for decoding part of a prompt while other answers wait
+_LEAST_PART = 32  # minimum prompt tokens in such a part; a smaller part would not be much faster
+_STEP = 0.3  # weight of the newest round in an answer's mean load
+
+
+@dataclass(eq=False, slots=True)
+class RunningAnswer:
+    """An unfinished answer in a group.
+
+    Attributes:
+        sequence: index of the answer's conversation.
+        answer: the answer.
+        take: called with each token as it is accepted; False ends the answer.
+        failure: why the answer ended early; None if nothing failed.
+    """
+
+    sequence: int
+    answer: PairAnswer
+    take: Callable[[Emitted], bool]
+    failure: GgufspecError | None = None
+    steps: Steps = field(init=False)
+    batch: Batch | None = None  # next batch to decode; None before the first step and at the end
+    read: int = 0  # number of tokens of a prompt batch that are already decoded
+    read_s: float = 0.0  # seconds that decoding these tokens took
+    load: Load = field(default_factory=lambda: Load(1, 1.0))  # load that this answer puts on the others, a decayed mean
+
+    def __post_init__(self) -> None:
+        self.steps = self.answer.steps()
+
+    @property
+    def decodes(self) -> bool:
+        """True once the prompt has been decoded."""
+        return self.batch is not None and not self.batch.is_prompt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """An answer's tokens in a batch; ``is_last`` is False if more of its prompt follows."""
+
+    one: RunningAnswer
+    tokens: Sequence[int]
+    outputs: int
+    is_last: bool = True
+
+
+class AnswerGroup:
+    """Answers that a pair generates at once, as the module's docstring explains. Not thread-safe.
+
+    Args:
+        pair: the pair, which nothing else may use meanwhile.
+        cache: the pair's conversations.
+        latency: the pair's latency models.
+        begin: returns a new answer to a request in the current conversation, given the unfinished answers in others.
+        end: called with each answer when it ends.
+    """
+
+    def __init__(
+        self,
+        pair: LoadedPair,
+        cache: PromptCache,
+        latency: PairLatency,
+        begin: Callable[[AnswerRequest, Sequence[PairAnswer]], PairAnswer],
+        end: Callable[[PairAnswer], None],
+    ) -> None:
+        self.running: list[RunningAnswer] = []
+        self._pair, self._cache, self._latency = pair, cache, latency
+        self._begin, self._end = begin, end
+        self._prompt_rate = 0.0  # prompt tokens per second; 0: unknown
+        self._is_stepping = False
+
+    def begin(
+        self, sequence: int, request: AnswerRequest, take: Callable[[Emitted], bool], copy: int | None = None
+    ) -> RunningAnswer:
+        """Begin an answer in a conversation without an unfinished one; decoding starts with the next step.
+
+        ``copy`` is the conversation whose caches to copy first (:meth:`PromptCache.use`).
+
+        Raises:
+            UsageError, ModelError: as in :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`.
+        """
+        if any(one.sequence == sequence for one in self.running):
+            raise ValueError(f"the conversation {sequence} has an unfinished answer")
+        self._cache.use(sequence, copy)
+        one = RunningAnswer(sequence, self._begin(request, [other.answer for other in self.running]), take)
+        self.running.append(one)
+        return one
+
+    def step(self) -> list[RunningAnswer]:
+        """Decode one batch for all answers and part of a prompt; return the answers that have ended."""
+        if self._is_stepping:
+            raise ValueError("a step is being taken")
+        before, self._is_stepping = [*self.running], True
+        try:
+            self._step()
+        finally:
+            self._is_stepping = False
+        return [one for one in before if one not in self.running]
+
+    def _step(self) -> None:
+        for one in [*self.running]:
+            if not one.decodes and one.answer.is_unwanted:
+                self._close(one)
+            elif one.batch is None:
+                self._advance(one, None)
+        target, parts = self._pair.target, self._parts()
+        together = [part for part in parts if target.can_share and part.one.answer.context is target]
+        if len(together) > 1:
+            self._decode_together(together)
+            parts = [part for part in parts if part not in together]
+        for part in parts:
+            self._decode_alone(part)
+
+    def _parts(self) -> list[_Part]:
+        """Return the next tokens of all answers, and part of one prompt as the last."""
+        parts = [_Part(one, one.batch.tokens, one.batch.outputs) for one in self.running if one.batch and one.decodes]
+        reading = next((one for one in self.running if one.batch and one.batch.is_prompt), None)
+        others = sum(len(part.tokens) for part in parts)
+        return [*parts, self._prompt_part(reading, others)] if reading else parts
+
+    def _prompt_part(self, one: RunningAnswer, others: int) -> _Part:
+        """Return the next part of a prompt: all of it, or next to ``others`` tokens what takes about ``_PAUSE_S``."""
+        batch = one.batch
+        assert batch is not None
+        left = batch.tokens[one.read :]
+        count = max(_LEAST_PART, int(self._prompt_rate * _PAUSE_S) // _LEAST_PART * _LEAST_PART)
+        count = min(count, max(_LEAST_PART, one.answer.context.batch - others))
+        if self._pair.options.strict or not others or count >= len(left):
+            return _Part(one, left, batch.outputs)
+        count = min(count, len(left) - max(batch.outputs, 1))  # the last part must contain all tokens that need logits
+        return _Part(one, left[:count], 0, is_last=False)
+
+    def close(self) -> None:
+        """End all answers.
+
+        Raises:
+            ValueError: another thread is taking a step.
+        """
+        if self._is_stepping:
+            raise ValueError("a step is being taken")
+        for one in [*self.running]:
+            self._close(one)
+
+    def _close(self, one: RunningAnswer) -> None:
+        self._cache.use(one.sequence, None)
+        one.steps.close()
+        self._finish(one)
+
+    # ---- batches ---------------------------------------------------------------------------------------------------
+
+    def _decode_together(self, parts: Sequence[_Part]) -> None:
+        """Decode tokens of several answers in one batch, or in more if one cannot hold them."""
+        target = self._pair.target
+        while parts:
+            count, outputs, batch = 0, 0, list[SequencePart]()
+            for part in parts:
+                more, rows = count + len(part.tokens), outputs + part.outputs
+                if batch and (rows > target.max_outputs or more > target.batch):
+                    break
+                count, outputs = more, rows
+                batch.append(SequencePart(part.one.sequence, part.tokens, part.outputs))
+            now, parts = parts[: len(batch)], parts[len(batch) :]
+            is_mixed = any(not part.one.decodes for part in now)
+            size = count if is_mixed else self._latency.padded(count, target.max_outputs - outputs)
+            began = _clock()
+            with self._failing([part.one for part in now]):
+                found = target.decode_together(batch, size)
+                seconds = _clock() - began
+                if not is_mixed:
+                    self._latency.observe(size, seconds)
+                for part, logits in zip(now, found, strict=True):
+                    self._decoded(part, logits, seconds, WITH_PROMPT if is_mixed else size)
+
+    def _decode_alone(self, part: _Part) -> None:
+        """Decode an answer's part in a batch of its own."""
+        one = part.one
+        assert one.batch is not None
+        self._cache.use(one.sequence, None)
+        began = _clock()
+        with self._failing([one]):
+            rows = one.answer.context.decode(part.tokens, part.outputs, one.batch.batch_size)
+            self._decoded(part, rows, _clock() - began, 0)
+
+    def _decoded(self, part: _Part, rows: Logits, seconds: float, size: int) -> None:
+        """Pass an answer the logits for its part of a batch, once all parts of the answer's own batch are decoded."""
+        one = part.one
+        if one.decodes:
+            self._advance(one, Decoded(rows, seconds, size))
+            return
+        one.read, one.read_s = one.read + len(part.tokens), one.read_s + seconds
+        self._prompt_rate = len(part.tokens) / max(seconds, 1e-9)
+        if part.is_last:
+            self._advance(one, Decoded(rows, one.read_s))
+
+    @contextmanager
+    def _failing(self, parts: list[RunningAnswer]) -> Iterator[None]:
+        """End the answers whose batch fails inside the ``with``, because their caches are then in an unknown state."""
+        try:
+            yield
+        except BaseException as error:
+            for one in parts:
+                if one in self.running:
+                    self._cache.use(one.sequence, None)
+                    with suppress(type(error)):
+                        one.steps.throw(error)
+                    one.failure = error if isinstance(error, GgufspecError) else None
+                    self._finish(one)
+            if not isinstance(error, GgufspecError):
+                raise
+
+    def _advance(self, one: RunningAnswer, decoded: Decoded | None) -> None:
+        """Pass an answer its decoded batch, and take its tokens up to its next batch or its end."""
+        self._cache.use(one.sequence, None)
+        answer, given, batch = one.answer, one.answer.count, one.batch
+        answer.load = self._load_next_to(one)
+        one.batch, one.read, one.read_s = None, 0, 0.0
+        began = _clock()
+        try:
+            step = next(one.steps) if decoded is None else one.steps.send(decoded)
+            while not isinstance(step, Batch):
+                if not one.take(step):
+                    one.steps.close()
+                    break
+                step = next(one.steps)
+            else:
+                one.batch = step
+        except StopIteration:
+            pass
+        except GgufspecError as error:
+            one.failure = error
+            one.steps.close()
+        if one.batch is None:
+            self._finish(one)
+        elif batch is not None and not batch.is_prompt:
+            now, keep = (len(batch.tokens), answer.count - given, _clock() - began), 1 - _STEP
+            tokens, gained, seconds = (
+                keep * old + _STEP * new
+                for old, new in zip((one.load.tokens, one.load.gained, one.load.seconds), now, strict=True)
+            )
+            one.load = Load(tokens, gained, seconds)
+
+    def _finish(self, one: RunningAnswer) -> None:
+        one.batch = None
+        self.running.remove(one)
+        self._end(one.answer)
+
+    def _load_next_to(self, one: RunningAnswer) -> Load:
+        """Return the load from the other answers on each batch."""
+        if not self._pair.target.can_share:
+            return Load()
+        others = [other.load for other in self.running if other is not one and other.decodes]
+        is_reading = any(not other.decodes for other in self.running if other is not one)
+        return Load(
+            sum(load.tokens for load in others),
+            sum(load.gained for load in others),
+            sum(load.seconds for load in others),
+            _LEAST_PART * is_reading,
+        )

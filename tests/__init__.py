@@ -1,0 +1,1 @@
+"""Tests, and the models, servers and processes that they share."""

@@ -1,0 +1,1 @@
+"""What tests share: real GGUF files, servers, terminals, child processes, simulated machines."""
