@@ -429,6 +429,7 @@ class Bench:
         else:
             whole = set.intersection(*map(set, rows)) if rows else set()
             sums = [[sum(one) for one in zip(*(row[turn] for row in rows), strict=True)] for turn in sorted(whole)]
+            sums = sums or [[*pair] for row in rows for pair in row.values()]  # no pass counts for every prompt
             if not sums:
                 return None
             found = paired_ratios([theirs for _, theirs in sums], [ours for ours, _ in sums])

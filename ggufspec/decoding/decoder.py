@@ -324,7 +324,7 @@ class SpeculativeDecoder:
         return answer
 
     def _ended(self, answer: PairAnswer) -> None:
-        """Save an answer's statistics, experience and notes."""
+        """Save an answer's statistics and notes, and the acceptance that was observed."""
         self.statistics, self.answer_target_only_s = answer.statistics, answer.target_only_s
         # Target-only, draft-only and predicted answers say nothing about the drafters in other answers
         if not (answer.alone or self.statistics.predicted or is_lossy(self.options.accept)):

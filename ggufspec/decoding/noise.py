@@ -43,7 +43,7 @@ _GOLDEN_BITS = np.uint64(_GOLDEN)
 
 
 def gumbel(seed: int, position: int, ids: Ids) -> Floats:
-    """Return the Gumbel noise of tokens.
+    """Return the Gumbel noise for the given tokens.
 
     Args:
         seed: in [0, 2**64).

@@ -529,7 +529,7 @@ class Settings:
         "context",
         where="profile sweep tune python",
         variable="THREADS",
-        shown="one per fast core; fewer next to busy programs",
+        shown="one per fast core; fewer while other programs are busy",
         least=1,
         most=MAX_THREADS,
         usual="omit -t to use one thread per fast core",

@@ -13,7 +13,7 @@ new tokens now and then, in a small share of the time, and drafts again if its s
 If other answers share the batches (:class:`~ggufspec.decoding.policy.base.Load`), rho is the rate of all of them
 together, and T(k + 1) becomes T(their tokens + k + 1): a draft must pay for the time that it costs everyone. Because
 all decide at once, none knows the final batch size. T is therefore replaced by its least concave majorant, so that each
-answer expects the steepest step ahead.
+answer expects the steepest step ahead. The draft model decodes for all of them at once, so c is a share of its batch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class AdaptivePolicy(DraftPolicy):
         self._last_batch_size: int | None = None
         self._checks_target_only = False  # True if this round times target-only decoding
         self._checks = CONSTANTS.most_checks  # rounds that may still re-time a single target token
-        self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and pending tokens
+        self._proposed: dict[
+            tuple[str, int], list[float]
+        ] = {}  # seconds per proposal, keyed by drafter and number of pending tokens
         self._verified = 0
 
     def estimator(self, name: str) -> AcceptanceEstimator:
@@ -243,7 +245,7 @@ class AdaptivePolicy(DraftPolicy):
         self._wanted = decay * self._wanted + (1 - decay) * wanted
         for (name, count), spent in self._proposed.items():
             draft = self.drafts[name]
-            if count <= draft.limit:
+            if 0 < count <= draft.limit:
                 draft.observe(count, sum(spent) / len(spent), self._trials.elapsed_s)
 
     def probe(self, name: str, pending: int) -> str:
@@ -312,8 +314,8 @@ class AdaptivePolicy(DraftPolicy):
     def _worth_reading(self, name: str, pending: int, *, first: bool) -> int:
         """Return how many of the last tokens are worth decoding; 0 if too few are.
 
-        The cost must be covered by the drafter's known gain or, for exploration within its share of the time, by the
-        possible gain if the drafter is better than it seems.
+        The drafter's known gain must cover the cost. For exploration, within its share of the time, it is enough that
+        the gain would cover the cost if the drafter were better than it seems.
         """
         estimator = self.estimator(name)
         stale = 0.0 if first else 1 - math.exp(-pending / CONSTANTS.forgotten)
@@ -411,9 +413,11 @@ class AdaptivePolicy(DraftPolicy):
         draft = self.drafts.get(name)
         if draft is None:
             return 0.0
+        others = min(round(self.load.drafting), draft.limit - 1)
         one = draft.seconds(1)
+        shared = draft.seconds(1 + others) / (1 + others) if others else one
         rounds = 1 + (CONSTANTS.amortised_rounds - 1) * self._wanted if pending > ROWS else 1
-        return one + (self._reading_s(name, pending) - one) / rounds
+        return shared + (self._reading_s(name, pending) - one) / rounds
 
     def _reading_s(self, name: str, count: int) -> float:
         draft = self.drafts[name]

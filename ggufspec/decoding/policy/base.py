@@ -27,6 +27,7 @@ class Load:
     gained: float = 0.0  # tokens that a round adds to the other answers
     seconds: float = 0.0  # seconds per round that the other answers spend outside the target, e.g. drafting
     prompt: int = 0  # tokens of a prompt in the same batch; their time is not charged to drafts
+    drafting: float = 0.0  # the other answers' tokens in a batch of the draft model
 
 
 class DraftPolicy:
@@ -59,7 +60,10 @@ class DraftPolicy:
         return next(iter((*confidences, *pending)), None)
 
     def proposed(self, name: str, pending: int, seconds: float) -> None:
-        """Observe that the chosen drafter decoded ``pending`` tokens and proposed a candidate in ``seconds``."""
+        """Observe that the chosen drafter decoded ``pending`` tokens and proposed a candidate in ``seconds``.
+
+        ``pending`` is 0 if the batch also held tokens of other answers: its time says little about a batch of one.
+        """
 
     def extend(self, name: str, confidence: float) -> bool:  # noqa: ARG002 - every candidate does
         """Return True if the candidate is to extend the chain."""
