@@ -1,7 +1,7 @@
 """Log of measurements, each written as soon as it is made, so that an interrupted search or comparison can resume.
 
-The file consists of JSON lines: the first names its schema, the others hold one measurement each, under a key made from
-its settings. A last line truncated by a crash is dropped.
+The file consists of JSON lines. The first names the schema; every other line holds one measurement, under a key made
+from the measurement's settings. A last line truncated by a crash is dropped.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _files(text: str | None, flag: str) -> list[LabelledModel]:
     parts = split_list(text)
     if text is not None and not parts:
         raise UsageError(f"{flag} names no file: the matrix is empty", _EXAMPLE)
-    paths = [untrusted.at_home(part) for part in parts if part not in words]  # a shell expands ~ at most in the first
+    paths = [untrusted.at_home(part) for part in parts if part not in words]  # a shell expands only a leading ~
     for path in paths:
         if not path.is_file():
             reason = "is a folder" if path.is_dir() else "does not exist"

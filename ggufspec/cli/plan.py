@@ -114,7 +114,7 @@ def _rank(
 
 
 def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
-    """Print a plan, its choice first; ``--verbose`` adds the figures behind it."""
+    """Print a plan with its choice first; ``--verbose`` adds the figures behind it."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.why, style="bold green" if document.choice == "speculative" else "bold")
     for typed in (document.next, *document.also):

@@ -104,7 +104,7 @@ def quantize(
 
 
 def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
-    """Return the type of most of the source's quantised weights; empty if nothing is quantised."""
+    """Return the most common quantised type ("" if none); raise UsageError if there is one without ``requantize``."""
     sizes: dict[str, int] = {}
     for tensor in header.tensors:
         sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes

@@ -1,7 +1,7 @@
 """Counters of a server's answers, for Prometheus and for the web page of recent answers. Pure: no clock or I/O.
 
-Metrics with the same meaning as in llama-server (llama.cpp's tools/server) use its names, ``llamacpp:…``, so that its
-dashboards work. ``n_decode_total`` is missing, because only rounds are counted here, not the prompts' batches.
+Metrics with the same meaning as in llama-server (llama.cpp's tools/server) have the same names, ``llamacpp:…``, so that
+llama-server dashboards work. ``n_decode_total`` is missing, because only rounds are counted, not the prompts' batches.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _label(**labels: str) -> Labels:
 
 
 def _metric(name: str, about: str, samples: Mapping[Labels, float]) -> str:
-    """Return a counter, if its name ends in _total, or a gauge."""
+    """Return a metric as text: a counter if ``name`` ends in _total, otherwise a gauge."""
     kind = "counter" if name.endswith("_total") else "gauge"
     return _family(name, kind, about, ((name, labels, samples[labels]) for labels in sorted(samples, key=_order)))
 
