@@ -112,6 +112,7 @@ class AnswerGroup:
         self._pair, self._cache, self._latency = pair, cache, latency
         self._begin, self._end = begin, end
         self._prompt_rates: dict[Context, float] = {}  # tokens per second in the last batch with part of a prompt
+        self.batches = 0  # target batches with the next tokens of one or more answers
         self._drafting = 0.0  # tokens in a batch of the draft model, a decayed mean
         self._is_stepping = False
 
@@ -200,6 +201,7 @@ class AnswerGroup:
 
     def _decode(self, context: Context, parts: Sequence[_Part]) -> None:
         """Decode parts of batches, in as few batches of ``context`` as possible."""
+        self.batches += context is self._pair.target and any(part.one.decodes for part in parts)
         if len(parts) > 1 and context.can_share:
             self._decode_together(context, parts)
         else:

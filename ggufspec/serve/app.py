@@ -215,7 +215,8 @@ class Endpoint:
         return HTMLResponse(page.html(self._name, self._ready), headers=headers)
 
     async def _figures(self, _: Request) -> Response:
-        return JSONResponse(self.metrics.figures(), headers={"Cache-Control": "no-store"})
+        figures = self.metrics.figures(waiting=self.engine.waiting, running=self.engine.running)
+        return JSONResponse(figures, headers={"Cache-Control": "no-store"})
 
     async def _metrics(self, _: Request) -> Response:
         engine, kept = self.engine, self._ready.parallel

@@ -82,6 +82,7 @@ class ServeReply:
     target_only_s: float | None  # expected target-only seconds for the tokens that took ``decode_s``; None if unknown
     speculation: bool  # True if drafting was on at the end; it pauses while it does not pay off
     accepted_by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) by drafter
+    batches: int = 0  # target batches since the last reply; with several answers at once, fewer than their rounds
     notes: tuple[str, ...] = ()  # notes for the user; each appears once per session, except for speed changes
     target: TargetSpeed | None = None  # the target's speed; None if the answer did not allow measuring it
 
@@ -198,8 +199,10 @@ class ServePair(SessionPair):
             statistics = replace(statistics, stop_reason="stop")
         if answer.shared_prompt or decoder.target_only_s is None:
             only_s = None
+        batches, self._group.batches = self._group.batches, 0
         return ServeReply(
             statistics=statistics,
+            batches=batches,
             cached=statistics.prompt_tokens - statistics.prompt_read,
             sequence=one.sequence,
             target_only_s=None if only_s is None else only_s * statistics.decoded,
