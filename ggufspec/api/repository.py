@@ -166,7 +166,7 @@ def _targets(
 
 def _of_repository(repo: str, on_event: OnEvent | None) -> _Found:
     if (name := choice.parse_name(repo)).model:
-        raise UsageError(f"{repo!r} is not a repository of the hub", "--draft-repo USER/REPO; -hfd names one draft")
+        raise UsageError(f"{repo!r} is not a repository on the hub", "--draft-repo USER/REPO; -hfd names one draft")
     return _add(_Found(), repository.list_models(name.repo, name.revision), on_event)
 
 

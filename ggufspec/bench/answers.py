@@ -22,7 +22,7 @@ _RESERVE = 0.15  # share of the budget reserved for the checks after measuring
 # an answer's beginning is slower than the rest, so answers must not be too short.
 _FEWEST_TOKENS = ((4, 64), (1, 32))
 _WARM_UP_TOKENS = 32  # length of the pair's warm-up, in which the policy times drafts and learns how much they gain
-_WARM_UPS = 8  # time that a verdict needs, in warm-ups: three prompts with and without the draft, plus a check
+_WARM_UPS = 8  # time for a verdict ÷ time of a warm-up: three prompts with and without the draft, plus a check
 _LEAST_TOKENS = 8  # minimum answer length, even if only one prompt is left
 _ASIDE_PROMPTS, _INFORMATIONAL_TOKENS = 3, 32  # maximum prompts, and tokens per answer, for an informational variant
 

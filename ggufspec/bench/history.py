@@ -21,7 +21,7 @@ from ggufspec.schema.plan import PlannedOption
 from ggufspec.schema.text import of_memory
 
 _ENOUGH_TOKENS = 32  # minimum tokens over all trials for a speed to be saved
-# Minimum missing VRAM, as a share of the plan and in bytes; a smaller gap may be due to a program that ended meanwhile
+# Smallest VRAM shortfall to report, as a share of the plan and in bytes; other programs' exits may cause smaller ones
 _SPILLED, _SPILLED_BYTES = 0.05, 256 * 2**20
 _FAR_SLOWER = 2.0  # slowdown that indicates spilling: no plan is that far off, and a GPU's link is 10× slower than VRAM
 _ROOM = 1.1

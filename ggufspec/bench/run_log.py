@@ -64,7 +64,7 @@ class RunLog:
                 self._open(schema, fresh=fresh)
             except TimeoutError:
                 raise GgufspecError(
-                    f"another process is making the same measurements and saves them in {path}",
+                    f"another process is running the same measurements and saving them in {path}",
                     "wait for it, or save results elsewhere with --results FOLDER",
                 ) from None
             except OSError as error:
@@ -79,7 +79,7 @@ class RunLog:
         if self.path.exists() and not self._read(schema):
             aside = set_aside(self.path)
             self.notes = (
-                f"the results in {self.path} are damaged or from another version: renamed {aside.name}, measured again",
+                f"{self.path} is damaged or from another version; it was renamed {aside.name}, and measuring restarts",
             )
         self._file = self.path.open("ab")
         if self._file.tell() == 0:

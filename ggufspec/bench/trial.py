@@ -81,9 +81,9 @@ class TrialJob(WithOptions):
 class TrialAnswer:
     """Answer to one prompt; if the model thinks, ``parts`` are the statistics of its thinking and of the rest.
 
-    ``segments`` also record other programs' CPU use; an answer that does not alternate is one segment, which includes
-    the prompt. ``start`` covers about the first ``SEGMENT_TOKENS`` tokens, during which drafters process the prompt and
-    the policy learns how much drafts gain; None if unknown or not counted.
+    ``segments`` also record other programs' CPU use; an answer that does not alternate with another is a single segment
+    that includes the prompt. ``start`` covers about the first ``SEGMENT_TOKENS`` tokens, during which drafters process
+    the prompt and the policy learns how much drafts gain; None if unknown or not counted.
     """
 
     text: str

@@ -40,7 +40,7 @@ COMMANDS = {  # module in this package: first sentence of the command's help
     "serve": "Serve a pair to editors and agents over OpenAI's HTTP API.",
     "trace": "Show every round of one answer, token by token.",
     "plan": "Show what fits, how fast it is, and whether the draft pays.",
-    "models": "List the GGUF models on this disk, and what each can draft with.",
+    "models": "List the GGUF models on this disk, with the drafts for each.",
     "pull": "Download a pair's files into the Hugging Face cache.",
     "rehearse": "Measure a pair's speed before it is downloaded.",
     "quantize": "Write one model in several weight types.",

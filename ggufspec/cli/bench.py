@@ -31,7 +31,7 @@ from ggufspec.settings.registry import DRAFTERS, parse_drafters
 from ggufspec.settings.table import Settings
 
 SWEPT_TOKENS, SWEPT_TRIALS = 128, 5
-_HOOK = "Decoding loop: ggufspec's own, or hook to also measure llama-cpp-python's Llama."
+_HOOK = "Decoding loops to measure: own (ggufspec's), or hook (also llama-cpp-python's Llama)."
 _UNTIL_CLEAR = f"until clear; {SWEPT_TRIALS} with --sweep"
 BENCH_PAIR = "demo-360m"  # the demo pair expanded to a real pair's shape, and thus to its cost
 

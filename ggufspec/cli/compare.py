@@ -84,7 +84,7 @@ def compare(
             model={"metavar": "FILE,FILE", "help": "Target models, GGUF files."},
             model_draft={
                 "metavar": "FILE,FILE",
-                "help": "Draft models for each target. lookup and mtp, the target's own head, need no file; none is "
+                "help": "Draft models for each target: files, lookup, or mtp (the target's own head). none means "
                 "target-only, which is always measured.",
             },
             hf_repo={"metavar": "REPO", "help": "Target models, USER/REPO:QUANT,QUANT."},

@@ -170,7 +170,7 @@ def _calibrate(
         ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
         return False
     if speed.disturbed and where is None:  # otherwise the plan's notes say so
-        again = "ggufspec plan --calibrate measures it again when that is over"
+        again = "measure it again with ggufspec plan --calibrate when it is idle"
         ui.note(f"this machine was measured while {speed.disturbed}: {again}")
     return True
 

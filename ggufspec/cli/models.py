@@ -41,7 +41,7 @@ def models(
         list[Path] | None, typer.Argument(metavar="FOLDER", help="Look only in these folders.", show_default=False)
     ] = None,
 ) -> int:
-    """List the GGUF models on this disk, and what each can draft with.
+    """List the GGUF models on this disk, with the drafts for each.
 
     Looks in the caches of Hugging Face and llama.cpp, the folders of LM Studio and Ollama, and the current folder.
     No model is loaded; headers are read once. -v lists what is left out: projectors, embedding models, damaged files.

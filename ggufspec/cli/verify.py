@@ -120,7 +120,7 @@ def _rules(accept: str | None) -> tuple[str, ...]:
         return LOSSLESS
     check_rule(accept)
     if accept not in LOSSLESS:
-        hint = "leave --accept out; exact and residual change nothing"
+        hint = "omit --accept to certify both lossless rules, exact and residual"
         raise UsageError(f"--accept {accept} is lossy: there is nothing to certify", hint)
     return (accept,)
 

@@ -125,8 +125,8 @@ class SpeculativeDecoder:
         self.options = options
 
     def _drafter(self, name: str, corpus: Path | None, in_use: Collection[Drafter] = ()) -> Drafter:
-        """Return the drafter ``name``, made at first use: the current conversation's if it needs a file, otherwise one
-        that is not ``in_use``.
+        """Return the current conversation's drafter if ``name`` needs the draft file, otherwise a drafter that is not
+        ``in_use``, which is created if necessary.
         """
         row = DRAFTERS[name]
         if row.needs_model:
@@ -154,7 +154,7 @@ class SpeculativeDecoder:
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
-        """Block answers inside the ``with``; raise UsageError if an answer is unfinished or the decoder is closed."""
+        """Prevent new answers in the ``with`` block; raise UsageError if one is unfinished or the decoder is closed."""
         if not self._answering.acquire(blocking=False):
             raise _unfinished()
         try:

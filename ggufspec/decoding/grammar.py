@@ -51,7 +51,7 @@ class GrammarPath:
             ValueError: ``position``, where the tokens begin, is not the end of the settled text.
         """
         if position != self.settled:
-            raise ValueError(f"tokens at {position} do not follow a text of {self.settled}")
+            raise ValueError(f"tokens cannot begin at {position}: the settled text ends at {self.settled}")
         self.follow(tokens)
         self.settled += len(tokens)
         old = min(self.settled - RECENT, position) - self._first

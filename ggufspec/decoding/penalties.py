@@ -38,7 +38,7 @@ class Penalties:
             ValueError: the text ends before ``position``.
         """
         if position > len(self._text):
-            raise ValueError(f"tokens at {position} do not follow a text of {len(self._text)}")
+            raise ValueError(f"the text ends at {len(self._text)}, before position {position}")
         if position < self._end:
             self._count(position)
         self._text[position:] = tokens

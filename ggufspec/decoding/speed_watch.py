@@ -69,9 +69,9 @@ class SpeedWatch:
             tokens_per_s: target speed without drafts; None if unknown.
             tokens: number of tokens in the answer.
             depth: mean number of tokens in the context.
-            drafts: True if the speed comes from the latency model rather than the answer's time.
-            disturbed: why the machine was slower than when idle; empty if it was not.
-            look: finds another reason; called only if the target became slower and ``disturbed`` is empty.
+            drafts: True if drafters were active: the speed then comes from the latency model, not the answer's time.
+            disturbed: what slowed the machine down; empty if nothing did.
+            look: looks for another cause; called only if the target became slower and ``disturbed`` is empty.
         """
         if tokens_per_s is None or tokens < _FEWEST_TOKENS or not 0 < tokens_per_s < inf:
             return None

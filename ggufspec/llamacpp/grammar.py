@@ -150,7 +150,7 @@ class Grammar:
 
 
 class _Free(GrammarState):
-    """State before a lazy grammar begins, or after the text has left it, in which every token may follow.
+    """State before a lazy grammar takes effect, or after the text has left it; every token is permitted.
 
     The state holds the end of the text, in which a trigger may begin, and its tokens. Nothing triggers the grammar
     within reasoning (``thinking``), or after text that only looked like a call (``over``).
@@ -164,10 +164,10 @@ class _Free(GrammarState):
 
 
 class LazyGrammar(Grammar):
-    """A grammar that begins at a trigger, e.g. the start of a tool call. Before the trigger every token may follow.
+    """Grammar that takes effect at a trigger, e.g. the start of a tool call; before it, every token is permitted.
 
-    If the text after a trigger violates the grammar, e.g. within the same token, it is not a call, and every token may
-    follow again. Raises as :class:`Grammar` does.
+    If the text after a trigger violates the grammar, e.g. within the same token, it is not a call, and every token is
+    permitted again. Raises as :class:`Grammar` does.
     """
 
     def __init__(self, model: Model, applied: AppliedTemplate) -> None:

@@ -252,7 +252,7 @@ def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> by
 
 
 def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
-    """Dequantise blocks of a tensor type to ``shape``, rows first; raise ModelError if ggml cannot read the type."""
+    """Dequantise blocks to an array of ``shape``, rows first; raise ModelError if ggml cannot read the type."""
     if kind == "f32":
         return np.frombuffer(blocks, np.float32).reshape(shape)
     traits = _quantizer().ggml_get_type_traits(type_number(kind)).contents

@@ -169,7 +169,7 @@ class NoRollback(ExactRollback):
 
 
 class SnapshotRollback(ExactRollback):
-    """llama.cpp's states after each of a batch's last tokens; a batch's first token cannot be rolled back.
+    """Snapshots of llama.cpp's state after each of a batch's last tokens; its first token cannot be rolled back.
 
     llama.cpp itself goes back as far as requested, even to a state that no token has written, so this class tracks
     which states are valid. It also goes back only once between two batches, so a cut waits for the next batch. For
@@ -183,7 +183,7 @@ class SnapshotRollback(ExactRollback):
         super().__init__(lib, handle, text)
         self.count = self.states = count
         self._floor = 0
-        self._copy: tuple[int, Any] | None = None  # (length, state), retained from mark to the next cut
+        self._copy: tuple[int, Any] | None = None  # (length, state) of the last mark(), retained until the next cut()
 
     def padding(self, count: int, batch_size: int) -> int:
         return max(0, batch_size - count) if batch_size <= self.count + 1 else 0
@@ -225,12 +225,12 @@ class SnapshotRollback(ExactRollback):
 
 
 class CheckpointRollback(ExactRollback):
-    """The state before the unverified tokens, held by a second sequence, without a hybrid's attention cells.
+    """Checkpoint of the state before the unverified tokens, in a second sequence; omits a hybrid's attention cells.
 
     Tokens are unverified in a batch with several rows of logits (a verification), and in consecutive batches with
     logits (a drafted chain, whose first batch decodes accepted text). The checkpoint precedes the first such token.
-    Tokens that :meth:`cut` leaves count as accepted, even if it removes none; so does a batch of more than ``count``
-    + 1 tokens (a prompt). So a text that grows by one token at a time, each followed by a cut, needs no checkpoint.
+    Tokens that :meth:`cut` leaves count as accepted, even if it removes none, and so do batches of more than ``count``
+    + 1 tokens (prompts). A text that grows by one token at a time, with a cut after each, thus needs no checkpoint.
     """
 
     kind = "checkpoint"

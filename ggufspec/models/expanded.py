@@ -1,4 +1,4 @@
-"""Expansion of local models to published shapes (``expand`` in a profile): a small model's text at a large one's cost.
+"""Small models expanded to published models' shapes (``expand`` in a profile): same text, at the large model's cost.
 
 An expanded model (:mod:`ggufspec.models.expansion`) is written within seconds on first use and cached. Most of its file
 is holes, which take no disk space (:mod:`ggufspec.models.sparse`).

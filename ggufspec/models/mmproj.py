@@ -110,7 +110,7 @@ def run(spec: MmprojJob, emit: child.Emit, stopping: threading.Event) -> MmprojR
     with child.limited_memory(MAX_MEMORY):
         part, prefix, _ = read_prefix(file)
     if part.metadata.get("general.architecture") != "clip":
-        raise ModelError(f"{file.name} is not an mmproj", "an mmproj is a file next to the model's: mmproj-….gguf")
+        raise ModelError(f"{file.name} is not an mmproj", "the mmproj is usually next to the model file: mmproj-….gguf")
     devices.add_rpc_workers(spec.rpc)
     device = spec.device
     if spec.simulated and device:

@@ -472,7 +472,7 @@ class _Search:
                 yield itertools.chain.from_iterable(map(place, ordered))
 
     def _families(self, target: ModelRequest) -> list[list[Placement]]:
-        """Group :meth:`_placements`; each group varies only in layers on GPUs or in blocks with parts on the CPU."""
+        """Group placements; within a group, only the number of GPU layers or of blocks partly on the CPU varies."""
         found: dict[object, list[Placement]] = {}
         for at in self._placements(target):
             kept = bool(at.n_cpu_moe), bool(at.n_cpu_ffn)
@@ -670,7 +670,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
     if machine.speed.disturbed and plan.rests_on_host:
         yield (
             f"this machine was measured while {machine.speed.disturbed}: "
-            "ggufspec plan --calibrate measures it again when that is over"
+            "measure it again with ggufspec plan --calibrate when it is idle"
         )
     for role, subject in (("target", request.target), ("draft", request.draft)):
         if subject is None:

@@ -26,8 +26,8 @@ from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_devic
 ROUTING, RECURRENCE = 0.5, 0.5
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # lookup tables
 
-# Rate of copies from pageable memory, relative to pinned memory (0.5 to 0.55 in llama.cpp issues 20978 and 28223), and
-# its maximum: an H100 on PCIe 5 x16 was measured at 52 GB/s pinned and 10 GB/s pageable
+# Copies from pageable memory: rate relative to pinned memory (0.5 to 0.55 in llama.cpp issues 20978 and 28223), and
+# maximum rate, because an H100 on PCIe 5 x16 reached 52 GB/s from pinned memory but 10 GB/s from pageable memory
 _PAGEABLE, _PAGEABLE_BYTES_PER_S = 0.5, 10e9
 # (experts that further tokens add) ÷ (experts they would add with random routing). Neighbours share experts: four read
 # 2.5 times one token's experts, not 3.6 (cohere.com/blog/mixture-of-experts-models-get-more-from-speculative-decoding)

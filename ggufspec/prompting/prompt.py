@@ -144,7 +144,7 @@ class Prompter:
                 return self._ids(text, tried, marks)
         if trap:
             raise UsageError(
-                f"the chat template rewrites messages, so that {trap} in one of them would become a token",
+                f"the chat template rewrites messages, so that {trap} in one of them would become a control token",
                 f"leave it out, or {self._without_template}",
             )
         return self._ids(prompt, none_known, marks)

@@ -37,7 +37,7 @@ def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int
 
 
 def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
-    """Return how many columns each part takes in a bar of ``width`` columns; a part with bytes takes at least one."""
+    """Return the columns of each part in a bar ``width`` columns wide; every nonempty part gets at least one."""
     total = sum(sizes.values()) or 1
     found = {word: max(1, round(size * width / total)) if size else 0 for word, size in sizes.items()}
     left = width - sum(found.values())
@@ -184,7 +184,7 @@ def predicted(tokens_per_s: float | None) -> str:
 
 
 def _offloaded(document: PlanDocument, gpu_layers: int, layers: int) -> str:
-    """Return the offloaded layers out of all layers; without a GPU "CPU", as 0/29 would suggest that nothing fits."""
+    """Return the offloaded layers out of all, or "CPU" without a GPU, because 0/29 would suggest that nothing fits."""
     return "CPU" if document.devices[0].name == HOST else f"{gpu_layers}/{layers + 1}"
 
 

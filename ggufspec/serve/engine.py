@@ -45,7 +45,7 @@ class FairQueue(Generic[_Item]):
     """Queue that serves clients in turn, so that a client with many requests delays only itself."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, deque[_Item]] = {}  # the next client in turn is first
+        self._clients: dict[str, deque[_Item]] = {}  # items by client, in order of turns
 
     def __len__(self) -> int:
         return sum(map(len, self._clients.values()))

@@ -159,7 +159,7 @@ class ServePair(SessionPair):
 
             running = self._group.begin(choice.sequence, asked, take, choice.copy)
             emitting.rounds = running.answer.rounds
-            emit({"event": "prompt", "tokens": len(prompt)})  # now begun, so later hangs are not blamed on it
+            emit({"event": "prompt", "tokens": len(prompt)})  # the request has begun; later hangs are not blamed on it
             if request.echo:
                 emitting.echo()
             self._answering[running] = _Answering(number, reading, emitting, SystemCounters.now())

@@ -16,12 +16,12 @@ class RoundOutcome:
     verify_s: float  # seconds that the target took to decode the batch
     total_s: float
     learning_s: float = 0.0  # seconds of updating the policy after the previous round
-    shared: int = 0  # total batch size if it held other answers' tokens, or ``WITH_PROMPT``; 0 if it held none
+    shared: int = 0  # batch size with other answers' tokens, or ``WITH_PROMPT``; 0 if the batch was not shared
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load from other answers that are decoded in the same batches, as of the last round."""
+    """Load that the other answers put on shared batches, as of the last round."""
 
     tokens: float = 0.0  # the other answers' tokens in a batch
     gained: float = 0.0  # tokens that a round adds to the other answers

@@ -139,7 +139,7 @@ def load_or_measure(
         if seconds >= _BUSY * latency.seconds(1):
             latency.observe(latency.batch_size(1), seconds)
             return latency, []
-        notes.append(f"cached timings of {key.name} are from a busier machine: measured again")
+        notes.append(f"cached timings of {key.name} were taken while the machine was busier; they were measured again")
     batch_sizes = saved.widths if saved is not None and model.can_pad else None
     if key.strict and batch_sizes is None and not isinstance(model, Head):
         batch_sizes = strict_batch_sizes(model, key.limit)

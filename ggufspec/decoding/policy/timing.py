@@ -27,7 +27,7 @@ def median(values: list[float]) -> float:
 """
 _NEEDED = (1, 2, 4, 8)  # batch sizes that are always timed
 _WIDE = 16  # size that may be far faster than smaller sizes suggest; if not timed with the others, it is timed last
-_WIDE_PATIENCE = 3  # multiple of the budget within which size 16 may be timed
+_WIDE_PATIENCE = 3  # size 16 is timed only if all timings then take at most this multiple of the budget
 _ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # other sizes, most informative first
 CHECKED = 2  # number of batches in a spot check; the fastest counts
 _AGREE = 1.25  # maximum ratio of two undisturbed timings of a size
@@ -35,7 +35,7 @@ _TRIES = 3  # maximum number of further timings per visit if a size's timings di
 _SLOW = 1 / 8  # a size that takes more than this share of the budget is timed only once at first
 _VISITS = 3  # maximum number of visits to a size, if the budget allows
 _PATIENCE = 2  # multiple of the budget after which nothing is timed again
-_TOO_FAST = 0.6  # a size was disturbed if a batch twice as large takes less than this share of its time
+_TOO_FAST = 0.6  # a size's timings are suspect if a batch twice as large takes less than this share of its time
 _TOO_SLOW = 1.5  # maximum undisturbed time, as a multiple of the time for as many tokens in smaller batches
 
 

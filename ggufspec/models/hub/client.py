@@ -118,7 +118,7 @@ def check_names(repo: str, file: str, revision: str | None) -> None:
 
 
 def no_repository(repo: str) -> GgufspecError:
-    return GgufspecError(f"{repo!r} is not a repository of the hub", "a repository is USER/NAME")
+    return GgufspecError(f"{repo!r} is not a repository on the hub", "a repository is USER/NAME")
 
 
 def cached_file(repo: str, name: str, revision: str | None = None) -> Path | None:
@@ -582,7 +582,7 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
         raise _unreachable(shown, error) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a captive portal may have answered
         raise ForeignError(
-            f"something other than the hub answers about {shown}, a web page perhaps",
+            f"the reply about {shown} did not come from the hub; it may be a web page",
             "sign in to the network if it requires that (as in a hotel), and check HF_ENDPOINT",
         ) from None
 
