@@ -26,7 +26,7 @@ from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp.model import Context, Logits, SequencePart
 
 _clock = time.perf_counter
-_PAUSE_S = 0.5  # desired seconds for decoding part of a prompt while other answers wait
+_PAUSE_S = 0.75  # desired seconds for decoding part of a prompt while other answers wait
 _LEAST_BATCH = 32  # minimum tokens of such a batch; a smaller one would not be much faster
 _TILE = 16  # batch sizes to prefer are multiples; with 33 instead of 32 tokens, one CPU took 16 % longer
 _STEP = 0.3  # weight of the newest round in an answer's mean load

@@ -135,8 +135,8 @@ class Metrics:
         return "".join(families)
 
     def figures(self, *, waiting: int = 0, running: int = 0) -> dict[str, Any]:
-        """Return the last answers (newest first), totals and the target's speed (None if unknown) as plain JSON, and the
-        given numbers of waiting and running requests.
+        """Return the last answers (newest first), totals, the target's speed (None if unknown), and the given numbers
+        of waiting and running requests as plain JSON.
         """
         with self._lock:
             totals = dict.fromkeys(_SHOWN, 0)

@@ -117,7 +117,10 @@ def memory(requests: int) -> dict[str, Any]:
                     break
 
     found: dict[str, Any] = {"requests": requests}
-    with tempfile.TemporaryDirectory() as folder, ours("demo", "demo", environment={"XDG_CACHE_HOME": folder}) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ours("demo", "demo", environment={"XDG_CACHE_HOME": folder}) as server,
+    ):
         process = next(p for p in psutil.Process().children(recursive=True) if "serve" in p.cmdline())
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for name, numbers in (("tenth", range(requests // 10)), ("all", range(requests // 10, requests))):

@@ -241,6 +241,19 @@ def test_a_drafted_token_is_cheaper_in_company() -> None:
     assert length(Load(3, 3.0, drafting=3.0)) > length(Load(3, 3.0))
 
 
+def test_a_draft_waits_with_a_prompt_while_another_answer_waits_for_its_first_token() -> None:
+    target, draft = LatencyModel({1: 0.1, 32: 0.11}, limit=32), LatencyModel({1: 0.001, 16: 0.002}, limit=16)
+
+    def count(load: Load) -> int:
+        policy = AdaptivePolicy(target, {"draft": DraftLatency(draft, target)})
+        policy.load = load
+        policy.begin(8, 100, may_trim=False)
+        return policy.catch_up_count("draft", 60)
+
+    assert count(Load(1, 1.0)) == 60
+    assert count(Load(1, 1.0, prompt=32)) == 0
+
+
 def test_one_that_is_given_up_leaves_the_others(pair: SpeculativeDecoder) -> None:
     expected = alone(pair, PROMPTS[:3], max_tokens=24)
     found: list[list[int]] = [[], [], []]

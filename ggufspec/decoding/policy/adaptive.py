@@ -301,6 +301,8 @@ class AdaptivePolicy(DraftPolicy):
     def catch_up_count(self, name: str, pending: int) -> int:
         if name not in self.drafts or pending <= ROWS or self._checks_target_only:
             return 0
+        if self.load.prompt:  # other answers wait for their first token, and the load is not known before they decode
+            return 0
         first = name not in self._begun
         if 0 <= pending - self._looked.get(name, -ROWS) < ROWS:
             return 0  # once per sixteen tokens is enough
