@@ -86,7 +86,7 @@ def unplaced(wanted: Settings) -> Settings:
 
 
 def machine_to_plan_for(wanted: Settings, threads: int) -> PlanMachine:
-    """Return the machine to plan for, with the GPUs named in the settings or else this machine's.
+    """Return the machine to plan for, with the GPUs named in the settings or, by default, this machine's.
 
     Raises:
         UsageError: a size is invalid, a GPU is unknown, or RPC workers are combined with GPUs that are not installed.

@@ -29,7 +29,7 @@ from ggufspec.settings.registry import DRAFTERS, DrafterRow, parse_drafters
 from ggufspec.settings.table import Settings
 
 OnEvent = Callable[[dict[str, Any]], None]
-Fetch = Callable[[Sequence[HubFile], str], Sequence[Path]]  # downloads (files on the hub, pair's name) to local paths
+Fetch = Callable[[Sequence[HubFile], str], Sequence[Path]]  # downloads hub files; the text is the pair's name
 
 
 def spec_of(pair: str | Path | Profile | PairSpec, on_event: OnEvent | None = None) -> PairSpec:
@@ -76,7 +76,7 @@ def spec_of_files(
         if no_draft or own_draft:
             profile = profile.model_copy(update={"draft": None, "tuned": None})
         spec = spec_of(profile, on_event)
-    if own_draft and profile is not None:  # this draft may not be a head, although the profile's drafter needs one
+    if own_draft and profile is not None:  # the profile's drafter may need a head, which this draft may not be
         spec = replace(spec, draft=draft, settings=replace(spec.settings, drafter=None))
     if not no_draft:
         _check_twice(spec)
@@ -178,7 +178,7 @@ class OpenedPair:
     """Pair with its headers, checked for compatibility, which is the input for plans and placements.
 
     Args:
-        spec: the pair; its draft is None if it is unused, or the target's own file if MTP blocks in it are the draft.
+        spec: the pair; its draft is None if unused, or the target's own file if MTP blocks in it are the draft.
         given: settings that override the pair's.
         options: decoder options before placement, with the drafter for a head set and ``-c max`` replaced by a number.
         read: header of the target; None for a local file whose header has not been needed yet.
@@ -216,11 +216,11 @@ def open_pair(
     """Read the headers of a pair and check that the draft is compatible with the target.
 
     ``given`` overrides the pair's settings. By default, ``options`` are made from both; placements in them are ignored.
-    With ``finds_head``, the target's MTP blocks are the draft if neither a draft nor ``--drafter`` is given. ``loads``
-    is for plans, which load no model: llama.cpp must then be able to load each model whose header is new.
+    With ``finds_head``, the target's MTP blocks are the draft if neither a draft nor ``--drafter`` is given. Plans set
+    ``loads``, because they load no model: llama.cpp must be able to load each model whose header is new.
 
     Raises:
-        UsageError: a head is requested, but the draft is not a head, or ``-c max`` is given, but the header does not
+        UsageError: a head is requested but the draft is not a head; or ``-c max`` is given but the header does not
             state a training context.
         GgufspecError: a header cannot be read, the draft is incompatible, or an option is out of range.
     """
@@ -246,7 +246,7 @@ def open_pair(
 
 def check_target(file: Path) -> None:
     """Raise ModelError if a target cannot generate text, or its header is so damaged that llama.cpp would abort."""
-    if os.fsencode(file) == str(file).encode(errors="replace"):  # only headers with UTF-8 file names can be cached
+    if os.fsencode(file) == str(file).encode(errors="replace"):  # only headers of files with UTF-8 names are cached
         _read([file])
 
 

@@ -32,10 +32,10 @@ from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.text import counted, of_file
 from ggufspec.settings.table import DRAFT_MAX, Settings, names
 
-# Function that measures this machine if plans for these models and options need it and it is due; True if it did so
+# Function that measures this machine if that is due for a plan of these models; returns whether it measured
 Calibrate = Callable[[PlanMachine | None, Sequence[ModelHeader], DecoderOptions, OnEvent | None], bool]
 
-_FEWER_STATES = (3, 7)  # maximum draft lengths to try for fewer recurrent states (150 MiB each in Qwen3.5-27B)
+_FEWER_STATES = (3, 7)  # smaller values of draft_max to try, to save recurrent states (150 MiB each in Qwen3.5-27B)
 CONTEXT_GIVEN = "given with -c"
 
 
@@ -69,7 +69,7 @@ class PlanResult:
         return self.context_from != CONTEXT_GIVEN and len(search.context_sizes(self.plan)) > 1
 
     def document(self, *, sweep: bool = False, contexts: bool = False) -> PlanDocument:
-        """Return the document of ``plan --json``; ``contexts`` adds other context sizes, unless one was given.
+        """Return the document of ``plan --json``; ``contexts`` adds other context sizes unless ``-c`` is given.
 
         ``sweep`` adds target-only and speculative tokens/s by number of target layers, in eight steps and for the
         planned placements.
@@ -83,7 +83,7 @@ class PlanResult:
         return plan_document(self.plan, self.described(), sources | self._seen(), rows, others, self._next())
 
     def _seen(self) -> dict[str, str]:
-        """Return the drafters' acceptance in earlier runs on this machine, and the lookup's share in the prediction."""
+        """Return the drafters' acceptance in earlier runs here, and the predicted share of text from lookup rounds."""
         request, found = self.plan.request, dict[str, str]()
         if request.draft is not None:
             drafters = [request.draft.header.fingerprint, *["lookup"] * request.has_lookup]
@@ -123,7 +123,7 @@ def make_plan(
     on_event: OnEvent | None = None,
     verbose: bool = False,
 ) -> PlanResult:
-    """Plan an opened pair for the machine ``where``; default: the machine in its settings.
+    """Plan an opened pair for the machine ``where``, by default the machine in the pair's settings.
 
     ``calibrate`` measures this machine's speed if the plan needs it and it is unknown. ``verbose`` shows llama.cpp's
     log during dry runs.
@@ -194,7 +194,7 @@ def _acceptance(opened: OpenedPair) -> tuple[float, str]:
 def with_mmproj(wanted: Settings, where: PlanMachine, target: ModelHeader, *, verbose: bool = False) -> PlanMachine:
     """Return the machine with memory reserved for ``--mmproj`` on the GPU that llama.cpp uses for it, or on the host.
 
-    llama.cpp uses the first local GPU in ggml's order, or else an RPC worker's (clip_ctx in tools/mtmd/clip.cpp).
+    llama.cpp uses the first local GPU in ggml's order, or else an RPC worker's GPU (clip_ctx in tools/mtmd/clip.cpp).
 
     Raises:
         GgufspecError: the projector's file is missing, is not a projector, or belongs to another model.

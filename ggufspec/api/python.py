@@ -72,7 +72,7 @@ def plan_pair(
         link: link to the GPUs, such as ``pcie4x16``.
         acceptance: expected acceptance probability per token, 0 to 1; default: as measured before, or the profile's.
         allow_kv: additional types that the plan may choose for the target's KV cache.
-        sweep: True to predict tokens/s for several numbers of target layers on the GPUs, too.
+        sweep: True to predict tokens/s also for several numbers of target layers on the GPUs.
         on_event: called with progress events: ``{"event": "reading", "file": …, "bytes": …}``.
         verbose: True to send llama.cpp's log of the dry runs to standard error.
         options: options by keyword, such as ``ctx_size`` or ``gpu_layers``, which override ``settings``.

@@ -85,7 +85,7 @@ class _Found:
 
 
 def several(repo: str | None) -> HubRepository | None:
-    """Return the repository if ``-hf`` names one with several models without choosing a model; otherwise None.
+    """Return the repository if ``-hf`` names one with several models but chooses none of them; otherwise None.
 
     Raises:
         GgufspecError: there is no such repository, or it has no GGUF file.
@@ -166,7 +166,7 @@ def _targets(
 
 def _of_repository(repo: str, on_event: OnEvent | None) -> _Found:
     if (name := choice.parse_name(repo)).model:
-        raise UsageError(f"{repo!r} is not a repository of the hub", "--draft-repo USER/REPO; -hfd names one draft")
+        raise UsageError(f"{repo!r} is not a repository on the hub", "--draft-repo USER/REPO; -hfd names one draft")
     return _add(_Found(), repository.list_models(name.repo, name.revision), on_event)
 
 
@@ -189,7 +189,7 @@ def _subject(of: HubRepository, one: ReadModel) -> _Subject:
 
 
 def _few(of: HubRepository, budget_bytes: int) -> HubRepository:
-    """Keep the models worth reading: the largest that are within the GPUs' memory, and the next larger one."""
+    """Keep the models worth reading: the largest ones that are within the GPUs' memory, and the next larger one."""
     below = [model for model in of.models if model.size_bytes <= budget_bytes]
     start = max(0, min(len(below) - _MOST_OF_EACH + 1, len(of.models) - _MOST_OF_EACH))
     return replace(of, models=of.models[start : start + _MOST_OF_EACH])
@@ -226,7 +226,7 @@ class _Ranking:
     _options: dict[tuple[str, str], DecoderOptions] = field(default_factory=dict)
 
     def document(self, targets: _Found, drafts: _Found, *, is_list: bool) -> RankingDocument:
-        """Rank the targets; with ``is_list``, also rank the drafts for the best target, and use the fastest draft."""
+        """Rank the targets; with ``is_list``, also rank the drafts for the best target and use the fastest."""
         draft = None if is_list or not drafts.subjects else drafts.subjects[0]
         models = self._models(targets, draft)
         target = _best(targets.subjects, models)
@@ -357,7 +357,7 @@ class _Ranking:
         return plan
 
     def _drafting(self, subject: _Subject, draft: _Subject) -> DecoderOptions:
-        """Return the options for this draft, which may be a head; compare vocabularies in completely read headers."""
+        """Check the draft, which may be a head, against the target by their complete headers; return its options."""
         assert subject.like is not None
         assert draft.like is not None
         key = subject.like.origin, draft.like.origin
@@ -385,7 +385,7 @@ def _point(row: RankedModel) -> tuple[float, float]:
 
 
 def _best(subjects: Sequence[_Subject], rows: Sequence[RankedModel]) -> _Subject:
-    """Return the best model: the one with most bits per weight (up to Q8_0) that fits whole, or else the fastest."""
+    """Return the model with the most bits per weight (up to Q8_0) of those that fit whole, or else the fastest."""
     whole = [row for row in rows if row.fits == "whole"]
     fair = whole or [row for row in rows if not row.error]
     fair = [row for row in fair if row.repo == fair[0].repo]  # only those in the most downloaded repository

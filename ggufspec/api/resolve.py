@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ggufspec.api.options import machine_to_plan_for, placement_of, placement_of_draft, unplaced
 from ggufspec.api.pairs import OnEvent, OpenedPair
+from ggufspec.api.parallel import check_parallel, default_parallel
 from ggufspec.api.plan import Calibrate, make_plan, request_of
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
@@ -36,6 +37,7 @@ class ResolvedOptions:
 def resolve(
     opened: OpenedPair,
     *,
+    serves: bool = False,
     best_target_only: bool = False,
     calibrate: Calibrate | None = None,
     on_event: OnEvent | None = None,
@@ -44,11 +46,31 @@ def resolve(
     """Place the layers of a pair, and with ``best_target_only`` also those of the best target-only run.
 
     Given numbers of layers are used, and ``auto`` is planned. An unused draft model (``--drafter lookup`` or ``none``)
-    is not placed. For the other arguments, see :func:`ggufspec.api.plan.make_plan`.
+    is not placed. If the pair ``serves`` and no number of answers at once is given, memory decides it. For the other
+    arguments, see :func:`ggufspec.api.plan.make_plan`.
 
     Raises:
-        GgufspecError: as for :func:`ggufspec.api.plan.make_plan`.
+        GgufspecError: as for :func:`ggufspec.api.plan.make_plan`; the caches of so many conversations do not fit.
     """
+    placed = _placed(opened, best_target_only=best_target_only, calibrate=calibrate, on_event=on_event, verbose=verbose)
+    asks = serves and opened.wanted.parallel is None
+    if not asks and placed.pair.parallel < 2:
+        return placed
+    machine = machine_to_plan_for(opened.wanted, placed.pair.threads or physical_cores())
+    if asks:
+        return replace(placed, pair=replace(placed.pair, parallel=default_parallel(opened, placed.pair, machine)))
+    check_parallel(opened, placed.pair, machine)
+    return placed
+
+
+def _placed(
+    opened: OpenedPair,
+    *,
+    best_target_only: bool,
+    calibrate: Calibrate | None,
+    on_event: OnEvent | None,
+    verbose: bool,
+) -> ResolvedOptions:
     wanted, options = opened.wanted, opened.options
     (target, free), (draft, draft_free) = placement_of(wanted), placement_of_draft(wanted)
     fixed = replace(options, target=target, draft=draft)

@@ -1,1 +1,1 @@
-"""Measured runs in child processes, and what they say about a pair."""
+"""Measurements of models in child processes, and their evaluation."""

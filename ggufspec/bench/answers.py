@@ -1,4 +1,4 @@
-"""Interleaved answers to the same prompts from several variants (e.g. with a draft, target-only), within a budget."""
+"""Interleaved answers to the same prompts from several variants (e.g. with and without a draft), within a budget."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ggufspec.schema.text import as_budget, counted, duration
 
 FEWEST = 3  # minimum number of prompts for a verdict; with fewer prompts, minimum number of passes over them
 _RESERVE = 0.15  # share of the budget reserved for the checks after measuring
-# (prompts, tokens): minimum answer length while more than this many prompts are left. Prompts differ more from each
-# other than the parts of one answer do, so many short answers are more informative than a few long ones, but an
-# answer's beginning is slower than the rest.
+# (prompts, tokens): minimum answer length in tokens while more than this many prompts are left. Prompts differ more
+# from each other than the parts of one answer do, so many short answers are more informative than a few long ones. But
+# an answer's beginning is slower than the rest, so answers must not be too short.
 _FEWEST_TOKENS = ((4, 64), (1, 32))
 _WARM_UP_TOKENS = 32  # length of the pair's warm-up, in which the policy times drafts and learns how much they gain
-_WARM_UPS = 8  # warm-ups' worth of time that a verdict needs: three prompts with and without the draft, plus a check
+_WARM_UPS = 8  # time for a verdict ÷ time of a warm-up: three prompts with and without the draft, plus a check
 _LEAST_TOKENS = 8  # minimum answer length, even if only one prompt is left
 _ASIDE_PROMPTS, _INFORMATIONAL_TOKENS = 3, 32  # maximum prompts, and tokens per answer, for an informational variant
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Variant to measure; ``spec`` and the module ``engine`` define its own load.
+    """Variant to measure; ``spec`` and the module ``engine`` define its load if it cannot share the pair's.
 
-    ``shared`` is the value of ``alone`` in requests that the pair's load answers for this variant; None if it cannot.
+    ``shared`` is the value of ``alone`` with which the pair's load answers for this variant; None if it cannot.
     ``informational`` variants are measured once, with a few short answers.
     """
 
@@ -95,7 +95,7 @@ class AnswerBudget:
             self._answers[name] += found
 
     def read_s(self, name: str) -> float:
-        """Return a variant's seconds per prompt token, or the slowest known variant's if it has not been measured."""
+        """Return a variant's seconds per prompt token; if it has not been measured, the slowest measured variant's."""
         return self._known(name, lambda s: (s.prompt_s, s.prompt_read))
 
     def write_s(self, name: str) -> float:
@@ -113,16 +113,18 @@ class AnswerBudget:
 class InterleavedAnswers:
     """Measurement of several variants' answers to the same prompts, interleaved prompt by prompt.
 
-    Variants with the same placement share one child process, which loads the pair once. If the target's cache can be
-    rewound to any length, speculative and target-only answers alternate there, segment by segment. Any other placement
-    needs its own load. Loads stay open together if all run on the CPU and fit in RAM; otherwise they take turns, one
-    pass over the prompts each. A variant whose child dies is not retried; others that shared its load get their own.
+    Variants with the same placement share one load: a child process that loads the pair once. If the target's cache can
+    be rewound to any length, speculative and target-only answers alternate in it, segment by segment. Variants with
+    another placement need their own load. Loads stay open together if all run on the CPU and fit in RAM; otherwise they
+    take turns, one pass over the prompts each. A variant whose child dies is not retried; variants that shared its load
+    get their own.
 
-    A budget limits the first pass: each answer gets a share of the time left, at the speed of earlier answers. If that
-    share allows too few tokens, the last prompts are dropped. A shortened answer is drafted like a full one.
+    A budget limits the first pass: each answer gets a share of the time left, converted to tokens at the speed of
+    earlier answers. If that share allows too few tokens, the last prompts are dropped. A shortened answer is drafted as
+    if it could reach the full length.
 
-    ``variants`` holds the variants by name, which may share the load of ``first``. ``repetitions`` is the number of
-    passes over the prompts; None for as many as needed. ``cut`` allows answers shorter than the spec's.
+    ``variants`` maps names to variants, which may share the load of the variant ``first``. ``repetitions`` is the
+    number of passes over the prompts; None for as many as needed. ``cut`` allows answers below ``max_tokens``.
 
     Attributes:
         results: for each variant, one result per pass, with the answers to the spec's first prompts.
@@ -171,7 +173,7 @@ class InterleavedAnswers:
     # ---- time
 
     def cost_s(self, name: str, prompt: int, tokens: int) -> float:
-        """Return the expected seconds of an answer."""
+        """Return the seconds that an answer is expected to take."""
         read = self._prompt_tokens[prompt] - self._spec.depth
         return self.budget.overhead * (read * self.budget.read_s(name) + tokens * self.budget.write_s(name))
 
@@ -287,7 +289,7 @@ class InterleavedAnswers:
 
     def _warm_up(self, name: str, load: trial.ModelProcess) -> None:
         request = self._request(name, warm_up=True)
-        # The text before the prompts is processed now, which does not count towards the budget
+        # The text before the prompts is processed now; this does not count towards the budget
         reply = load.ask(request) if self._spec.depth else self.budget.ask(load, request)
         if not reply.finished:
             raise _SpentError
@@ -376,7 +378,7 @@ class InterleavedAnswers:
         return count == self.prompts
 
     def _turns(self, names: Sequence[str]) -> list[list[str]]:
-        """Return turns of one variant each, except that two alternating variants share one, speculative first."""
+        """Return the turns, one per variant; two alternating variants share a turn, speculative first."""
         shared = {self._variants[name].shared: name for name in names if self._place(name) == self._place(self._first)}
         load = self._load(self._first) if self._may_alternate and {"", "target"} <= shared.keys() else None
         both = [shared[""], shared["target"]] if load and load.ready.alternates else []
@@ -410,7 +412,7 @@ class InterleavedAnswers:
         try:
             reply = self.budget.ask(load, request)
         except ChildError as error:
-            if len(names) == 2:  # running one at a time shows which variant crashes
+            if len(names) == 2:  # running the variants separately shows which one crashes
                 self._may_alternate = False
                 self._open.pop(self._place(name)).close()
                 for one in names:

@@ -1,4 +1,4 @@
-"""Measurement of the batch latencies of models loaded together at given placements, as a job for a child process.
+"""Job for a child process that measures batch latencies of models loaded together at given placements.
 
 Dummy weights (:mod:`ggufspec.models.dummy_weights`) decode as fast as real ones.
 """
@@ -25,7 +25,7 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.dummy_weights import TOKENS
 
-_BURST_S = 0.25  # a shorter batch is repeated _BURST times for a median, because the first run rebuilds the graph
+_BURST_S = 0.25  # for a shorter batch, the median of _BURST more runs counts, because the first run rebuilds the graph
 _BURST = 3
 _FEWEST_ROUNDS = 3
 _LOOK_S = 0.2  # minimum time between readings of the system counters, which have a resolution of 10 ms
@@ -33,7 +33,7 @@ _LOOK_S = 0.2  # minimum time between readings of the system counters, which hav
 
 @dataclass(frozen=True, slots=True)
 class ModelToTime:
-    """Model to time at ``batch_sizes``. A head belongs to the job's preceding model and may be stored in its file."""
+    """Model to time at ``batch_sizes``; a ``head`` belongs to the preceding model, whose file may contain it."""
 
     path: Path
     placement: Placement
@@ -46,7 +46,7 @@ class ModelToTime:
 class BatchTimingJob:
     """Models that are loaded together and timed in turn, with ``depth`` tokens in each cache.
 
-    Each batch size of each model is timed ``rounds`` times; fewer, but at least three, once ``seconds`` have passed.
+    Each batch size of each model is timed ``rounds`` times, or until ``seconds`` have passed, but at least three times.
     """
 
     parts: tuple[ModelToTime, ...]
@@ -140,7 +140,7 @@ def run(spec: BatchTimingJob, emit: child.Emit, stopping: threading.Event) -> Ba
 
 
 def undisturbed(seconds: list[float], loads: Sequence[float], least: float) -> int:
-    """Drop samples during which other programs used clearly more than the ``least`` CPUs, but keep at least three.
+    """Drop samples during which other programs used clearly more than ``least`` CPUs, but keep at least three.
 
     ``loads`` are the CPUs that other programs used during each sample. Return the number of dropped samples.
     """

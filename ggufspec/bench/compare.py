@@ -1,4 +1,4 @@
-"""Comparison of targets and drafts: interleaved trials of every cell at its best placement, plus target quality."""
+"""Comparison of targets and drafts: interleaved trials of each cell at its best placement, and target quality."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Contender:
 class CompareExperiment:
     """Cells to compare, including target-only for each target, and whether to measure the targets' quality.
 
-    Each cell gets ``repetitions`` trials, and leaders get up to :data:`MORE` times as many extra ones. A ``budget_s``
+    Each cell gets ``repetitions`` trials, and leaders get up to :data:`MORE` times as many in addition. A ``budget_s``
     may reduce repetitions, prompts and, if ``cut``, answer lengths. ``settings`` and ``notes`` go into the document.
     """
 
@@ -186,7 +186,7 @@ class Comparison:
         return BudgetShare(extent, tokens_per_s / slower)
 
     def _again(self) -> list[trial.TrialJob]:
-        """Return the leaders if they have enough trials for an interval, else none."""
+        """Return the leaders if they have enough trials for an interval; otherwise an empty list."""
         leaders = self.leaders()
         return leaders if leaders and len(self.trials.speeds(leaders[0])) > 1 else []
 

@@ -13,14 +13,14 @@ from ggufspec.hardware.host import BUSY_CPUS, TOLERATED_CPUS
 from ggufspec.schema.text import counted
 
 MOST_TRIES = 3  # maximum number of tries for a trial disturbed by other programs
-_FEWEST = 1 / 3  # minimum share of pairs that a verdict must rest on; below it, pairs under a similar load also count
+_FEWEST = 1 / 3  # minimum share of segment pairs for a verdict; if fewer are quiet, pairs under a similar load count
 _Key = TypeVar("_Key")
 
 
 def to_repeat(tries: Mapping[_Key, Sequence[float]], least: float) -> _Key | None:
     """Return the first trial that was disturbed in every try and may be tried again, or None.
 
-    ``tries`` has the CPUs that other programs used in each try of each trial; ``least`` is their minimum over trials.
+    ``tries`` has the CPUs that other programs used in each try of each trial; ``least`` is the minimum over all trials.
     """
     disturbed = (key for key, others in tries.items() if min(others) >= least + BUSY_CPUS)
     return next((key for key in disturbed if len(tries[key]) < MOST_TRIES), None)
@@ -43,15 +43,15 @@ def repeated_note(tries: Iterable[Sequence[float]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CountedRuns:
-    """Two runs' results with the segments that count, and how they were chosen.
+    """Results of two runs with the segments that count, and how these were chosen.
 
     Attributes:
-        ours, theirs: results by pass, with statistics of only the segments that count; no tokens if none counts.
+        ours, theirs: results by pass; their statistics cover only segments that count (no tokens if none does).
         pairs, counting: number of segment pairs, and how many of them count.
         part: which pairs count: ``quiet``, ``similar load``, or ``all``.
         busy_share: share of the time in which other programs used ``TOLERATED_CPUS`` or more.
-        others_cpus: most CPUs that other programs used during a segment.
-        least_cpus: fewest CPUs that other programs used during a segment.
+        others_cpus: highest number of CPUs that other programs used during a segment.
+        least_cpus: lowest number of CPUs that they used during a segment; without pairs, the median over results.
     """
 
     ours: list[TrialResult]
@@ -70,7 +70,7 @@ class CountedRuns:
 
     @property
     def is_enough(self) -> bool:
-        """True if these segments suffice for a verdict; if the machine was idle at times, only quiet pairs do."""
+        """True if these segments suffice for a verdict. If the machine was idle at times, only quiet pairs suffice."""
         return self.part == "quiet" or not self.pairs or self.least_cpus >= BUSY_CPUS
 
     @property

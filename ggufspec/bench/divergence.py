@@ -1,9 +1,9 @@
 """Test of whether rounding explains why the text with a draft diverges from the text without one.
 
-The common prefix of both texts is decoded one token at a time, as in target-only runs, and in batches of several sizes
-at every offset, because rounding depends on the batch size and the position in the batch. The noise is the largest
-resulting change in the logit difference between any two leading tokens at a position, over all texts that diverge. A
-divergence is explained if its margin is at most the noise.
+The common prefix of both texts is decoded one token at a time, as in target-only runs, and then in batches of several
+sizes at every offset, because rounding depends on the batch size and the position in the batch. This changes the logit
+difference between two leading tokens at a position; the noise is the largest such change in all texts that diverge. A
+divergence is explained if its margin (:func:`margin`) is at most the noise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ggufspec.llamacpp.model import Context, Logits, Model
 from ggufspec.schema.bench import Divergence
 
 LEADING = 8  # number of most likely tokens that are compared at each position
-_BATCH_SIZES = (2, 4, 8)  # batch sizes that kernels treat differently, in addition to the largest
+_BATCH_SIZES = (2, 4, 8)  # batch sizes that kernels treat differently; the largest possible size is tested too
 _FARTHEST, _HALVINGS = 64.0, 30  # bisection for the margin: upper bound in logits, and number of halvings
 
 
@@ -66,7 +66,7 @@ def run(spec: DivergenceJob, emit: child.Emit, stopping: threading.Event) -> Div
     """Measure all cases in this process."""
     devices.add_rpc_workers(spec.rpc)
     with Model(spec.target, spec.options.target) as model:
-        options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # to rewind over many batches
+        options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # rewinds over many batches
         context = Context(model, options)
         try:
             measured = []
@@ -88,7 +88,7 @@ def _divergence(case: DivergenceCase, margin: float, noise: float) -> Divergence
 
 
 def _measure(context: Context, case: DivergenceCase, prompt: Sequence[int]) -> tuple[float, float]:
-    """Return (margin between the two tokens if the text is decoded one token at a time, noise along the text)."""
+    """Return (margin between the two diverging tokens, decoded one at a time; noise over the common prefix)."""
     at = case.position
     text = [*prompt, *case.target_only[:at]]
     context.rewind(0)
@@ -117,7 +117,7 @@ def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Seque
     At temperature 0 without penalties this is the difference between their logits. Otherwise the wanted token loses
     because its score plus noise is lower, or because truncation drops it. So three shifts are tried, each by a single
     amount: raise the wanted token; lower all tokens more likely than it; raise all tokens more likely than the current
-    choice. Penalties are applied after the shift, just as they are after rounding.
+    choice. Penalties are applied after the shift, because rounding precedes them too.
 
     ``row`` holds the target's logits, (vocab,); ``text`` holds the ids of the preceding tokens.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-_FEWEST_TOKENS, _LEAST_TOKENS = 32, 8  # minimum answer length while trials or prompts can be dropped, and if none can
+_FEWEST_TOKENS, _LEAST_TOKENS = 32, 8  # minimum answer length while trials or prompts can be dropped, and otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class CellCosts:
     token_s: float
 
     def trial_s(self, extent: AnswerExtent) -> float:
-        """Return the seconds for a trial; its warm-up processes the first prompt once more."""
+        """Return the seconds that a trial takes; its warm-up processes the first prompt once more."""
         answers_s = extent.prompts * extent.max_tokens * self.token_s
         return self.load_s + (extent.prompts + 1) * self.prompt_s + answers_s
 

@@ -21,9 +21,9 @@ from ggufspec.schema.plan import PlannedOption
 from ggufspec.schema.text import of_memory
 
 _ENOUGH_TOKENS = 32  # minimum tokens over all trials for a speed to be saved
-# Minimum missing VRAM, as a share of the plan and in bytes; a smaller gap may be due to a program that ended meanwhile
+# Smallest VRAM shortfall to report, as a share of the plan and in bytes; other programs' exits may cause smaller ones
 _SPILLED, _SPILLED_BYTES = 0.05, 256 * 2**20
-_FAR_SLOWER = 2.0  # slowdown that indicates spilling: no plan is that far off, and the link is 10× slower than VRAM
+_FAR_SLOWER = 2.0  # slowdown that indicates spilling: no plan is that far off, and a GPU's link is 10× slower than VRAM
 _ROOM = 1.1
 _SHORT_CONTEXT = 2048
 
@@ -31,7 +31,7 @@ _SHORT_CONTEXT = 2048
 def learn(
     resolved: ResolvedOptions, spec: TrialJob, results: Mapping[str, Sequence[TrialResult]], *, is_quiet: bool
 ) -> tuple[str, ...]:
-    """Save a bench's results (by mode) for later plans, speeds only if the machine was quiet; return user notes."""
+    """Save a bench's results by mode for later plans, but speeds only if the machine was quiet; return notes."""
     record_run_overhead(resolved, results["speculative"])
     if is_quiet:
         record_speed(resolved, spec, results["target_only"])
@@ -53,7 +53,7 @@ def record_run_overhead(resolved: ResolvedOptions, results: Sequence[TrialResult
 
 def spilled(resolved: ResolvedOptions, name: str, results: Sequence[TrialResult]) -> tuple[str, ...]:
     """Return a note if a driver seems to keep part of the VRAM allocations in host memory, as Windows' and AMD's
-    drivers do when VRAM is full. The signs: VRAM use rose far less than planned, and tokens take over twice as long.
+    drivers do when VRAM is full. The signs: VRAM use is clearly below plan, and tokens take over twice as long.
 
     ``name`` is one of the plan's options; ``results`` are its trials, including answers to long prompts.
     """

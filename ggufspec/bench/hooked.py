@@ -127,7 +127,7 @@ def _engine(spec: TrialJob, emit: child.Emit, stopping: Callable[[], bool]) -> I
                 "context": len(tokens) == most,
             }
             rounds, first_s, decode_s = draft.rounds if draft else [], times[1] - times[0], times[-1] - times[1]
-            # Tokens of the last round, or all tokens if there is no draft
+            # Tokens of the last round; without a draft, all tokens except the first
             unreported = len(tokens) - 1 - sum(len(one.emitted) for one in rounds)
             found = Statistics.of(
                 rounds,

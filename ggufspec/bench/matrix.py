@@ -35,7 +35,7 @@ from ggufspec.settings.table import Settings, names
 
 NONE = "none"
 TOKENS = 128  # default answer length
-WORDS = (*(name for name, row in DRAFTERS.items() if not row.needs_file), NONE)  # words accepted instead of a draft
+WORDS = (*(name for name, row in DRAFTERS.items() if not row.needs_file), NONE)  # words that replace a draft file
 _ONE_OF_THEM = "compare one of them at a time"
 _PLACEMENT = names(group="placement")
 
@@ -74,7 +74,7 @@ class PlannedCell:
 
 
 def without_file(drafter: str | None) -> str | None:
-    """Return the first drafter that needs no file, one of :data:`WORDS`; None if all need one."""
+    """Return the first drafter that needs no file, one of :data:`WORDS`; None if all need a file."""
     drafters = parse_drafters(drafter or NONE)
     return next((word for word in WORDS if word in drafters), None)
 
@@ -94,7 +94,7 @@ def with_draft(one: Pairing, draft: LabelledModel | str | None) -> Pairing:
 
 
 def with_target_only(pairings: Iterable[Pairing]) -> list[Pairing]:
-    """Return each target's target-only cell, with its profile's settings, followed by its pairings.
+    """Return each target's target-only cell, with the profile's settings, followed by the target's pairings.
 
     Raises:
         UsageError: two profiles define the same cell, or different settings for a target.
@@ -118,7 +118,7 @@ def _real(file: LabelledModel | str | None) -> str | None:
 
 
 def unique_names(files: Iterable[LabelledModel]) -> dict[Path, str]:
-    """Return a unique name for each file, with the folder if names repeat; full paths if that is not enough."""
+    """Return a unique name for each file: with its folder if names repeat, or the whole label if that is not enough."""
     labels = {untrusted.real(one.path): one.label for one in files}
     counts = Counter(label.name for label in labels.values())
     found = {}
@@ -290,7 +290,7 @@ def _models(files: Iterable[LabelledModel], names_: Mapping[Path, str]) -> tuple
 
 
 def part_bytes(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
-    """Return bytes by device and part for a ``CompareCell``; ``overheads`` are the drivers' bytes by device."""
+    """Return bytes by device and part for a ``CompareCell``; ``overheads`` are the bytes drivers use, by device."""
     found: ByDevice = {}
     models: tuple[tuple[str, PlannedModel | None], ...] = (("target", option.target), ("draft", option.draft))
     for role, model in models:

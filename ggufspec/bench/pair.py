@@ -60,8 +60,8 @@ def bench_pair(
         prompts: prompts to answer; eight short bundled ones by default. The target's chat template is applied if it has
             one. :func:`ggufspec.bench.prompting.read_prompts` reads prompts from a file.
         raw: send prompts as plain text, without the template.
-        max_tokens: answer length that the verdict is for; default 256 or, with ``prompts``, their answers' median
-            length. Under a budget, shorter answers are measured and the time of the rest is extrapolated.
+        max_tokens: answer length that the verdict is for; default 256 or, with ``prompts``, the median length of their
+            answers. A budget may shorten the measured answers; the time of the rest is then extrapolated.
         repetitions: number of answers to each prompt; by default as many as the verdict needs.
         budget_s: seconds for answers, excluding load time; default 180, or no limit if ``repetitions`` is given.
         sampling: temperature, truncation, seed and penalties; greedy by default.

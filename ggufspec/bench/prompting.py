@@ -1,4 +1,4 @@
-"""Conversion of prompts, bundled or from files, to the texts of a trial with the target's chat template.
+"""Conversion of prompts (bundled or from files) to a trial's texts, with the target's chat template.
 
 A template is untrusted code and tokenizing needs the model file, so both happen in a child process, once per command.
 """
@@ -33,8 +33,8 @@ _NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 class PromptsJob:
     """Prompts for a model; ``raw`` skips its chat template.
 
-    Without ``prompts``, bundled prompts are used: requests if there is a chat template, otherwise texts to continue. If
-    ``kinds`` are given, only prompts of these kinds are used, and only every n-th of those if ``every`` is n.
+    Without ``prompts``, bundled prompts are used: requests if there is a chat template, otherwise texts to continue.
+    ``kinds`` restricts these to prompts of the given kinds; if ``every`` is n, only every n-th of them is used.
     """
 
     target: Path

@@ -1,4 +1,4 @@
-"""Bundled texts, written for this project: requests for chat models, prompts that any model can continue, passages."""
+"""Bundled texts, written for this project: chat requests, prompts that any model can continue, and passages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BenchPrompt:
     origin: str = field(default="", kw_only=True)
 
 
-# Typical requests to a chat model, one of each kind. Every second one also makes a good mix, and tune uses only those.
+# Typical requests to a chat model, one of each kind. Every second request also makes a good mix; tune uses only these.
 REQUESTS = (
     BenchPrompt(
         "edit",

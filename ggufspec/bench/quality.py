@@ -1,8 +1,8 @@
-"""Quality of a quantised target on bundled text: perplexity, and KL divergence and top-1 agreement with a reference.
+"""Quality of a quantised target on bundled text: perplexity; KL divergence from and top-1 agreement with a reference.
 
 Models are loaded one at a time, in a child process (:mod:`ggufspec.child`), because two may not fit in memory. The
-reference writes its probabilities to a file, with which every other model is compared. Each row is for one token: its
-logits minus their maximum, as float16, normalised after reading. Rounding adds less than 10⁻⁵ nats to a divergence.
+reference model writes its logits to a file, with which every other model is compared. A row holds one token's logits
+minus their maximum, as float16, and is normalised after reading. Rounding adds less than 10⁻⁵ nats to a divergence.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema.compare import Quality
 from ggufspec.schema.text import of_download
 
-_WIDTH = 32  # batch size with logits for all tokens, which fit in the VRAM planned for a batch of 2
-_CELLS = 512  # context size; passages are shorter in every common vocabulary, and are truncated in any other
+_WIDTH = 32  # batch size; logits for all its tokens fit in the VRAM planned for a batch of 2
+_CELLS = 512  # context size in tokens; longer passages are truncated, but none is longer in a common vocabulary
 _DEEPEST = -60000.0  # lowest stored value; the minimum of float16 is −65504
 
 Floats = npt.NDArray[np.float64]
@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float64]
 class QualityJob(WithOptions):
     """Model to measure on ``passages``, each decoded in an empty context.
 
-    ``rows`` is a file in its own folder that the reference model (named ``reference``) writes and the others read.
+    ``rows`` is a file in its own folder that the reference model (named ``reference``) writes and other models read.
     """
 
     model: Path

@@ -1,4 +1,4 @@
-"""Stages of a plan's rehearsal, and the pair's expected speed from timings that other modules measure."""
+"""Stages of a plan's rehearsal, and the pair's expected speed, computed from timings that other modules measure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ggufspec.schema.text import counted, number, of_memory
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _BATCH_SIZES = (*range(1, 9), 12, 16)
 _FEWEST_BITS = 1.6  # bits per weight of the smallest published quantisation
-_PROCESS_BYTES = 256 << 20  # memory of Python and llama.cpp themselves
+_PROCESS_BYTES = 256 << 20  # memory that Python and llama.cpp themselves take
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RehearsalStage:
 
 
 def stages(plan: Plan, dry_run: DryRun) -> list[RehearsalStage]:
-    """Return the stages: the pair as planned; target-only at its best placement, with half its GPU layers and none.
+    """Return stages: the pair as planned; target-only at its best placement, with half its GPU layers and with none.
 
     A stage with the same placement as an earlier one is left out; without a GPU there is only one stage.
     """

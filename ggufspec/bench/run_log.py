@@ -1,7 +1,7 @@
 """Log of measurements, each written as soon as it is made, so that an interrupted search or comparison can resume.
 
-The file consists of JSON lines: the first names its schema, the others hold one measurement each, under a key made from
-its settings. A last line truncated by a crash is dropped.
+The file consists of JSON lines. The first names the schema; every other line holds one measurement, under a key made
+from the measurement's settings. A last line truncated by a crash is dropped.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RunLog:
                 self._open(schema, fresh=fresh)
             except TimeoutError:
                 raise GgufspecError(
-                    f"another process is making the same measurements and saves them in {path}",
+                    f"another process is running the same measurements and saving them in {path}",
                     "wait for it, or save results elsewhere with --results FOLDER",
                 ) from None
             except OSError as error:
@@ -79,7 +79,7 @@ class RunLog:
         if self.path.exists() and not self._read(schema):
             aside = set_aside(self.path)
             self.notes = (
-                f"the results in {self.path} are damaged or from another version: renamed {aside.name}, measured again",
+                f"{self.path} is damaged or from another version; it was renamed {aside.name}, and measuring restarts",
             )
         self._file = self.path.open("ab")
         if self._file.tell() == 0:

@@ -62,8 +62,8 @@ def mean_ratio(
     the prompts are the sample, and repetitions only make each prompt's value more precise. The interval is Student's,
     on the logarithm, with the ratio's variance by linearisation.
 
-    ``numerators`` holds one or more values for each of at least two prompts; ``denominators`` as many, each measured
-    close in time. Without ``kinds``, each prompt is its own kind.
+    ``numerators`` holds one or more values for each of at least two prompts; ``denominators`` holds as many, measured
+    at about the same times. Without ``kinds``, each prompt is its own kind.
 
     Source: Cochran 1977, Sampling Techniques, section 6.3 (the variance of a ratio).
     """

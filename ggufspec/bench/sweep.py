@@ -24,7 +24,7 @@ _LAYERS = ("gpu_layers", "gpu_layers_draft")
 class SweptValue:
     """Value of the option, ``shown`` as typed, with its runs; ``pair`` is None if nothing drafts.
 
-    ``failure`` says why it has no placement and therefore no runs.
+    ``failure`` says why the value has no placement and therefore no runs.
     """
 
     shown: str

@@ -1,9 +1,9 @@
-"""Trials: measured answers to prompts from a child process (:mod:`ggufspec.child`) that loads the models once.
+"""Trials: measured answers to prompts, given by a child process (:mod:`ggufspec.child`) that loads the models once.
 
 - :class:`TrialJob`: the models to load, their options, and the prompts.
 - :class:`TrialRequest`: the prompts to answer, with drafts, target-only, or alternating between the two.
-- :class:`TrialAnswer`: one prompt's text, tokens and timings; :class:`TrialResult`: all answers to a request, memory
-  and energy.
+- :class:`TrialAnswer`: text, tokens and timings of one answer; :class:`TrialResult`: all answers to a request, with
+  memory and energy.
 - :class:`Engine`: loaded models and the functions that decode with them, in our own loop or ``Llama``'s.
 - :class:`LoadedRun`: the child's side, which answers requests with an engine; :class:`TrialReady`: its report after
   loading.
@@ -54,8 +54,8 @@ class TrialJob(WithOptions):
     ``prompts`` are texts made by :mod:`ggufspec.bench.prompting`, with a chat template if ``templated``; reports group
     them by their ``kinds``. With ``chat`` they are user messages, to which the child applies the target's template,
     with the ``system`` prompt if given. ``prediction`` is the expected answer. ``depth`` tokens of text are cached
-    before each prompt, unmeasured. ``stream`` emits a ``token`` event for each token, ``trace`` a ``round`` event
-    before each round's tokens.
+    before each prompt, without being measured. ``stream`` emits a ``token`` event for each token; ``trace`` emits a
+    ``round`` event before each round's tokens.
     """
 
     target: Path
@@ -79,11 +79,11 @@ class TrialJob(WithOptions):
 
 @dataclass(frozen=True, slots=True)
 class TrialAnswer:
-    """Answer to one prompt; ``parts`` are the statistics of its thinking and of the rest, if the model thinks.
+    """Answer to one prompt; if the model thinks, ``parts`` are the statistics of its thinking and of the rest.
 
-    ``segments`` also record other programs' CPU use. An answer decoded as a whole is one segment, prompt included.
-    ``start`` covers about the first ``SEGMENT_TOKENS`` tokens, in which drafters process the prompt and the policy
-    learns how much they gain; None if unknown or not counted.
+    ``segments`` also record other programs' CPU use; an answer that does not alternate with another is a single segment
+    that includes the prompt. ``start`` covers about the first ``SEGMENT_TOKENS`` tokens, during which drafters process
+    the prompt and the policy learns how much drafts gain; None if unknown or not counted.
     """
 
     text: str
@@ -109,7 +109,7 @@ class TrialResult:
     ``peak_rss_bytes`` and ``vram_bytes`` (the rise over all GPUs) include everything loaded, even an idle draft.
     Without NVML, the backend counts VRAM; ``unwatched`` are the GPUs that NVML does not report. ``drafters`` are the
     active drafters, ``notes`` the decoder's notes. ``energy_j`` is the energy used by all GPUs from the first prompt to
-    the last token, if NVML measures it; ``others_cpus`` are the CPUs that other programs kept busy meanwhile.
+    the last token, if NVML measures it; ``others_cpus`` is the number of CPUs that other programs used meanwhile.
     ``system_info`` is llama.cpp's line about its build. ``target_only`` are the target-only answers if the answers
     alternate; energy and CPUs then cover both kinds of answers.
     """
@@ -175,7 +175,8 @@ class TrialRequest:
     ``alone`` is passed to :meth:`SpeculativeDecoder.generate`; a ``max_tokens`` of 0 means the spec's. ``warm_up``
     requests a short answer to the beginning of the first prompt, without events. ``alternate`` requests alternating
     speculative and target-only answers, and says which begins: ``pair`` or ``target``. An answer or warm-up ends with
-    the round that reaches ``most`` tokens, but drafting is as for ``max_tokens``; a warm-up also has a time limit.
+    the round that reaches ``most`` tokens, but is drafted as if it could reach ``max_tokens``; warm-ups also have a
+    time limit.
     """
 
     prompts: tuple[int, ...] | None = None
@@ -205,7 +206,7 @@ class Engine:
 
 
 def key_text(spec: TrialJob | None) -> str:
-    """Return a run as text for the keys of saved results, in which its class is still called ``Spec``."""
+    """Return a run as text for the keys of saved results, where its class still has the old name ``Spec``."""
     return repr(spec).replace("TrialJob(", "Spec(", 1)
 
 
@@ -250,7 +251,7 @@ def _parts(target: Model, prompt: str, all_rounds: Sequence[Round], whole: Stati
 
 
 def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
-    """Return how many of an answer's rounds are thinking: the rounds up to ``</think>``, or all without that tag.
+    """Return how many of an answer's rounds are thinking: those up to ``</think>``, or all if that tag is missing.
 
     ``rounds`` are the rounds' texts. The opening ``<think>`` may be at the end of the prompt instead.
     """
@@ -368,7 +369,7 @@ def opened(
 
 
 class LoadedRun:
-    """Pair loaded in this process that answers requests and emits an ``answer`` event after each answer."""
+    """Pair loaded in this process; it answers requests and emits an ``answer`` event after each answer."""
 
     engine: Engine
     load_s: float

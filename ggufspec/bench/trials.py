@@ -34,7 +34,7 @@ _Item = TypeVar("_Item")
 
 
 def in_turn(items: Sequence[_Item], repetition: int) -> tuple[_Item, ...]:
-    """Rotate ``items`` so that a different one is first in each repetition, and machine drift favours none."""
+    """Rotate ``items``: each repetition starts with a different one, so that drift of the machine favours none."""
     first = repetition % max(len(items), 1)
     return (*items[first:], *items[:first])
 
@@ -73,9 +73,9 @@ class RepeatedTrials:
     """Trials by run and repetition. Trials in the log are not measured again; a failed run is not retried.
 
     A trial disturbed by other programs is repeated, even if only a later trial shows that the machine can be quieter.
-    ``attempt`` runs a trial; ``resumed`` counts trials found in the log. ``predicted`` are the plan's tokens/s.
-    ``spent_s`` is the time of all trials, logged ones included; no trial starts that would end after ``budget_s``.
-    ``left_s`` is the estimated time left.
+    ``attempt`` runs a trial; ``resumed`` counts trials found in the log. ``predicted`` has the plan's tokens/s by run.
+    ``spent_s`` is the time of all trials, including logged ones. A trial that is expected to exceed ``budget_s`` does
+    not start. ``left_s`` is the estimated time left.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RepeatedTrials:
         self._log, self._verbose, self._attempt = log, verbose, attempt or trial.attempt
         self._keys: dict[trial.TrialJob, str] = {}
         self._tries: dict[tuple[trial.TrialJob, int], list[float]] = {}  # CPUs that other programs used in each try
-        self._unlike: set[tuple[frozenset[trial.TrialJob], int]] = set()  # excluded from ratios, because loads differed
+        self._unlike: set[tuple[frozenset[trial.TrialJob], int]] = set()  # not used in ratios, because loads differed
 
     def run(
         self,
@@ -104,8 +104,8 @@ class RepeatedTrials:
     ) -> int:
         """Measure the missing trials that fit in the budget, in :func:`order_of_trials`; return the number completed.
 
-        ``progress`` gets a run's name before its trial and after each answer; its total includes the ``later`` steps
-        that the caller takes afterwards.
+        ``progress`` gets a run's name before its trial and after each answer. The total that it gets includes the
+        ``later`` steps that the caller takes afterwards.
 
         Raises:
             GgufspecError: the log cannot be written.
@@ -190,7 +190,7 @@ class RepeatedTrials:
     def trial_s(self, run: trial.TrialJob) -> float:
         """Return the expected seconds of a trial; 0 if unknown.
 
-        It is the mean of the run's trials, or else the predicted time, corrected by how far other predictions were off.
+        It is the mean of the run's trials; without trials, the predicted time corrected by other predictions' errors.
         """
         if known := self.results.get(run):
             return fmean(map(trial_s, known.values()))
@@ -230,7 +230,7 @@ class RepeatedTrials:
         return paired_ratios(list(map(trial_speed, ours)), list(map(trial_speed, theirs))) if ours else None
 
     def paired(self, *runs: trial.TrialJob) -> list[list[trial.TrialResult]]:
-        """Return each run's results in the repetitions that all runs have, under similar load if possible."""
+        """Return each run's results in the repetitions that all have, if possible only those with similar loads."""
         common = sorted(set.intersection(*(set(self.results[run]) for run in runs)))
         alike = [n for n in common if are_alike([self.results[run][n].others_cpus for run in runs])]
         if alike:
@@ -261,7 +261,7 @@ def size_bytes(run: trial.TrialJob) -> int:
 
 
 class CardWatch:
-    """Monitor for throttled clocks and other programs on the GPUs during trials; idle without GPUs."""
+    """Monitor for throttled clocks and other programs on the GPUs during trials; does nothing without GPUs."""
 
     def __init__(self) -> None:
         before = gpus.gpus()

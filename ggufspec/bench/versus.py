@@ -51,8 +51,8 @@ BUDGET_S = 180.0
 _CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
 _STRICT = 1.6  # maximum slowdown of strict mode, which pads one-token batches
 _EXPLAINED = 16  # ratio of the time to explain a divergence (ggufspec.bench.divergence) to the text's target-only time
-_FEWEST_PASSES = 6  # minimum passes before an interval may end the measurement if there are fewer prompts than FEWEST
-_POSSIBLE = 0.9  # minimum cost of a round in target-only tokens: one, minus a margin for noise
+_FEWEST_PASSES = 6  # minimum number of passes before an interval may end the measurement of fewer prompts than FEWEST
+_POSSIBLE = 0.9  # minimum time of a round relative to a target-only token: 1, minus a margin for noise
 _PRECISE = 0.02  # relative half-width of an interval that needs no more trials
 _FARTHEST = 10  # maximum length to extrapolate to, as a multiple of the measured length
 _ENDS = ("end", "stop", "grammar")  # stop reasons of answers that were not truncated
@@ -62,14 +62,14 @@ _ENDS = ("end", "stop", "grammar")  # stop reasons of answers that were not trun
 class BenchExperiment:
     """Comparison to make; ``spec`` is the speculative run.
 
-    The verdict is for answers of the spec's ``max_tokens`` or, with ``own_lengths``, of the median length of the
+    The verdict is for answers of the spec's ``max_tokens``. With ``own_lengths``, it is for the median length of the
     answers to the prompts; an unfinished answer counts as ``max_tokens``.
 
-    ``repetitions`` are passes over the prompts; None for as many as the verdict needs within ``budget_s``, the seconds
-    for answers. A budget may drop prompts and, with ``cut``, shorten answers.
+    ``repetitions`` are passes over the prompts; None for as many as the verdict needs within ``budget_s`` seconds of
+    answers. A budget may drop prompts and, with ``cut``, shorten answers.
 
-    ``target_only`` are the options of the best target-only run, in which the draft's memory may hold more of the
-    target. If its placement differs from the pair's, target-only is also measured at the pair's.
+    ``target_only`` are the options of the best target-only run, which may use the draft's memory for more of the
+    target. If its placement differs from the pair's, target-only is also measured at the pair's placement.
 
     The engine ``hook`` also measures llama-cpp-python's ``Llama``, with our draft as its draft model
     (:mod:`ggufspec.decoding.hook`) and without.
@@ -279,7 +279,7 @@ class Bench:
         return SameText(drafted == plain, compared)
 
     def _check_size(self, spec: trial.TrialJob) -> tuple[int, int] | None:
-        """Return how many prompts and tokens a check compares; None if the budget has no time for a check."""
+        """Return how many prompts and tokens a check compares; None if the budget leaves no time for it."""
         most = min(_CHECK_TOKENS, spec.max_tokens)
         both = [mode for mode in ("target_only", "speculative") if self.results[mode]]
         for prompts in range(min(_CHECK_PROMPTS, len(spec.prompts)), 0, -1):
@@ -429,6 +429,7 @@ class Bench:
         else:
             whole = set.intersection(*map(set, rows)) if rows else set()
             sums = [[sum(one) for one in zip(*(row[turn] for row in rows), strict=True)] for turn in sorted(whole)]
+            sums = sums or [[*pair] for row in rows for pair in row.values()]  # no pass counts for every prompt
             if not sums:
                 return None
             found = paired_ratios([theirs for _, theirs in sums], [ours for ours, _ in sums])
@@ -525,8 +526,8 @@ def bench_verdict(
 ) -> BenchVerdict:
     """Judge in one sentence whether the draft is worth it for answers of ``tokens``, and give the reason in another.
 
-    A round costs at least one target-only token, so a speedup above the tokens per round cannot come from the draft,
-    unless target-only has another placement or the GPU ``streams`` (copies) CPU weights for larger batches only.
+    A round takes at least as long as one target-only token, so a speedup above the tokens per round cannot come from
+    the draft, unless target-only has another placement or the GPU ``streams`` (copies) CPU weights for large batches.
     """
     if speedup is None or target_only is None or pair is None:
         why = (
@@ -586,7 +587,7 @@ def bench_verdict(
 
 
 def _why(faster: float, target_only: MeasuredRun, pair: SpeculativeRun) -> str:
-    """Return a round's yield and its cost in target-only tokens, and both runs' GPU layers if they differ."""
+    """Describe a round's yield and its cost in target-only tokens, and both runs' GPU layers if they differ."""
     cost = pair.tokens_per_round / faster
     cost = 1.0 if _POSSIBLE <= cost < 1 else cost
     round_s = pair.tokens_per_round / pair.tokens_per_s.median

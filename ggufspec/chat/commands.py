@@ -136,7 +136,7 @@ COMMANDS: dict[str, CommandHelp] = {
     "help": CommandHelp("[COMMAND]", "list the commands, or explain one"),
     "quit": CommandHelp("", "leave; so does Ctrl-D"),
 }
-# Commands in /help by group: one line per command in HELP, one per group in HELP_IN_SHORT.
+# Commands in /help by group, with a line per command (HELP) or per group (HELP_IN_SHORT).
 HELP = {
     "Conversation": ("system", "undo", "retry", "clear", "save", "load", "settings", "help", "quit"),
     "Who answers": ("speculative", "target", "draft", "compare"),
@@ -173,7 +173,7 @@ _TYPED = {"N": "", "T": "0.8", "K": str(OPTIONS["top_k"].default), "P": str(OPTI
 
 
 def parse_input(typed: str) -> str | tuple[SlashCommand, ...]:
-    """Parse input into a message or commands: ``/`` begins a command (an alias may be several), ``//`` escapes a slash.
+    """Parse input into a message or commands: ``/`` begins a command (or an alias of several), ``//`` escapes a slash.
 
     Raises:
         UsageError: there is no such command (the hint names the nearest), or the command takes no argument.

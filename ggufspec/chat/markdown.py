@@ -1,4 +1,4 @@
-"""Markdown rendering in a terminal with rich that never loses text.
+"""Rendering of Markdown with rich on a terminal, without ever losing text.
 
 HTML, entities, images and link definitions stay as typed. If rendering would still lose a letter or digit, as for a
 table in a narrow terminal, the source is shown. Texts must have passed :func:`ggufspec.schema.text.visible`.

@@ -36,7 +36,7 @@ def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None
 
 
 def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
-    """Return the line below an answer; ``rule`` is the acceptance rule if lossy, otherwise empty."""
+    """Return the line below an answer; ``rule`` is the acceptance rule if it is lossy, otherwise empty."""
     parts = [counted(figures.tokens, "token")]
     if figures.tokens_per_s:
         parts.append(f"{number(figures.tokens_per_s)} tokens/s")

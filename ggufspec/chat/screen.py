@@ -16,7 +16,7 @@ from ggufspec.schema.rounds import TracedRound
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_LONG_PROMPT = 256  # number of tokens; while a longer prompt is processed, a message is shown
+_LONG_PROMPT = 256  # prompt length in tokens above which a message is shown during processing
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class TintedOutput(PlainOutput):
 
 
 class RenderedOutput(Live):
-    """Markdown output: finished blocks are printed, the unfinished one is shown below them as it grows.
+    """Markdown output: finished blocks are printed, and the unfinished block is shown below them as it grows.
 
     If an unfinished block is taller than the terminal, only its end is shown.
     """

@@ -1,4 +1,4 @@
-"""Conversation with a pair, independent of where input comes from. Commands are in :mod:`ggufspec.chat.actions`."""
+"""Conversation with a pair, independent of the source of its input. Commands are in :mod:`ggufspec.chat.actions`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Talk:
     # ---- questions -------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> bool:
-        """Ask a question and show the answer; return False if it was stopped before its first token and dropped."""
+        """Ask a question and show the answer; return False if the answer was stopped before its first token."""
         settings = self.with_seed()
         asked = replace(self.conversation, system=settings.system).ask(text)
         answer = self.ask(asked, settings)

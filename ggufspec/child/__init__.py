@@ -1,20 +1,20 @@
 """Jobs in child processes, so that an abort in llama.cpp ends the job and not the program.
 
-The child is ``python -P -m ggufspec.child MODULE``; without ``-P`` a ``json.py`` in the current folder would be
-imported. There are two kinds of job; their functions' annotations give the types of the messages:
+The child is ``python -P -m ggufspec.child MODULE``; without ``-P``, Python would import a ``json.py`` from the current
+folder. There are two kinds of job; their functions' annotations give the types of the messages:
 
 - A call. The module has ``run(spec, emit, stopping)``, which returns the result.
 - A session, whose child answers many requests. The module has a context manager ``opened(spec, emit, stopping)``. Its
-  value has ``ready`` and ``answer(request, emit, stopping)``, which returns the reply; if it raises a GgufspecError,
-  the session stays open. To answer several requests at once, it has ``begin(number, request, emit, stopping)`` instead,
-  and ``step()``, which is called while any are unanswered and returns (number, reply or GgufspecError) for those that
-  have ended.
+  value has ``ready`` and ``answer(request, emit, stopping)``, which returns the reply; if ``answer`` raises a
+  GgufspecError, the session stays open. A value that answers several requests at once has, instead of ``answer``,
+  ``begin(number, request, emit, stopping)`` and ``step()``, which is called while requests are unanswered and returns
+  (number, reply or GgufspecError) for each request that has ended.
 
 ``emit`` sends an event; ``stopping`` is set when the request should return its result so far.
 
-Both use one protocol of JSON lines. stdin carries the spec, which is request 0, and in a session requests 1, 2, …
-stdout carries ``["event", N, {…}]`` for request N, and one outcome per request: ``["result", N, …]`` or ``["error", N,
-message, hint, exit code]``. After ``["within", S, what, hint]`` the parent kills the child in S seconds, unless
+Both kinds use one protocol of JSON lines. stdin carries the spec as request 0 and, in a session, requests 1, 2 and so
+on. stdout carries ``["event", N, {…}]`` for request N, and one outcome per request: ``["result", N, …]`` or ``["error",
+N, message, hint, exit code]``. After ``["within", S, what, hint]`` the parent kills the child after S seconds, unless
 ``["within", null]`` follows. ``{"stop": N}`` on stdin asks request N to stop. The end of stdin (Ctrl-C in the parent,
 or its death) asks the child to end; it does so within ``job.GRACE_S``, whatever llama.cpp is doing.
 """

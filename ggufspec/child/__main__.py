@@ -135,7 +135,7 @@ def main(argv: list[str]) -> None:
     os.dup2(2, 1)  # anything that a library prints to stdout goes to stderr
     if verbosity == "-v":
         logging.basicConfig(format="%(message)s", stream=sys.stderr)
-        logging.getLogger("ggufspec").setLevel(logging.DEBUG)  # llama.cpp's log; from other libraries only warnings
+        logging.getLogger("ggufspec").setLevel(logging.DEBUG)  # llama.cpp's log; other libraries only warn
     else:  # only llama.cpp's log says why CUDA aborts: ggml_cuda_error in ggml/src/ggml-cuda/ggml-cuda.cu
         errors = logging.StreamHandler(sys.stderr)
         errors.setLevel(logging.ERROR)

@@ -40,7 +40,7 @@ def died(
 ) -> ChildError:
     """Return the error for a child that ended without an outcome, with the last informative line of its stderr.
 
-    ``peers`` are its RPC workers; ``blame`` names what was running within a limit, and gives a hint.
+    ``peers`` are its RPC workers; ``blame`` is the name of the code that ran under a time limit, and a hint.
     """
     lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]

@@ -20,16 +20,16 @@ _parent = 0  # parent's process id
 
 
 def begin(parent: int, say: Callable[..., None]) -> None:
-    """Set, in a child, its parent's process id and the function that sends the parent a message."""
+    """Set, in a child, the parent's process id and the function that sends messages to the parent."""
     global _parent, _say
     _parent, _say = parent, say
 
 
 @contextlib.contextmanager
 def limited_memory(more: int, *, only_data: bool = False) -> Iterator[None]:
-    """Cap this process at ``more`` additional bytes of address space inside the ``with``, if the platform can.
+    """Limit this process to ``more`` additional bytes of address space inside the ``with``, if the platform can.
 
-    With ``only_data`` the cap applies to memory that the process writes, not to files that it maps.
+    With ``only_data``, the limit applies to memory that the process writes, not to files that it maps.
     """
     if sys.platform != "linux":
         yield
@@ -50,11 +50,11 @@ def limited_memory(more: int, *, only_data: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def within(seconds: float, what: str, hint: str) -> Iterator[None]:
-    """Have the parent kill this child if the ``with`` takes longer, and blame ``what`` for that or for a crash.
+    """Have the parent kill this child after ``seconds`` in the ``with``, and blame ``what`` for that or for a crash.
 
     This is for foreign code that may hang in a C call in which no other thread can run, not even the one that waits
     for the end of stdin. On Linux the kernel therefore kills the child, without cleanup, if its parent dies meanwhile.
-    Outside a child it does nothing.
+    Outside a child, this does nothing.
     """
     if _say is None:
         yield

@@ -43,7 +43,7 @@ def call(
     on_event: Emit | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Run the job of ``module``, a dotted name, in a child process with a spec, and return its result.
+    """Run the job of ``module`` (a dotted name) with a spec in a child process, and return the result.
 
     Events go to ``on_event`` as they come; ``verbose`` passes llama.cpp's log on to stderr.
 
@@ -74,7 +74,7 @@ class Session:
         return self._child is not None and self._child.lives
 
     def open(self, module: str, spec: object, ready_type: type[Result], *, on_event: Emit | None = None) -> Result:
-        """Start the child and send its spec; a previous child is ended. An exception from ``on_event`` ends the child.
+        """Start the child, ending any previous one, and send its spec. An exception from ``on_event`` ends the child.
 
         Raises:
             GgufspecError: raised by the job; the child has ended.
@@ -160,12 +160,12 @@ class Session:
             return outcome[1], error
 
     def wake(self) -> None:
-        """Have :meth:`receive` return; any thread may call it."""
+        """Make :meth:`receive` return; any thread may call this."""
         if child := self._child:
             child.wake()
 
     def stop(self, number: int | None = None) -> None:
-        """Ask a request, by default the newest, to stop at its next token; its reply holds what it has by then.
+        """Ask a request, by default the newest, to stop at its next token; the reply then holds the result so far.
 
         May be called from any thread and from a signal handler.
         """
@@ -173,7 +173,7 @@ class Session:
             child.stop(number)
 
     def kill(self) -> None:
-        """Kill the child; a thread that waits for it gets a ChildError. Any thread may call it."""
+        """Kill the child; a thread that waits for it gets a ChildError. Any thread may call this."""
         if child := self._child:
             child.kill()
 
@@ -208,8 +208,8 @@ def _partial(outcome: Outcome | None, kind: type[Result]) -> Result | None:
 class _Child:
     """A child process and its messages.
 
-    A thread reads them, because an interrupted read would lose part of a line. The newest outcome is retained, so that
-    an interrupted caller can wait for it again.
+    A thread reads the messages, because an interrupted read would lose part of a line. The newest outcome is retained,
+    so that an interrupted caller can wait for it again.
     """
 
     def __init__(self, module: str, *, verbose: bool) -> None:

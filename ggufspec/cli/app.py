@@ -1,6 +1,6 @@
-"""Commands by name, and the only place where an error becomes text and an exit code.
+"""Table of commands, and the only code that turns an error into text and an exit code.
 
-A command's module is imported only when it runs or its own help is requested, which keeps ``ggufspec --help`` fast.
+A command's module is imported only when the command runs or shows its help, which keeps ``ggufspec --help`` fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ggufspec.schema.base import ErrorDocument, to_line
 from ggufspec.schema.text import in_ascii
 from ggufspec.settings.option import bounds
 
-COMMANDS = {  # module in this package: first sentence of its command's help
+COMMANDS = {  # module in this package: first sentence of the command's help
     "bench": "Measure target-only, draft-only and speculative decoding.",
     "compare": "Compare many pairs by speed, memory, energy and quality.",
     "run": "Stream one answer; the statistics follow on standard error.",
@@ -40,7 +40,7 @@ COMMANDS = {  # module in this package: first sentence of its command's help
     "serve": "Serve a pair to editors and agents over OpenAI's HTTP API.",
     "trace": "Show every round of one answer, token by token.",
     "plan": "Show what fits, how fast it is, and whether the draft pays.",
-    "models": "List the GGUF models on this disk, and what each can draft with.",
+    "models": "List the GGUF models on this disk, with the drafts for each.",
     "pull": "Download a pair's files into the Hugging Face cache.",
     "rehearse": "Measure a pair's speed before it is downloaded.",
     "quantize": "Write one model in several weight types.",
@@ -63,7 +63,7 @@ app = typer.Typer(
 
 
 class DeferredCommand(TyperCommand):
-    """Command or group whose module is not imported yet; its name and the first sentence of its help are known."""
+    """Command or group that is imported when needed; until then, it has only a name and one sentence of help."""
 
     @functools.cached_property
     def whole(self) -> Any:
@@ -74,7 +74,7 @@ class DeferredCommand(TyperCommand):
         return typer.main.get_command(parameters.commands_of(module.__name__))
 
     def make_context(self, *args: Any, **more: Any) -> Any:
-        """Return the imported command's context, which Typer makes before running, completing or explaining it."""
+        """Import the command and return its context, which Typer needs to run, complete or document the command."""
         return self.whole.make_context(*args, **more)
 
 
@@ -144,9 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _message(error: typer.TyperException) -> str:
-    """Return Typer's message in the wording of :mod:`ggufspec.settings.option`."""
+    """Return Typer's message, reworded like those of :mod:`ggufspec.settings.option`."""
     given, cause = getattr(error, "param", None), cast(Any, error.__cause__)
-    if given is not None and hasattr(cause, "errors"):  # it is a pydantic error
+    if given is not None and hasattr(cause, "errors"):  # a pydantic error
         problem, info = cause.errors()[0], given.type_descriptor.parameter_info
         flag, value, kind = given.opts[-1], str(problem["input"])[:40], problem["type"]
         if kind in ("greater_than_equal", "less_than_equal"):
@@ -160,7 +160,7 @@ def _message(error: typer.TyperException) -> str:
 
 
 def _corrected(arguments: Sequence[str], error: GgufspecError) -> str:
-    """Return the typed command with the wrong file replaced; the error's hint if that file was not typed."""
+    """Return the typed command with the wrong file replaced, or the error's hint if that file was not typed."""
     if error.instead is None or not all(word.isprintable() for word in arguments):
         return error.hint
     with contextlib.suppress(OSError):  # the current folder was removed
@@ -197,10 +197,10 @@ def _discard_output() -> None:
 
 
 def _ready() -> None:
-    """Replace closed standard streams with the null device, and characters that an encoding lacks with ASCII."""
+    """Replace closed standard streams with the null device, and characters that a stream cannot encode with ASCII."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, the closed stream's
+            number = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, the closed stream's
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
     codecs.register_error("ascii", in_ascii)
@@ -210,13 +210,13 @@ def _ready() -> None:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """Exit all open blocks, as Ctrl-C would: show the cursor, end child processes, remove unfinished files."""
+    """Unwind all open blocks, as Ctrl-C would, to show the cursor, end child processes and remove unfinished files."""
     _at_signals(signal.SIG_IGN)  # ignore further signals
     raise SystemExit(128 + number)
 
 
 def _at_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    """Set the handler for SIGTERM and SIGHUP, unless a signal is ignored (nohup)."""
+    """Set the handler for SIGTERM and SIGHUP, except for a signal that is ignored (as with nohup)."""
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
@@ -226,15 +226,15 @@ def _at_signals(handler: Callable[[int, FrameType | None], None] | signal.Handle
 def with_huge_pages(tunables: str) -> str:
     """Return ``GLIBC_TUNABLES`` with huge pages for large allocations, unless the user has set that option.
 
-    llama.cpp's repacked weights are such allocations. With scattered 4 KiB pages, a virtual machine's CPU waits for
-    page tables, and a token took 1.4 to 1.5 times as long. Source: malloc/malloc.c in glibc.
+    llama.cpp's repacked weights are such allocations. In scattered 4 KiB pages, they made a virtual machine's CPU wait
+    for page tables: a token took 1.4 to 1.5 times as long. Source: malloc/malloc.c in glibc.
     """
     name = "glibc.malloc.hugetlb="
     return tunables if name in tunables else ":".join(filter(None, (tunables, f"{name}1")))
 
 
 def entry() -> None:
-    os.environ["GLIBC_TUNABLES"] = with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))  # takes effect in children
+    os.environ["GLIBC_TUNABLES"] = with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))  # for child processes
     _ready()
     _at_signals(_end)
     sys.exit(main())

@@ -31,7 +31,7 @@ from ggufspec.settings.registry import DRAFTERS, parse_drafters
 from ggufspec.settings.table import Settings
 
 SWEPT_TOKENS, SWEPT_TRIALS = 128, 5
-_HOOK = "Decoding loop: ggufspec's own, or hook to also measure llama-cpp-python's Llama."
+_HOOK = "Decoding loops to measure: own (ggufspec's), or hook (also llama-cpp-python's Llama)."
 _UNTIL_CLEAR = f"until clear; {SWEPT_TRIALS} with --sweep"
 BENCH_PAIR = "demo-360m"  # the demo pair expanded to a real pair's shape, and thus to its cost
 
@@ -109,7 +109,7 @@ def bench(
     drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
     wanted = [
         DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")
-    ]  # drafters that any swept value needs
+    ]  # drafters that the swept values need
     no_draft = not any(row.needs_model for row in wanted)
     if given.drafter == "none" and swept is None:
         message = "bench needs a drafter to compare with, but --drafter none is target-only"
@@ -208,7 +208,7 @@ def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
 
 
 def _show(document: BenchDocument) -> None:
-    """Print a bench, its verdict first; ``--verbose`` adds the evidence for it."""
+    """Print a bench's results with the verdict first; ``--verbose`` adds the evidence."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold")
     if document.next:

@@ -31,7 +31,7 @@ from ggufspec.schema.base import to_json
 from ggufspec.settings.registry import drafts_with_file
 from ggufspec.settings.table import Settings
 
-USUAL_CONTEXT = 4096  # default if the target was trained with that context size; conversations soon outgrow 2,048
+USUAL_CONTEXT = 4096  # default, unless the target was trained with less; conversations soon outgrow 2,048
 
 
 @command(
@@ -108,7 +108,7 @@ def _prepared(given: Settings) -> tuple[Pair, ResolvedOptions]:
                 return prepare_pair(replace(given, ctx_size=min(USUAL_CONTEXT, trained)))
             except StopError:
                 raise
-            except GgufspecError:  # the default context may still fit; if not, its error is clearer
+            except GgufspecError:  # the default context may still fit; if it does not, that error is clearer
                 pass
     return prepare_pair(given)
 
@@ -160,7 +160,7 @@ def _converse(talk: Talk, offered: str) -> int:
 
 
 def _go_through(talk: Talk, lines: Iterator[str]) -> int:
-    """Process each line as a message or a command until the first failure; print the conversation so far regardless."""
+    """Process each line as a message or a command until one fails; with ``--json``, then print the conversation."""
     interrupted, failure, loaded = False, None, talk.turns
     try:
         for line in lines:

@@ -65,7 +65,7 @@ class GroupedCommand(TyperCommand):
         return super().parse_args(ctx, args if ctx.resilient_parsing else self._plain(ctx, args))
 
     def _plain(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return ``args`` with ggufspec's option names, values after their options, and GGUF files as ``-m``, ``-md``.
+        """Return ``args`` with ggufspec's option names, each value after its option, and GGUF files as ``-m``, ``-md``.
 
         Raises:
             UsageError: an option is unknown or lacks its value, or there are too many files.
@@ -107,7 +107,7 @@ class GroupedCommand(TyperCommand):
         return {flag: one for one in options for flag in (*one.opts, *one.secondary_opts)}
 
     def _files(self, ctx: Any, others: list[str], given: set[str | None]) -> tuple[list[str], list[str]]:
-        """Split ``others`` into GGUF files, as options, and other words; only a command with a PAIR takes files.
+        """Split ``others`` into GGUF files (as options) and other words; a command without a PAIR takes no files.
 
         Raises:
             UsageError: there are more than two files, or an unexpected word.
@@ -167,7 +167,7 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl([(f"{name:<{width}}", _wrapped(about, room)) for name, about in rows], col_max=width)
 
     def sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Return (name, description) of options by heading: the usual ones, or all if ``ctx`` requests them."""
+        """Return (name, description) of the usual options by heading, or of all options if ``ctx`` requests them."""
         found: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _ORDER}
         everything = ctx.meta.get(ALL) or not self._has_more
         for one in self.get_params(ctx):
@@ -193,7 +193,7 @@ class GroupedCommand(TyperCommand):
 
 
 def variables(flags: Mapping[str, str], everything: bool | None) -> str:
-    """Return the help's note on environment variables, whose ``flags`` are given by name; "" without variables."""
+    """Return the help's note on environment variables; ``flags`` maps their names to flags. "" without variables."""
     if not flags:
         return ""
     if everything:
@@ -205,7 +205,7 @@ def variables(flags: Mapping[str, str], everything: bool | None) -> str:
 
 
 def _read(word: str, options: Mapping[str, TyperOption], context: Any) -> tuple[list[str], str | None]:
-    """Return ggufspec's name for an option (names for several flags in one word), and the value within the word."""
+    """Return ggufspec's name for an option (or names, if a word joins several flags), and the value in the word."""
     name, equals, value = word.partition("=")
     if name.startswith("--"):
         name = name.replace("_", "-")  # as llama.cpp does

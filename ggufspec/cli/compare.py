@@ -84,7 +84,7 @@ def compare(
             model={"metavar": "FILE,FILE", "help": "Target models, GGUF files."},
             model_draft={
                 "metavar": "FILE,FILE",
-                "help": "Draft models for each target. lookup and mtp, the target's own head, need no file; none is "
+                "help": "Draft models for each target: files, lookup, or mtp (the target's own head). none means "
                 "target-only, which is always measured.",
             },
             hf_repo={"metavar": "REPO", "help": "Target models, USER/REPO:QUANT,QUANT."},
@@ -173,7 +173,7 @@ def _files(text: str | None, flag: str) -> list[LabelledModel]:
     parts = split_list(text)
     if text is not None and not parts:
         raise UsageError(f"{flag} names no file: the matrix is empty", _EXAMPLE)
-    paths = [untrusted.at_home(part) for part in parts if part not in words]  # a shell expands ~ at most in the first
+    paths = [untrusted.at_home(part) for part in parts if part not in words]  # a shell expands only a leading ~
     for path in paths:
         if not path.is_file():
             reason = "is a folder" if path.is_dir() else "does not exist"

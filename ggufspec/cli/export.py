@@ -58,7 +58,7 @@ def export(
     pair = inputs.pair_spec(given)
     fixed = replace(given, draft_policy="fixed")  # other programs support only the fixed policy
     resolved = inputs.resolve_shown(pair, fixed, loads=True)
-    if not resolved.pair.needs_draft:  # its profile says so, because tuning found that the draft does not pay off
+    if not resolved.pair.needs_draft:  # the profile says so: tuning found that the draft does not pay off
         pair = replace(pair, draft=None)
     plan, options, why = resolved.plan, resolved.pair, resolved.plan.why if resolved.plan else ""
     if plan and plan.choice == "target-only" and options.drafters and not given.drafter and to not in ALWAYS_AS_A_PAIR:
@@ -95,7 +95,7 @@ def _projector(wanted: Settings, hub: bool) -> ModelFile | None:
 
 
 def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
-    """Return the name other programs use for a file: the repository if not local or with ``hub``, else the path."""
+    """Return a file's name for other programs: its repository if it is a hub file or ``hub`` is set, else its path."""
     if isinstance(source, HubFile):
         return ModelFile(part_names(source.file)[0], source.repo)
     path = first_part(Path(source).absolute())

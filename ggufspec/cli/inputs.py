@@ -143,7 +143,7 @@ def _calibrate(
     rpc: tuple[str, ...],
     always: bool,
 ) -> bool:
-    """Measure this machine if due, for the models with these ``headers``, if any; return whether it was measured."""
+    """Measure this machine for models with these ``headers`` if that is due; return whether it was measured."""
     if where is not None and where.simulated and not always:
         in_vram = sum(header.weight_bytes() for header in headers) < sum(map(where.budget_bytes, where.cards))
         if in_vram:  # then this machine's speed does not matter
@@ -169,8 +169,8 @@ def _calibrate(
             raise
         ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
         return False
-    if speed.disturbed and where is None:  # otherwise the plan notes it
-        again = "ggufspec plan --calibrate measures it again when that is over"
+    if speed.disturbed and where is None:  # otherwise the plan's notes say so
+        again = "measure it again with ggufspec plan --calibrate when it is idle"
         ui.note(f"this machine was measured while {speed.disturbed}: {again}")
     return True
 

@@ -41,7 +41,7 @@ def models(
         list[Path] | None, typer.Argument(metavar="FOLDER", help="Look only in these folders.", show_default=False)
     ] = None,
 ) -> int:
-    """List the GGUF models on this disk, and what each can draft with.
+    """List the GGUF models on this disk, with the drafts for each.
 
     Looks in the caches of Hugging Face and llama.cpp, the folders of LM Studio and Ollama, and the current folder.
     No model is loaded; headers are read once. -v lists what is left out: projectors, embedding models, damaged files.
@@ -89,7 +89,7 @@ def no_model_error(name: str) -> UsageError:
 
 
 def draft_line(name: str, given: Settings, target: Path) -> str:
-    """Return a line that offers a draft for a target given without one, as a command line for ``name``.
+    """Return a line that suggests a draft for a target without one, with the ``ggufspec NAME`` command that uses it.
 
     Empty if no draft is known, or if the user or a profile chose the drafter.
     """
@@ -101,7 +101,7 @@ def draft_line(name: str, given: Settings, target: Path) -> str:
 
 
 def fitting(error: GgufspecError, target: Source, draft: Source | None) -> ModelError:
-    """Return the error for an incompatible draft, with a compatible one in its hint; a head's error is unchanged."""
+    """Return the error for an incompatible draft, with a compatible draft in its hint; a head's error is unchanged."""
     with contextlib.suppress(GgufspecError):
         if draft is not None and heads.head_kind(read_headers([draft])[0].header):
             return ModelError(error.message, error.hint)
@@ -112,7 +112,7 @@ def fitting(error: GgufspecError, target: Source, draft: Source | None) -> Model
 
 
 def _draft_for(target: Source) -> tuple[str, tuple[str, ...]]:
-    """Return a draft for a target, in words and as an option; empty if none is known. The hub is not contacted.
+    """Return (description, options) of a draft for a target; empty if there is none. The hub is not contacted.
 
     The target's own MTP blocks come first, then a local model, then the draft of a profile of the same family.
     """
@@ -206,7 +206,7 @@ def _hub_name(place: HubFile) -> str:
 
 
 def _command(name: str, model: LocalModel) -> str:
-    """Return a command line for a model and its draft, using the command ``name`` or else one that suits the model."""
+    """Return a command line for a model and its draft; without a ``name``, choose a command that suits the model."""
     draft = model.drafts[0].file.draft_words if model.drafts else ()
     text = [] if name or model.chats else ["--raw", "-p", "Once upon a time"]
     return shlex.join(["ggufspec", name or ("run" if text else "chat"), *model.file.words, *draft, *text])
@@ -230,7 +230,7 @@ def _notes(document: ModelsDocument, found: LocalModels) -> None:
 
 
 def _room_bytes() -> int:
-    """Return the memory for a fast pair, without starting a process: NVIDIA GPUs' free VRAM or up to 8 GiB of RAM."""
+    """Return the memory for a fast pair (NVIDIA GPUs' free VRAM, or up to 8 GiB of RAM) without starting a process."""
     in_gpus = sum(card.free_bytes or 0 for card in gpus())
     return in_gpus or min(free_memory_bytes(), _ON_CPU_BYTES)
 

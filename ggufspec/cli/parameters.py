@@ -59,7 +59,7 @@ FIXED_LENGTH = {"reader": None, "usual": "-n 128", "help": "Tokens per answer."}
 
 @dataclass(frozen=True, slots=True)
 class SweptOption:
-    """Option given a list, with its distinct values: (as typed, as parsed)."""
+    """Option that was given a list, with the distinct values (as typed, as parsed)."""
 
     option: Option
     values: tuple[tuple[str, Any], ...]
@@ -114,7 +114,7 @@ def _completion(known: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def one_of(known: Sequence[str]) -> dict[str, Any]:
-    """Return Typer's arguments to parse and complete an option that is one of the ``known`` words."""
+    """Return Typer's arguments to parse and complete an option whose value is one of the ``known`` words."""
 
     def read(text: str) -> str:
         if text not in known:
@@ -137,7 +137,7 @@ def own_profile_names(incomplete: str) -> list[str]:
 def taken_settings(
     rows: Iterable[Option], parsed: dict[str, Any], *, sweeps: bool = False, context: typer.Context | None = None
 ) -> tuple[Settings, SweptOption | None]:
-    """Remove the options' values from ``parsed`` and return them (of a list, the first), and the option with a list."""
+    """Remove the options' values from ``parsed``; return them (the first of a list), and the option with a list."""
     values: dict[str, Any] = {}
     swept: list[SweptOption] = []
     for row in rows:
@@ -175,7 +175,7 @@ def commands_of(module: str) -> typer.Typer:
 
 
 def command(*examples: str, name: str | None = None, confirms: bool = False) -> Callable[[_Command], _Command]:
-    """Register a function as a command of its module; ``examples`` end its help, ``confirms`` adds ``-y``."""
+    """Register a function as a command of its module; its help ends with ``examples``, and ``confirms`` adds ``-y``."""
 
     def register(function: _Command) -> _Command:
         made = commands_of(function.__module__).command(name, cls=GroupedCommand, epilog=epilog(*examples))
@@ -188,7 +188,7 @@ def command(*examples: str, name: str | None = None, confirms: bool = False) -> 
 def for_typer(function: Callable[..., int], *, confirms: bool = False) -> Callable[..., int]:
     """Return ``function`` with its settings parameter replaced by the options that it takes.
 
-    Every command gets ``--json``, ``-q``, ``-v``, and with ``confirms`` ``-y`` (:func:`ggufspec.cli.ui.flags`).
+    Every command gets ``--json``, ``-q`` and ``-v``; ``confirms`` adds ``-y`` (:func:`ggufspec.cli.ui.flags`).
     """
     signature = inspect.signature(function, eval_str=True)
     flags = [row for row in FLAGS.values() if confirms or row.group != "yes"]
@@ -212,7 +212,7 @@ def for_typer(function: Callable[..., int], *, confirms: bool = False) -> Callab
             for one in context_.command.params if context_ else ():
                 whole = os.environ.get(str(one.envvar)) if getattr(one, "multiple", False) else None
                 source = context_.get_parameter_source(str(one.name)) if context_ else None
-                if whole and source and source.name != "COMMANDLINE":  # Typer splits variables for lists at spaces
+                if whole and source and source.name != "COMMANDLINE":  # Typer splits a list's variable at spaces
                     parsed[str(one.name)] = [whole]
             if given:
                 parsed[given], found = taken_settings(rows, parsed, sweeps=bool(swept), context=context_)

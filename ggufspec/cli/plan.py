@@ -114,7 +114,7 @@ def _rank(
 
 
 def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
-    """Print a plan, its choice first; ``--verbose`` adds the figures behind it."""
+    """Print a plan with its choice first; ``--verbose`` adds the figures behind it."""
     out, everything = ui.out(), ui.flags().verbose
     out.print(document.why, style="bold green" if document.choice == "speculative" else "bold")
     for typed in (document.next, *document.also):
@@ -139,7 +139,7 @@ def show_plan(document: PlanDocument, *, has_contexts: bool = False) -> None:
     elif document.sweep:
         out.print("No GPU found: nothing is offloaded, whatever -ngl is. Use --gpu or --vram to sweep a GPU's layers.")
     out.print(f"The plan is for {report.context(document)}.", style="dim")
-    bytes_are = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
+    bytes_are = "llama.cpp's own, from a dry run" if document.confirmed else "estimates, not llama.cpp's own"
     speeds_are = f"{'guesses' if document.guessed else 'predictions'}, {document.speed}"
     says_bytes = everything or not document.confirmed
     if says_bytes or document.guessed:

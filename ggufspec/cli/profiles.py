@@ -356,7 +356,7 @@ def _check(name: str) -> schema.ProfileCheck:
 
 
 def _size_on_hub(place: HubFile) -> int:
-    """Return the total size of a model's parts according to the hub, even if it was downloaded."""
+    """Return the total size of a model's parts on the hub, even if the model was downloaded."""
     parts = locate.part_names(place.file)
     return sum(client.remote_file(place.repo, part, place.revision).size_bytes for part in parts)
 

@@ -98,7 +98,7 @@ def _offered(target: HubName, file: str) -> str:
 def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
     """Return local files of models that a command is about to run; download missing ones first, after asking.
 
-    ``sources`` name any part of a split model; messages contain ``name`` and ``again``, the download command.
+    A source may be any part of a split model. Messages contain ``name`` and ``again``, the download command.
     """
     missing = [source for source in sources if download.cached_model(source) is None]
     if missing:
@@ -135,7 +135,7 @@ def _sources(name: str | None, repo: str | None, draft_repo: str | None) -> tupl
 
 
 def _ask(order: DownloadOrder, again: str) -> None:
-    """Ask whether to download missing files; raise an error if refused, or if they do not fit on the disk."""
+    """Ask whether to download missing files; raise an error if the user refuses or the disk is too full."""
     missing = [item for item in order.items if item.path is None]
     if not missing:
         return
@@ -167,7 +167,7 @@ def _note_pause(event: Event) -> None:
 
 @contextmanager
 def _bars() -> Iterator[Emit]:
-    """Show a bar for the current file on an interactive stderr: bytes, rate, time left."""
+    """Show a bar with bytes, rate and time left for the current file if stderr is interactive."""
     err = ui.err()
     if not ui.is_live():
         yield _note_pause

@@ -77,7 +77,7 @@ def quantize(
             check_overwrites(path, "-y overwrites it; -o FOLDER writes elsewhere")
     if quantised:
         ui.note(
-            f"warning: {file.name} is quantised already (mostly {quantised}); every type made from it has that loss too"
+            f"warning: {file.name} is quantised already (mostly {quantised}); every type made from it shares that loss"
         )
 
     chosen = _done(job.QuantizeJob(file.absolute(), wanted, 1)).chosen
@@ -89,7 +89,7 @@ def quantize(
     for name, one in chosen.items():
         if one.unfit:
             share = f"{one.unfit} of {len(one.types)} tensors"
-            ui.note(f"{name}: another type for {share}, because their rows are not a multiple of its block")
+            ui.note(f"{name}: another type for {share}, because their row length is not a multiple of its block size")
     rows: list[QuantisedFile] = []
     numbers = sum(math.prod(tensor.shape) for tensor in header.tensors)
     for name, path in paths.items():
@@ -104,7 +104,7 @@ def quantize(
 
 
 def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
-    """Return the type of most of the source's quantised weights; empty if nothing is quantised."""
+    """Return the most common quantised type ("" if none); raise UsageError if there is one without ``requantize``."""
     sizes: dict[str, int] = {}
     for tensor in header.tensors:
         sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes
@@ -112,7 +112,7 @@ def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
     kind = max(lossy, key=lambda kind: lossy[kind], default="")
     if kind and not requantize:
         raise UsageError(
-            f"{file.name} is quantised already (mostly {kind}): another type made from it has the losses of both",
+            f"{file.name} is quantised already (mostly {kind}): quantising it again would add a second loss",
             "start from the model's F16 file, or accept the loss with --requantize",
         )
     return kind

@@ -31,7 +31,7 @@ _EXPORTS = ("export_json", "export_markdown", "export_csv", "html")
 
 
 def check_exports(given: Settings, *more: Path | None) -> None:
-    """Check before the run that export files and ``more`` can be written; empty ones are overwritten without asking.
+    """Check before the run that export files and ``more`` can be written; overwrite empty files without asking.
 
     Raises:
         GgufspecError: a file cannot be written.
@@ -96,9 +96,9 @@ def finish(
 ) -> int:
     """Print the document before writing its files, so that a full disk does not lose the result.
 
-    ``kept`` is the document's own file, ``resumed`` the number of trials that an earlier run measured, ``failed`` an
-    earlier failure, and ``hint`` what to do after Ctrl-C. Returns the exit code: 130 after Ctrl-C, the first failure's,
-    or 0.
+    ``kept`` is the file that saves the document, ``resumed`` the number of trials that an earlier run measured,
+    ``failed`` an earlier failure, and ``hint`` the advice after Ctrl-C. Return the exit code: 130 after Ctrl-C,
+    otherwise the code of the first failure, or 0.
     """
     ui.result(document, show)
     for note in () if ui.flags().json else notes:
@@ -133,7 +133,7 @@ def finish(
 
 
 def same_pair(command: str, given: Settings, *more: str, kept: Iterable[str] = ()) -> str:
-    """Return the command line of another command for the same pair: placement, drafters and the options ``kept``."""
+    """Return another command's command line for the same pair, with its placement, drafters and ``kept`` options."""
     names = ["pair", "model", "model_draft", "hf_repo", "hf_repo_draft", "drafter"]
     names += ["gpu_layers", "gpu_layers_draft", "ctx_size", "threads", *kept]
     found = [(OPTIONS[name].flags[:1], value) for name, value in given.given(names).items()]

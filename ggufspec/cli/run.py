@@ -159,7 +159,8 @@ def _has_chat_template(target: Path) -> bool:
     return read_headers([target])[0].header.has_chat_template
 
 
-def prepare_pair(given: Settings) -> tuple[Pair, ResolvedOptions]:
+def prepare_pair(given: Settings, *, serves: bool = False) -> tuple[Pair, ResolvedOptions]:
+    """Return the named pair and where its layers go; for ``serves`` see :func:`ggufspec.api.resolve.resolve`."""
     if given.no_draft:
         given = replace(given, drafter="none")
     pair = inputs.pair(given, no_draft=not drafts_with_file(given.drafter or "both"))
@@ -170,7 +171,7 @@ def prepare_pair(given: Settings) -> tuple[Pair, ResolvedOptions]:
             raise UsageError("--prediction needs drafting, which is turned off", "leave one of them out")
         if pair.draft is None and given.drafter is None:
             given = replace(given, drafter="lookup")
-    return pair, inputs.resolve_shown(pair, given)
+    return pair, inputs.resolve_shown(pair, given, serves=serves)
 
 
 def _print(text: str) -> None:

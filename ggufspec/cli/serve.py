@@ -140,14 +140,14 @@ def serve(
         takes(
             *("profile", "files", "hub", "target-only", "placement", "devices", "drafting", "context", "parallel"),
             "reasoning",
-            parallel={"rare": False},
+            parallel={"rare": False, "shown": "4 if memory allows"},
             pair={"shown": "a list"},
         ),
     ],
 ) -> int:
     """Serve a pair to editors and agents over OpenAI's HTTP API.
 
-    With --parallel N, up to N answers are generated at once. The page at / shows what the server does. A profile that
+    Up to four answers are generated at once (--parallel N). The page at / shows what the server does. A profile that
     `tune` saved is served as it was tuned.
     """
     if models.is_missing(given):
@@ -168,7 +168,7 @@ def serve(
                 f"anyone who can reach {host} could use the model, so a key is required",
                 "--api-key-file FILE, or --no-api-key on a network that you trust",
             )
-        pair, resolved = prepare_pair(given)
+        pair, resolved = prepare_pair(given, serves=True)
         spec = ChatJob(pair.target, pair.draft, resolved.pair, given.rpc or (), template, resolved.target_s)
         with (
             contextlib.closing(vocabulary.TokenizerProcess(vocabulary.TokenizerJob(pair.target, template))) as desk,

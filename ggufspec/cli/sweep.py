@@ -43,7 +43,7 @@ def place_values(pair: Pair, spec: TrialJob, swept: SweptOption, given: Settings
     """Place the pair for each value; all trials are like ``spec``, except for the draft and the options."""
     swept, notes = _distinct(swept, pair)
     settings = [swept.put(given, one).over(pair.settings) for _, one in swept.values]
-    decoders = [decoder_options(one) for one in settings]  # all values now, as a typo is an error, not a failed row
+    decoders = [decoder_options(one) for one in settings]  # check all now: a typo is an error, not a failed row
     at_each = swept.option.name in _AT_EACH
     values: list[SweptValue] = []
     for (shown, one), decoder in zip(swept.values, decoders, strict=True):

@@ -72,7 +72,7 @@ class Console(console.Console):
 
 
 def _ends(line: str, width: int) -> Iterable[int]:
-    """Yield the positions at which to break a line so that each part fills ``width`` columns."""
+    """Yield the positions at which to break a line so that each part fits into ``width`` columns."""
     used = 0
     for found in _WHOLE.finditer(line):
         if used and used + cell_len(found[0].rstrip()) > width:

@@ -70,7 +70,7 @@ def confirmed(question: str, *, default: bool) -> bool:
 
 
 def out(theme: Theme | None = None) -> Console:
-    """Return standard output's console, as wide as the terminal even if piped; 100 columns without one."""
+    """Return standard output's console, as wide as the terminal even if piped; 100 columns without a terminal."""
     columns = None if sys.stdout.isatty() else shutil.get_terminal_size((_columns(), 24)).columns
     return Console(width=columns, theme=theme)
 

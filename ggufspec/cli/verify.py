@@ -120,13 +120,13 @@ def _rules(accept: str | None) -> tuple[str, ...]:
         return LOSSLESS
     check_rule(accept)
     if accept not in LOSSLESS:
-        hint = "leave --accept out; exact and residual change nothing"
+        hint = "omit --accept to certify both lossless rules, exact and residual"
         raise UsageError(f"--accept {accept} is lossy: there is nothing to certify", hint)
     return (accept,)
 
 
 def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
-    """Return the given drafters, or all that the pair has; without a draft model, only n-gram lookup."""
+    """Return the given drafters; by default all that the pair has (without a draft model, only n-gram lookup)."""
     if "none" in (given or ()):
         raise UsageError("--drafter none leaves nothing to check", "one of " + ", ".join(_DRAFTERS))
     chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in given or ()))
@@ -138,7 +138,7 @@ def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
 
 
 def _measure(spec: CertificateJob, *, no_hash: bool) -> tuple[VerifyResult, Files]:
-    """Hash the models' files and run the checks; after Ctrl-C return those that are complete."""
+    """Hash the models' files and run the checks; after Ctrl-C, return the completed checks."""
     try:
         with ui.progress() as progress:
             files = certified_files(spec, progress, no_hash=no_hash)

@@ -80,7 +80,7 @@ def _print_document(event: dict[str, Any]) -> None:
 
 
 def _say(event: dict[str, Any]) -> None:
-    """Print the endpoint and the command to use it, with the host's name for ``0.0.0.0``, which cannot be reached."""
+    """Print the endpoint and a command that uses it, in which the host's name replaces the unreachable ``0.0.0.0``."""
     address, _, port = event["endpoint"].rpartition(":")
     shown = [f"{device['name']} ({device['description'].strip()})" for device in event["devices"]]
     reached = socket.gethostname() if address == "0.0.0.0" else address

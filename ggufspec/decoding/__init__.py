@@ -6,7 +6,7 @@ answers (``answer``; several at once: ``group``), reusing cached prefixes of pro
 1. **Prefill** (``loop.decode_prompt``). The target decodes the prompt, and the last row of logits yields the first
    token through steps 4 to 7, without a draft. Drafters with a model prefill later, as far as that pays off.
 2. **Draft** (``loop.draft``), unless the policy backs off. For each position the policy chooses a drafter by the
-   confidences known so far and the cost of obtaining the others (``policy.choose``); the drafter proposes a candidate
+   confidences known so far and the cost of obtaining more (``policy.choose``); the drafter proposes a candidate
    (``drafters``), which extends the chain if that pays off (``policy.extend``); the rule draws its token (``rules``,
    ``AcceptanceRule.draft_token``). Finally the policy may drop the chain's last tokens (``policy.verify_count``).
 3. **Verify**. The target decodes the last emitted token and the chain in one batch, padded to a fast batch size
@@ -19,8 +19,8 @@ answers (``answer``; several at once: ``group``), reusing cached prefixes of pro
 7. **Emit** (``answer``). The round is yielded; ``text`` turns its tokens into text, and ``trace``, if requested, reads
    the rule's record.
 8. **Catch up** (``loop.catch_up``), after the tokens are emitted, so that it does not delay the first token. Drafters
-   with unread tokens decode them if that is worth the time. The tokens they would have drafted there are compared with
-   the text, or with the target's likeliest tokens at these positions (shadow evaluation).
+   decode the tokens that they have not decoded yet, if that is worth the time. The tokens they would have drafted are
+   compared with the text, or in the prompt with the target's likeliest tokens (shadow evaluation).
 
 Target-only decoding is the same loop without step 2. ``options`` holds the settings; :mod:`ggufspec.decoding.hook`
 drafts for llama-cpp-python's ``Llama`` with the same drafters and policy.

@@ -1,8 +1,8 @@
 """Alternating decoding of two answers on one target: a segment of one answer, then the same positions in the other.
 
-Other programs come and go within seconds, but two consecutive segments run under nearly the same load. While both texts
-are equal, switching only rewinds the target's cache to the length of the answer that continues. After they diverge, the
-tokens after the common prefix are decoded again at every switch, outside the measured time.
+Other programs start and end within seconds, but two consecutive segments run under nearly the same load. While both
+texts are equal, a switch only rewinds the target's cache to the length of the answer that continues. After the texts
+diverge, the tokens after their common prefix are decoded again at every switch, outside the measured time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ggufspec.decoding.answer import Emitted, PairAnswer, Statistics
 from ggufspec.hardware.disturbance import SystemCounters
 
-SEGMENT_TOKENS, SEGMENT_S = 16, 0.2  # minimum per segment, because CPU times have a resolution of 10 ms
+SEGMENT_TOKENS, SEGMENT_S = 16, 0.2  # minimum tokens and seconds per segment; CPU times have a resolution of 10 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class AlternatingAnswer:
     Attributes:
         answer: the underlying answer; None before its first turn.
         emitted: tokens emitted so far.
-        segments: measurements by segment; those of the prompt are in the answer's statistics.
+        segments: measurements of each segment; measurements of the prompt are in the answer's statistics.
         has_ended: True if the answer has no more tokens.
         repeated: number of tokens decoded again at the start of the last turn.
     """
@@ -56,7 +56,7 @@ class AlternatingAnswer:
         return self.answer.count if self.answer else 0
 
     def decode(self, count: float, seconds: float = 0.0) -> None:
-        """Decode whole rounds until ``count`` tokens are emitted and they have taken ``seconds``, or to the end."""
+        """Decode rounds until ``count`` tokens are emitted and this call's rounds took ``seconds``, or to the end."""
         if self.answer is None:
             self.answer = answer = self._begin()
             self._steps = answer.give()
@@ -94,7 +94,7 @@ def alternate(
     """Decode two answers in turn until one of them ends or both have ``most`` tokens, alternating which goes first.
 
     Segments with the same index cover the same positions, give or take a round; the last ones may be empty. Segments
-    grow with the number of tokens to decode again, so that this stays a small part of the time.
+    grow with the number of tokens to decode again, so that decoding these stays a small part of the time.
     """
     order = halves = AlternatingAnswer(first, stopping, counters), AlternatingAnswer(second, stopping, counters)
     try:

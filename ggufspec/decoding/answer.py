@@ -9,10 +9,11 @@ from functools import partial
 from statistics import median
 from typing import Any, TypeVar, cast
 
+from ggufspec.decoding.batch import WITH_PROMPT, AnswerClock, Batch, Decoded, drive
 from ggufspec.decoding.drafters import Drafter
 from ggufspec.decoding.drafters.prediction import PredictionDrafter, appeared
 from ggufspec.decoding.logprobs import Logprob, logprob
-from ggufspec.decoding.loop import WITH_PROMPT, Batch, Decoded, Round, decode_prompt, drive, rounds
+from ggufspec.decoding.loop import Round, decode_prompt, rounds
 from ggufspec.decoding.options import DecoderOptions, check_one_of
 from ggufspec.decoding.pair import LoadedPair
 from ggufspec.decoding.policy.base import Load
@@ -154,7 +155,8 @@ class PairAnswer:
     decoding to the caller.
 
     ``rounds`` and ``statistics`` cover what has been decoded so far. The ``drafters`` draft unless the request is
-    target-only or draft-only. ``apart`` is the argument of :meth:`PairLatency.policy`.
+    target-only or draft-only. ``apart`` is the argument of :meth:`PairLatency.policy`. ``beside`` is True if other
+    answers are running, which must not wait while the use of the CPUs is measured.
 
     Raises:
         UsageError, ModelError: as in :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`.
@@ -170,10 +172,11 @@ class PairAnswer:
         drafters: Sequence[Drafter],
         *,
         apart: bool = False,
+        beside: bool = False,
     ) -> None:
         self._requested = _clock()
         check_one_of(request.alone, ("", "target", "draft"), "model")
-        self._request, self._pair, self._cache = request, pair, cache
+        self._request, self._pair, self._cache, self._beside = request, pair, cache, beside
         self.alone = request.alone
         self._context = pair.target
         if request.alone == "draft":
@@ -211,8 +214,8 @@ class PairAnswer:
         self._rows: Logits | None = None  # the last round's logits, if log-probabilities are requested
         self.rounds: list[Round] = []
         self.count = 0  # number of tokens yielded
+        self._prefill_clock = AnswerClock(_clock)
         self._prompt_s, self._prompt_read, self._stop_reason = 0.0, len(self._prompt), ""
-        self._waited_s = 0.0  # seconds spent waiting for other answers during prefill
         self.shared = False  # True if a round's batch also held tokens of other answers
         self.shared_prompt = False  # True if those were prompt tokens
         self._time_to_first_token_s: float | None = None
@@ -325,9 +328,10 @@ class PairAnswer:
         cached, draft_cached = cache.found(prompt, request.alone) if request.cache_prompt else (0, 0)
         self._prompt_read = len(prompt) - cached
         cache.begin(self._text, cached, request.alone, drafting=cache.now.drafter in self._drafters)
-        pair.begin_threads()
+        pair.follow_threads() if self._beside else pair.begin_threads()
         of_target = self._context is pair.target
-        began = _clock()
+        clock = self._prefill_clock
+        began = clock()
         if request.on_prompt is not None:
             request.on_prompt(cached)
         rows = None
@@ -350,7 +354,7 @@ class PairAnswer:
         except _StoppedError:
             pass
         finally:
-            self._prompt_s = _clock() - began - self._waited_s
+            self._prompt_s = clock() - began
             if rows is None:
                 self._prompt_read = self._context.length - cached
                 if cache.now.drafter in self._drafters:
@@ -369,10 +373,7 @@ class PairAnswer:
                 return cast(_T, end.value)
             if decoded is not None and not self._goes_on():
                 raise _StoppedError
-            began = _clock()
-            decoded = yield batch
-            if decoded.seconds is not None:
-                self._waited_s += _clock() - began - decoded.seconds
+            decoded = yield from self._prefill_clock.decode(batch)
 
     def _goes_on(self) -> bool:
         """Report prompt progress between two batches; return False if the caller has stopped the answer."""
@@ -409,8 +410,9 @@ class PairAnswer:
                 return
             if isinstance(round_, Batch):
                 decoded = yield round_
-                self.shared |= bool(decoded.batch_size)
-                self.shared_prompt |= decoded.batch_size == WITH_PROMPT
+                if round_.draft is None:
+                    self.shared |= bool(decoded.batch_size)
+                    self.shared_prompt |= decoded.batch_size == WITH_PROMPT
                 continue
             length, decoded = length + len(round_.emitted), None
             self._context.rewind(length - 1)

@@ -17,7 +17,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context
 
 DEPTHS = (32, 248, 288)  # context depths in tokens: below, across and above llama.cpp's step of 256 cells
-_ROOM = 4  # classes with at least this many batch sizes rank equally
+_ROOM = 4  # batch sizes beyond this number do not improve a class's rank
 _SINGLES = 6  # number of tokens to decode one by one; kernel tiles are at most 4 wide
 
 BatchSizes = tuple[int, ...]  # in ascending order
@@ -51,11 +51,11 @@ def classes(model: Context, limit: int, depths: Sequence[int] = DEPTHS) -> tuple
 def strict_batch_sizes(model: Context, limit: int, depths: Sequence[int] = DEPTHS) -> BatchSizes:
     """Return the batch sizes for strict mode: the class with the smallest sizes that has room for a few drafted tokens.
 
-    It is usually the fastest class for few tokens. Timings are ignored, because all processes must choose the same one.
+    It is usually the fastest class for few tokens. Timings do not decide, because all processes must agree on a class.
 
-    Within the class a token's logits depend neither on the batch size nor on its position in the batch nor on padding.
-    Position and padding are tested separately, because membership in a class does not imply this. A model that cannot
-    pad needs a class with the sizes 1, 2, … without a gap. The model's cache is empty afterwards.
+    Within the class a token's logits depend neither on the batch size nor on the token's batch position nor on padding.
+    Position and padding are tested separately, because equal logits across batch sizes do not imply this. A model that
+    cannot pad needs a class with the sizes 1, 2, … without a gap. The model's cache is empty afterwards.
 
     Raises:
         ModelError: no such class has room for a drafted token.
@@ -80,16 +80,16 @@ def _rank(batch_sizes: BatchSizes) -> tuple[int, BatchSizes]:
 
 
 def _usable(model: Context, batch_sizes: BatchSizes) -> BatchSizes:
-    """Return the usable sizes of a class; empty if none has room for a drafted token."""
+    """Return the usable sizes of a class; empty if no usable size has room for a drafted token."""
     if not model.can_pad:
         batch_sizes = tuple(batch_size for place, batch_size in enumerate(batch_sizes, 1) if batch_size == place)
     return batch_sizes if max(batch_sizes, default=0) > 1 else ()
 
 
 def _steady(model: Context, batch_sizes: BatchSizes, depths: Sequence[int]) -> BatchSizes:
-    """Return the sizes of a class up to the first token whose logits depend on its batch position or on padding.
+    """Return the sizes of a class up to the first batch position at which position or padding changes the logits.
 
-    The tokens are decoded again in consecutive batches of the smallest size, and then one at a time with padding.
+    Each batch's tokens are decoded again in consecutive batches of the smallest size, then one at a time with padding.
     """
     narrow, count = min(batch_sizes), max(batch_sizes)
     for depth, text in reversed(_places(model, count, depths)):  # deepest first, so that the text is decoded only once
@@ -116,7 +116,7 @@ def _places(model: Context, limit: int, depths: Sequence[int]) -> list[tuple[int
 
 
 def _batch(model: Context, text: Sequence[int], depth: int, count: int, batch_size: int = 0) -> Logits:
-    """Decode ``count`` tokens after ``depth`` in one batch; return (count, vocab) logits, valid until the next call."""
+    """Decode ``count`` tokens after ``depth`` tokens; return (count, vocab) logits, valid until the next call."""
     if model.length < depth:
         model.decode(text[model.length : depth], 0)
     elif model.length > depth:
@@ -125,5 +125,5 @@ def _batch(model: Context, text: Sequence[int], depth: int, count: int, batch_si
 
 
 def _hashes(rows: Logits) -> list[int]:
-    """Return a hash per row, so that rows of 128k logits need not be stored for comparison."""
+    """Return one hash per row, so that rows of 128k logits need not be stored for comparison."""
     return [hash(row.tobytes()) for row in rows]

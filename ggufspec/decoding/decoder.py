@@ -49,19 +49,19 @@ class SpeculativeDecoder:
     48
 
     A decoder has ``options.parallel`` conversations, each with its own cache; :meth:`use` selects one. It generates one
-    answer at a time, or with :meth:`group` one in each conversation. While an answer is unfinished, another
-    answer and :meth:`configure` raise UsageError in any thread, and so does :meth:`close` while another thread reads a
-    prompt or is in the middle of a round. Different decoders may be used by different threads.
+    answer at a time, or with :meth:`group` one in each conversation. While an answer is unfinished, starting another
+    answer or calling :meth:`configure` raises UsageError in any thread. :meth:`close` raises it only while another
+    thread decodes a prompt or is in the middle of a round. Different threads may use different decoders.
 
     Args:
         target: path of the target's GGUF file.
         draft: path of the draft's GGUF file, or None.
-        options: placement and decoding options. The draft is not loaded if only the lookup drafts.
+        options: placement and decoding options. The draft is not loaded if they name only drafters without a model.
         cache: folder for measured latency models; None caches nothing.
 
     Attributes:
         target, draft: the two models.
-        notes: what a user should know about the run, e.g. a disturbed measurement or a draft that never pays off.
+        notes: sentences for the user about the run, e.g. on a disturbed measurement or a draft that never pays off.
         statistics: token counts and timings of the last answer.
         rounds: rounds of the last answer, in detail.
         answer_target_only_s: seconds per token without a draft in the last answer; None if unknown.
@@ -106,7 +106,7 @@ class SpeculativeDecoder:
             raise
 
     def _fingerprints(self, cache: Path | None) -> tuple[str, dict[str, str]]:
-        """Return the target's fingerprint and, by drafter, its file's fingerprint (needs ``cache``) or its name."""
+        """Return fingerprints of the target and each drafter's file (both need ``cache``); without a file, the name."""
         target, draft = (fingerprint(cache, one.path) if cache and one else "" for one in (self.target, self.draft))
         drafters = {name: name for name, row in DRAFTERS.items() if not row.needs_model}
         return target, drafters | ({self._head or "draft": draft} if draft else {})
@@ -125,8 +125,8 @@ class SpeculativeDecoder:
         self.options = options
 
     def _drafter(self, name: str, corpus: Path | None, in_use: Collection[Drafter] = ()) -> Drafter:
-        """Return the drafter ``name``, made at first use. A drafter with a file belongs to the current conversation;
-        any other is not ``in_use``.
+        """Return the current conversation's drafter if ``name`` needs the draft file, otherwise a drafter that is not
+        ``in_use``, which is created if necessary.
         """
         row = DRAFTERS[name]
         if row.needs_model:
@@ -154,7 +154,7 @@ class SpeculativeDecoder:
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
-        """Block answers inside the ``with``; raise UsageError if an answer is unfinished or the decoder is closed."""
+        """Prevent new answers in the ``with`` block; raise UsageError if one is unfinished or the decoder is closed."""
         if not self._answering.acquire(blocking=False):
             raise _unfinished()
         try:
@@ -178,7 +178,7 @@ class SpeculativeDecoder:
             self._cache.use(sequence, copy)
 
     def held(self, sequence: int) -> tuple[Sequence[int], int]:
-        """Return a text that begins with a conversation's cached target tokens, and the length of its prompt."""
+        """Return a conversation's text, which begins with the target's cached tokens, and its last prompt's length."""
         conversation = self._cache.conversations[sequence]
         return conversation.texts.get("target", ()), conversation.prompt
 
@@ -224,7 +224,7 @@ class SpeculativeDecoder:
 
     @property
     def target_runs_alone(self) -> bool:
-        """True if target-only answers are as fast as without drafters, because nothing is reserved for drafts."""
+        """True if target-only answers are as fast as in a decoder without drafters: nothing is reserved for drafts."""
         return self._pair.head is None and self._pair.target.rewind_kind == "exact"
 
     @property
@@ -253,24 +253,24 @@ class SpeculativeDecoder:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
         Args:
-            prompt: text to continue, or token ids. Control tokens such as ``<|im_start|>`` in a text are tokens, as in
+            prompt: text to continue, or token ids. In a text, ``<|im_start|>`` and the like are control tokens, as in
                 llama.cpp's completion; :func:`ggufspec.chat_prompt` makes a prompt by the model's chat template.
             max_tokens: maximum number of tokens to emit.
             sampling: temperature, truncation, seed and penalties; greedy by default.
             stop: strings that end the answer and are not part of it.
             grammar: grammar of the answer, in llama.cpp's GBNF or from a chat template; empty for none.
             alone: ``target`` or ``draft`` to answer with that model only, in the same loop.
-            cache_prompt: decode only the new part of the prompt. The cached part was computed in batch sizes that may
-                differ from a fresh prompt's, so a near tie may resolve to another token.
+            cache_prompt: decode only the new part of the prompt. The cached part may have been decoded in other batch
+                sizes than a fresh prompt, so a near tie may resolve to another token.
             trace: records every round's probabilities and decisions.
             stopping: called between the batches of a long prompt; True ends the answer without a token. (To end it
                 later, stop iterating.)
             special: control tokens to include in the text; tokens that end the answer are never included.
-            logprobs: how many of the likeliest tokens to list with each token; None for no log-probabilities.
+            logprobs: number of likeliest tokens to list with each token; None for no log-probabilities.
             bias: logit offsets by token id.
             on_prompt: called with the number of prompt tokens in the cache, before prefill and between its batches.
             prediction: text, or token ids, that the answer is expected to repeat for the most part, e.g. the file that
-                it edits. It is used if anything drafts. A wrong prediction costs time but never changes the text.
+                it edits. It is ignored without active drafters. A wrong one costs time but never changes the text.
 
         Raises:
             UsageError: the prompt or a stop string is empty, or the grammar is not valid; there is no draft model for
@@ -312,19 +312,19 @@ class SpeculativeDecoder:
             self._ended(answer)
 
     def _begun(self, request: AnswerRequest, others: Sequence[PairAnswer] = ()) -> PairAnswer:
-        """Return a new answer in the conversation in use, next to the answers of other conversations."""
+        """Begin an answer in the current conversation; ``others`` are unfinished answers in other conversations."""
         if self._closed:
             raise _closed()
         in_use = [drafter for answer in others for drafter in answer.drafters]
         drafters = [self._drafter(name, self.options.lookup_corpus, in_use) for name in self._engaged]
         apart = any(answer.teaches for answer in others)
         parts = self.options, self._pair, self._cache, self._latency, drafters
-        answer = PairAnswer(request, *parts, apart=apart)
+        answer = PairAnswer(request, *parts, apart=apart, beside=bool(others))
         self.rounds = answer.rounds
         return answer
 
     def _ended(self, answer: PairAnswer) -> None:
-        """Save an answer's statistics, experience and notes."""
+        """Store an answer's statistics and notes, and count which drafted tokens were accepted."""
         self.statistics, self.answer_target_only_s = answer.statistics, answer.target_only_s
         # Target-only, draft-only and predicted answers say nothing about the drafters in other answers
         if not (answer.alone or self.statistics.predicted or is_lossy(self.options.accept)):
@@ -360,13 +360,13 @@ class SpeculativeDecoder:
         grammar: str | AppliedTemplate = "",
         cache_prompt: bool = False,
     ) -> Generator[tuple[int, Emitted]]:
-        """Answer several prompts, up to ``options.parallel`` at once; yield (prompt index, token) pairs as accepted.
+        """Answer several prompts, up to ``options.parallel`` at once; yield (prompt index, token) pairs.
 
         The arguments are those of :meth:`generate`. Each text depends only on its own prompt and the seed, except at
-        near ties; in strict mode, without exception.
+        near ties; in strict mode there are no exceptions.
 
         Raises:
-            UsageError, ModelError: as in :meth:`generate`; the other answers then end, too.
+            UsageError, ModelError: see :meth:`generate`; an error ends the other answers, too.
         """
         requests = deque(
             AnswerRequest(prompt, max_tokens, sampling or Sampling(), stop, grammar, cache_prompt=cache_prompt)
@@ -394,7 +394,7 @@ class SpeculativeDecoder:
 
     @property
     def can_alternate(self) -> bool:
-        """True if :meth:`alternate` is possible; the target's cache must rewind to any length at no cost."""
+        """True if :meth:`alternate` is possible, i.e. if the target's cache can rewind to any length at no cost."""
         return self.target_runs_alone and not self._pair.target.forgets
 
     def alternate(
@@ -412,7 +412,7 @@ class SpeculativeDecoder:
     ) -> tuple[AlternatingAnswer, AlternatingAnswer]:
         """Answer a prompt twice, with drafters and target-only, alternating by segment until one answer ends.
 
-        The arguments are the same as :meth:`generate`'s. With ``target_first`` the target-only answer goes first.
+        The arguments are those of :meth:`generate`. With ``target_first`` the target-only answer goes first.
         ``stopping`` is also called between rounds. Both answers end with the round that reaches ``most`` tokens, but
         the policy drafts as if they could reach ``max_tokens``.
 
@@ -444,7 +444,7 @@ class SpeculativeDecoder:
         return (second, first) if target_first else (first, second)
 
     def _note(self, *notes: str) -> None:
-        """Add those notes that are neither empty nor already listed."""
+        """Add the notes that are neither empty nor already listed."""
         self.notes += [note for note in notes if note and note not in self.notes]
 
     @property
@@ -465,7 +465,7 @@ class SpeculativeDecoder:
         return self._latency.is_backing_off
 
     def close(self) -> None:
-        """Free both models and their caches, save their measured speeds, and end an unfinished answer.
+        """End an unfinished answer, save acceptance statistics and measured speeds, and free the models and caches.
 
         Raises:
             UsageError: another thread is in the middle of a round or of prefill.

@@ -1,7 +1,7 @@
 """Grammar states along a text, which determine the tokens permitted at each position. Pure NumPy.
 
-The state before a position is a function of the text before it, so a path of states simply follows the text: a draft
-extends it, a rejection truncates it, and no other part of the decoder holds any grammar state.
+The state before a position is a function of the text before it. A path of states therefore simply follows the text:
+drafting extends it, a rejection truncates it, and no other part of the decoder holds grammar states.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ggufspec.decoding.sampling import Logits, _class_maxima
 from ggufspec.decoding.text import common
 from ggufspec.llamacpp.grammar import Grammar, GrammarState
 
-RECENT = 64  # number of states retained before the end of the final text, for a draft model that reads it late
+RECENT = 64  # number of states retained before the end of the emitted text, for a draft model that decodes it later
 
 
 class GrammarPath:
     """States of a grammar along one text.
 
-    Positions are indices in the whole sequence. The first ``settled`` tokens are final; the drafted text after them may
-    change with every call. After a drafted token that is not permitted the path ends, and no token is permitted.
+    Positions are indices in the whole sequence. The first ``settled`` tokens do not change; the drafted tokens after
+    them may change with every call. The path ends at a drafted token that is not permitted; nothing may follow it.
 
     Args:
         grammar: grammar of the text after the prompt.
@@ -33,25 +33,25 @@ class GrammarPath:
 
     def begin(self, length: int) -> None:
         """Start a new text whose first ``length`` tokens, the prompt, are unconstrained."""
-        self._first = self.settled = length  # position of the first retained state, and number of final tokens
+        self._first = self.settled = length  # position of the first retained state, and number of settled tokens
         self._tokens: list[int] = []  # tokens after the first retained state
         self._states: list[GrammarState | None] = [self._grammar.start()]  # state before each token, as far as computed
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Replace the text after its final part with ``tokens``, e.g. drafted ones."""
+        """Replace the text after the settled tokens with ``tokens``, e.g. drafted ones."""
         settled = self.settled - self._first
         same = common(self._tokens[settled:], tokens)
         del self._states[settled + same + 1 :]
         self._tokens[settled + same :] = tokens[same:]
 
     def settle(self, position: int, tokens: Sequence[int]) -> None:
-        """Append ``tokens`` to the final text. Their states are retained at least until the next call.
+        """Append ``tokens`` to the settled text. Their states are retained at least until the next call.
 
         Raises:
-            ValueError: ``position``, where the tokens begin, is not the end of the final text.
+            ValueError: ``position``, where the tokens begin, is not the end of the settled text.
         """
         if position != self.settled:
-            raise ValueError(f"tokens at {position} do not follow a text of {self.settled}")
+            raise ValueError(f"tokens cannot begin at {position}: the settled text ends at {self.settled}")
         self.follow(tokens)
         self.settled += len(tokens)
         old = min(self.settled - RECENT, position) - self._first
@@ -90,7 +90,7 @@ class GrammarPath:
         Args:
             logits: (n,) logits of the first n ids of the vocabulary.
             position: index in the sequence of the token to choose.
-            best: how many of the likeliest permitted tokens are needed (ties are included); 0: all.
+            best: number of likeliest permitted tokens that are needed (ties are included); 0: all.
 
         Returns:
             (n,) float32; None if no token with a finite logit is permitted.

@@ -1,8 +1,9 @@
 """Generation of several answers at once with one pair, each in its own conversation.
 
-A step decodes the next tokens of all answers and part of one prompt in one target batch. The weights are thus read once
-for all of them, and a long prompt does not stall the other answers. Each answer drafts by its own policy, which knows
-how many tokens the others put into the batch (:class:`~ggufspec.decoding.policy.base.Load`).
+A step lets the answers draft, one token of each per batch of the draft model. Then it decodes the next tokens of all
+answers and part of one prompt in one target batch. The weights are thus read once for all of them, and a long prompt
+does not stall the other answers. Each answer drafts by its own policy, which knows how many tokens the others put into
+the batches (:class:`~ggufspec.decoding.policy.base.Load`).
 
 If one batch cannot hold tokens of several sequences (:attr:`ggufspec.llamacpp.model.Context.can_share`), the answers
 take turns, round by round. Strict mode works this way, because a text's rounding must not depend on other texts.
@@ -16,17 +17,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from ggufspec.decoding.answer import AnswerRequest, Emitted, PairAnswer, Steps
-from ggufspec.decoding.loop import WITH_PROMPT, Batch, Decoded
+from ggufspec.decoding.batch import WITH_PROMPT, Batch, Decoded
 from ggufspec.decoding.pair import LoadedPair
 from ggufspec.decoding.policy.base import Load
 from ggufspec.decoding.policy.pair_latency import PairLatency
 from ggufspec.decoding.prompt_cache import PromptCache
 from ggufspec.errors import GgufspecError
-from ggufspec.llamacpp.model import Logits, SequencePart
+from ggufspec.llamacpp.model import Context, Logits, SequencePart
 
 _clock = time.perf_counter
-_PAUSE_S = 0.5  # desired seconds for decoding part of a prompt while other answers wait
-_LEAST_PART = 32  # minimum prompt tokens in such a part; a smaller part would not be much faster
+_PAUSE_S = 0.75  # desired seconds for decoding part of a prompt while other answers wait
+_LEAST_BATCH = 32  # minimum tokens of such a batch; a smaller one would not be much faster
+_TILE = 16  # batch sizes to prefer are multiples; with 33 instead of 32 tokens, one CPU took 16 % longer
 _STEP = 0.3  # weight of the newest round in an answer's mean load
 
 
@@ -49,6 +51,7 @@ class RunningAnswer:
     batch: Batch | None = None  # next batch to decode; None before the first step and at the end
     read: int = 0  # number of tokens of a prompt batch that are already decoded
     read_s: float = 0.0  # seconds that decoding these tokens took
+    outside_s: float = 0.0  # seconds since the last target batch that the answer spent outside the target
     load: Load = field(default_factory=lambda: Load(1, 1.0))  # load that this answer puts on the others, a decayed mean
 
     def __post_init__(self) -> None:
@@ -56,8 +59,24 @@ class RunningAnswer:
 
     @property
     def decodes(self) -> bool:
-        """True once the prompt has been decoded."""
+        """True if the next batch cannot be decoded in parts, as a prompt can."""
         return self.batch is not None and not self.batch.is_prompt
+
+    @property
+    def is_drafting(self) -> bool:
+        """True if the next batch is one token of a draft, or a few."""
+        return self.decodes and self.batch is not None and self.batch.draft is not None
+
+    @property
+    def context(self) -> Context:
+        """Context that decodes the next batch."""
+        return (self.batch and self.batch.draft) or self.answer.context
+
+    @property
+    def whole(self) -> _Part:
+        """The next batch, undivided."""
+        assert self.batch is not None
+        return _Part(self, self.batch.tokens, self.batch.outputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +111,9 @@ class AnswerGroup:
         self.running: list[RunningAnswer] = []
         self._pair, self._cache, self._latency = pair, cache, latency
         self._begin, self._end = begin, end
-        self._prompt_rate = 0.0  # prompt tokens per second; 0: unknown
+        self._prompt_rates: dict[Context, float] = {}  # tokens per second in the last batch with part of a prompt
+        self.batches = 0  # target batches with the next tokens of one or more answers
+        self._drafting = 0.0  # tokens in a batch of the draft model, a decayed mean
         self._is_stepping = False
 
     def begin(
@@ -110,6 +131,7 @@ class AnswerGroup:
         self._cache.use(sequence, copy)
         one = RunningAnswer(sequence, self._begin(request, [other.answer for other in self.running]), take)
         self.running.append(one)
+        self._drafting = float(len(self.running))
         return one
 
     def step(self) -> list[RunningAnswer]:
@@ -129,29 +151,32 @@ class AnswerGroup:
                 self._close(one)
             elif one.batch is None:
                 self._advance(one, None)
-        target, parts = self._pair.target, self._parts()
-        together = [part for part in parts if target.can_share and part.one.answer.context is target]
-        if len(together) > 1:
-            self._decode_together(together)
-            parts = [part for part in parts if part not in together]
-        for part in parts:
-            self._decode_alone(part)
+        target = self._pair.target
+        for context in {one.context for one in self.running} - {target}:
+            self._decode(context, self._parts(context))
+        while drafting := [one for one in self.running if one.is_drafting]:
+            self._decode(drafting[0].context, [one.whole for one in drafting])
+        self._decode(target, self._parts(target))
 
-    def _parts(self) -> list[_Part]:
-        """Return the next tokens of all answers, and part of one prompt as the last."""
-        parts = [_Part(one, one.batch.tokens, one.batch.outputs) for one in self.running if one.batch and one.decodes]
-        reading = next((one for one in self.running if one.batch and one.batch.is_prompt), None)
-        others = sum(len(part.tokens) for part in parts)
-        return [*parts, self._prompt_part(reading, others)] if reading else parts
+    def _parts(self, context: Context) -> list[_Part]:
+        """Return the next tokens of all answers that ``context`` decodes, and part of one prompt as the last."""
+        wanting = [one for one in self.running if one.context is context and not one.is_drafting]
+        parts = [one.whole for one in wanting if one.decodes]
+        reading = next((one for one in wanting if not one.decodes), None)
+        return [*parts, self._prompt_part(reading, sum(len(part.tokens) for part in parts))] if reading else parts
 
     def _prompt_part(self, one: RunningAnswer, others: int) -> _Part:
-        """Return the next part of a prompt: all of it, or next to ``others`` tokens what takes about ``_PAUSE_S``."""
+        """Return the next part of a prompt for a batch with ``others`` tokens of other answers: all of it if no other
+        answer waits, else what takes about ``_PAUSE_S``.
+        """
         batch = one.batch
         assert batch is not None
         left = batch.tokens[one.read :]
-        count = max(_LEAST_PART, int(self._prompt_rate * _PAUSE_S) // _LEAST_PART * _LEAST_PART)
-        count = min(count, max(_LEAST_PART, one.answer.context.batch - others))
-        if self._pair.options.strict or not others or count >= len(left):
+        rate = self._prompt_rates.get(one.context, 0.0)
+        size = min(max(_LEAST_BATCH, round(rate * _PAUSE_S / _TILE) * _TILE), one.context.batch)
+        count = max(_TILE, size - others)
+        is_waited_for = any(other.decodes for other in self.running)
+        if self._pair.options.strict or not is_waited_for or count >= len(left):
             return _Part(one, left, batch.outputs)
         count = min(count, len(left) - max(batch.outputs, 1))  # the last part must contain all tokens that need logits
         return _Part(one, left[:count], 0, is_last=False)
@@ -174,47 +199,66 @@ class AnswerGroup:
 
     # ---- batches ---------------------------------------------------------------------------------------------------
 
-    def _decode_together(self, parts: Sequence[_Part]) -> None:
-        """Decode tokens of several answers in one batch, or in more if one cannot hold them."""
-        target = self._pair.target
+    def _decode(self, context: Context, parts: Sequence[_Part]) -> None:
+        """Decode parts of batches, in as few batches of ``context`` as possible."""
+        self.batches += context is self._pair.target and any(part.one.decodes for part in parts)
+        if len(parts) > 1 and context.can_share:
+            self._decode_together(context, parts)
+        else:
+            for part in parts:
+                self._decode_alone(part)
+
+    def _decode_together(self, context: Context, parts: Sequence[_Part]) -> None:
         while parts:
             count, outputs, batch = 0, 0, list[SequencePart]()
             for part in parts:
                 more, rows = count + len(part.tokens), outputs + part.outputs
-                if batch and (rows > target.max_outputs or more > target.batch):
+                if batch and (rows > context.max_outputs or more > context.batch):
                     break
                 count, outputs = more, rows
                 batch.append(SequencePart(part.one.sequence, part.tokens, part.outputs))
             now, parts = parts[: len(batch)], parts[len(batch) :]
-            is_mixed = any(not part.one.decodes for part in now)
-            size = count if is_mixed else self._latency.padded(count, target.max_outputs - outputs)
+            is_mixed, drafts = any(not part.one.decodes for part in now), now[0].one.is_drafting
+            spare = 0 if is_mixed or drafts else context.max_outputs - outputs
+            size = self._latency.padded(count, spare) if spare else count
             began = _clock()
             with self._failing([part.one for part in now]):
-                found = target.decode_together(batch, size)
+                found = context.decode_together(batch, size)
                 seconds = _clock() - began
-                if not is_mixed:
+                if drafts:
+                    self._latency.observe_draft(count, seconds)
+                    self._drafting += _STEP * (count - self._drafting)
+                elif is_mixed:
+                    self._prompt_rates[context] = count / seconds
+                else:
                     self._latency.observe(size, seconds)
                 for part, logits in zip(now, found, strict=True):
-                    self._decoded(part, logits, seconds, WITH_PROMPT if is_mixed else size)
+                    share = len(part.tokens) / count if drafts else 1.0
+                    self._decoded(part, logits, share * seconds, WITH_PROMPT if is_mixed else size)
 
     def _decode_alone(self, part: _Part) -> None:
         """Decode an answer's part in a batch of its own."""
         one = part.one
         assert one.batch is not None
         self._cache.use(one.sequence, None)
+        if one.is_drafting:
+            self._drafting += _STEP * (len(part.tokens) - self._drafting)
         began = _clock()
         with self._failing([one]):
-            rows = one.answer.context.decode(part.tokens, part.outputs, one.batch.batch_size)
-            self._decoded(part, rows, _clock() - began, 0)
+            rows = one.context.decode(part.tokens, part.outputs, one.batch.batch_size)
+            seconds = _clock() - began
+            if not one.decodes:
+                self._prompt_rates[one.context] = len(part.tokens) / seconds
+            self._decoded(part, rows, seconds, 0)
 
     def _decoded(self, part: _Part, rows: Logits, seconds: float, size: int) -> None:
         """Pass an answer the logits for its part of a batch, once all parts of the answer's own batch are decoded."""
         one = part.one
         if one.decodes:
+            one.outside_s += seconds * one.is_drafting
             self._advance(one, Decoded(rows, seconds, size))
             return
         one.read, one.read_s = one.read + len(part.tokens), one.read_s + seconds
-        self._prompt_rate = len(part.tokens) / max(seconds, 1e-9)
         if part.is_last:
             self._advance(one, Decoded(rows, one.read_s))
 
@@ -240,6 +284,7 @@ class AnswerGroup:
         answer, given, batch = one.answer, one.answer.count, one.batch
         answer.load = self._load_next_to(one)
         one.batch, one.read, one.read_s = None, 0, 0.0
+        is_round = batch is not None and batch.draft is None and not batch.is_prompt
         began = _clock()
         try:
             step = next(one.steps) if decoded is None else one.steps.send(decoded)
@@ -255,15 +300,16 @@ class AnswerGroup:
         except GgufspecError as error:
             one.failure = error
             one.steps.close()
-        if one.batch is None:
-            self._finish(one)
-        elif batch is not None and not batch.is_prompt:
-            now, keep = (len(batch.tokens), answer.count - given, _clock() - began), 1 - _STEP
+        if batch is not None and is_round:
+            now, keep = (len(batch.tokens), answer.count - given, one.outside_s), 1 - _STEP
             tokens, gained, seconds = (
                 keep * old + _STEP * new
                 for old, new in zip((one.load.tokens, one.load.gained, one.load.seconds), now, strict=True)
             )
-            one.load = Load(tokens, gained, seconds)
+            one.load, one.outside_s = Load(tokens, gained, seconds), 0.0
+        one.outside_s += _clock() - began
+        if one.batch is None:
+            self._finish(one)
 
     def _finish(self, one: RunningAnswer) -> None:
         one.batch = None
@@ -275,10 +321,13 @@ class AnswerGroup:
         if not self._pair.target.can_share:
             return Load()
         others = [other.load for other in self.running if other is not one and other.decodes]
+        if len(self.running) == 1:
+            return Load()
         is_reading = any(not other.decodes for other in self.running if other is not one)
         return Load(
             sum(load.tokens for load in others),
             sum(load.gained for load in others),
             sum(load.seconds for load in others),
-            _LEAST_PART * is_reading,
+            _LEAST_BATCH * is_reading,
+            max(0.0, self._drafting - 1) if self._pair.draft and self._pair.draft.can_share else 0.0,
         )

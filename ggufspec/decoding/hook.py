@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.decoding import loop
+from ggufspec.decoding.batch import AnswerClock, decode_all
 from ggufspec.decoding.drafters import DrafterParts, make_drafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS, DecoderOptions
@@ -205,7 +206,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
 
         ``text`` is the prompt and the first token; its first ``same`` tokens match the previous text and draft.
         """
-        clock, drafters, rule = self._clock, self._drafters, make_rule("exact", Sampling())
+        clock, drafters, rule = AnswerClock(self._clock), self._drafters, make_rule("exact", Sampling())
         policy = DraftPolicy() if self.options.draft_policy == "fixed" else None  # None until the target is timed
         learning_s, idle = 0.0, list[tuple[float, float]]()
         self.rounds = []
@@ -221,8 +222,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 remaining = self._room - len(text)
                 limit = min(self._longest, remaining)
                 policy.begin(limit, remaining, may_trim=rule.may_trim)
-                told_s, _ = loop.catch_up(text, drafters, policy, rule, clock)
-                chain = loop.draft(text, limit, drafters, policy, rule, self.model.is_end, clock)
+                told_s, _ = decode_all(None, loop.catch_up(text, drafters, policy, rule, clock))
+                steps = loop.draft(text, limit, drafters, policy, rule, self.model.is_end, clock)
+                chain = decode_all(None, steps)
             drafted, batch_size = tuple(token.token for _, token in chain), 1 + len(chain)
             returned = clock()
             emitted = yield np.array(drafted, np.intc)

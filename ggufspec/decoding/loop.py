@@ -4,29 +4,23 @@ The first token comes from the prompt's own batch. Each later round drafts a cha
 target batch, accepts the prefix that the rule allows and adds one token that the target chooses. Without a drafter
 every round yields one target token, so target-only decoding is the same loop.
 
-An answer is a generator: it yields the batches to decode, receives their results, and yields its rounds
-(:func:`decode_prompt`, :func:`rounds`). Its driver owns the target: :func:`drive` for one answer,
-:mod:`ggufspec.decoding.group` for several at once.
+:func:`decode_prompt` and :func:`rounds` are generators that yield batches to decode (:mod:`ggufspec.decoding.batch`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, cast
 
+from ggufspec.decoding.batch import AnswerClock, Batch, Clock, Decoded
 from ggufspec.decoding.drafters.base import Drafter
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.base import DraftPolicy, RoundOutcome
 from ggufspec.decoding.rules.base import AcceptanceRule, DraftToken
-from ggufspec.llamacpp.model import Context, Logits
+from ggufspec.llamacpp.model import Logits
 from ggufspec.schema.rounds import DrafterReading
 
-Clock = Callable[[], float]
 PaddedSize = Callable[[int], int]
-WITH_PROMPT = (
-    -1
-)  # stands for the size of a batch with part of a prompt; its time says little, because few tokens need logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,54 +54,7 @@ class Round:
         return replace(self, drafted=drafted, drafters=drafters, accepted=count, emitted=self.emitted[:count])
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Tokens for the target to append to its text and decode; the last ``outputs`` of them need logits."""
-
-    tokens: Sequence[int]
-    outputs: int
-    batch_size: int = 0  # batch size to pad to, if the target can pad
-    is_prompt: bool = False  # may be decoded in parts, between the rounds of other answers
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Result of a batch.
-
-    ``seconds``, set if other answers are running, is the batch's time excluding the wait for it. ``batch_size``, set
-    if the batch also held tokens of other answers, is its total size or ``WITH_PROMPT``.
-    """
-
-    rows: Logits  # (outputs, vocab), valid until the answer is asked for its next batch
-    seconds: float | None = None
-    batch_size: int = 0
-
-
 Rounds = Generator[Batch | Round, Decoded, None]
-_Yield = TypeVar("_Yield")
-_Return = TypeVar("_Return")
-
-
-def drive(target: Context, steps: Generator[Batch | _Yield, Decoded, _Return]) -> Generator[_Yield, None, _Return]:
-    """Decode each batch that ``steps`` yields by itself; pass on its other values and its return value."""
-    decoded: Decoded | None = None
-    try:
-        while True:
-            try:
-                step = next(steps) if decoded is None else steps.send(decoded)
-            except StopIteration as end:
-                return cast(_Return, end.value)
-            decoded = None
-            if isinstance(step, Batch):
-                try:
-                    decoded = Decoded(target.decode(step.tokens, outputs=step.outputs, batch_size=step.batch_size))
-                except BaseException as error:
-                    steps.throw(error)
-                    raise
-            else:
-                yield step
-    finally:
-        steps.close()
 
 
 def decode_prompt(
@@ -165,7 +112,7 @@ def rounds(
     the padded size of a batch. ``observe`` is called with the target's logits (drafted + 1, vocab) before
     verification; they are valid only during the call.
     """
-    policy, decoded = policy or DraftPolicy(), Decoded(rows)
+    policy, decoded, clock = policy or DraftPolicy(), Decoded(rows), AnswerClock(clock)
     tokens, chain = list(prompt), list[tuple[str, DraftToken]]()
     last = min(len(prompt) + max_tokens, capacity + 1)
     rule.begin(prompt)
@@ -173,26 +120,23 @@ def rounds(
     # cooldown: rounds left in it; idle: (verify, total) seconds of its rounds; idle_size: their batch size, 0 if shared
     cooldown, idle, idle_size = 0, list[tuple[float, float]](), 0
     while len(tokens) < last:
+        waited_s = clock.waited_s
         reading_s, readings, began = 0.0, tuple[DrafterReading, ...](), clock()
         verify_began = verify_ended = began
-        verify_s = waited_s = 0.0
         if len(tokens) > len(prompt):  # the prompt's batch has already produced the first token's logits
             limit, chain = min(draft_max, last - len(tokens) - 1), []
             if drafters and not cooldown:
                 policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
-                reading_s, readings = catch_up(tokens, drafters, policy, rule, clock)
+                reading_s, readings = yield from catch_up(tokens, drafters, policy, rule, clock)
                 began += reading_s
-                chain = draft(tokens, limit, drafters, policy, rule, is_end, clock)
+                chain = yield from draft(tokens, limit, drafters, policy, rule, is_end, clock)
             size = batch_size(1 + len(chain))
             if drafters and not chain and not cooldown:
                 size = policy.target_only_batch_size(size)
             unverified = (tokens[-1], *(token.token for _, token in chain))
             verify_began = clock()
-            decoded = yield Batch(unverified, len(unverified), size)
+            decoded = yield from clock.decode(Batch(unverified, len(unverified), size))
             rows, verify_ended = decoded.rows, clock()
-            verify_s = verify_ended - verify_began
-            if decoded.seconds is not None:
-                waited_s, verify_s = verify_s - decoded.seconds, decoded.seconds
         if observe is not None:
             observe(rows)
         drafted = tuple(token.token for _, token in chain)
@@ -203,7 +147,7 @@ def rounds(
         tokens.extend(emitted)
         is_last = end is not None or result.token is None or len(tokens) >= last
         ended = clock()
-        spent_s = ended - began - waited_s
+        spent_s, verify_s = ended - began, verify_ended - verify_began
         if cooldown:
             idle_size = 0 if decoded.batch_size or (idle and not idle_size) else size
             idle.append((verify_s, spent_s))
@@ -229,7 +173,7 @@ def rounds(
             size,
             reading_s + verify_began - began + clock() - ended,
             verify_s,
-            reading_s + clock() - began,
+            reading_s + clock() - began + clock.waited_s - waited_s,
             result.token is None,
             readings,
         )
@@ -244,8 +188,8 @@ def draft(
     policy: DraftPolicy,
     rule: AcceptanceRule,
     is_end: Callable[[int], bool],
-    clock: Clock,
-) -> list[tuple[str, DraftToken]]:
+    clock: AnswerClock,
+) -> Generator[Batch, Decoded, list[tuple[str, DraftToken]]]:
     """Return the chain to verify as (drafter name, token) pairs."""
     by_name = {drafter.name: drafter for drafter in drafters}
     text = list(tokens)
@@ -264,12 +208,16 @@ def draft(
             break
         candidate = free.get(name)
         if candidate is None:
-            began = clock()
-            candidate = by_name[name].propose(text, rule)
+            began, drafter, unread = clock(), by_name[name], pending[name]
+            if (batch := drafter.to_propose(text)) is not None:
+                decoded = yield from clock.decode(batch)
+                drafter.receive(decoded.rows)
+                unread = 0 if decoded.batch_size else unread
+            candidate = drafter.propose(text, rule)
             if candidate is None:  # the drafter has given up
                 del by_name[name]
                 continue
-            policy.proposed(name, pending[name], clock() - began)
+            policy.proposed(name, unread, clock() - began)
         if not policy.extend(name, candidate.confidence):
             break
         token = candidate.draw()
@@ -283,8 +231,8 @@ def draft(
 
 
 def catch_up(
-    tokens: Sequence[int], drafters: Sequence[Drafter], policy: DraftPolicy, rule: AcceptanceRule, clock: Clock
-) -> tuple[float, tuple[DrafterReading, ...]]:
+    tokens: Sequence[int], drafters: Sequence[Drafter], policy: DraftPolicy, rule: AcceptanceRule, clock: AnswerClock
+) -> Generator[Batch, Decoded, tuple[float, tuple[DrafterReading, ...]]]:
     """Let drafters read unread tokens if that is worth the time, and score the tokens they would have drafted there.
 
     A draft model with a stale latency is timed first if the policy asks for it.
@@ -303,6 +251,8 @@ def catch_up(
         count = policy.catch_up_count(drafter.name, pending) if pending else 0
         if count or not pending:
             began = clock()
+            if count and (batch := drafter.to_catch_up(tokens, count)) is not None:
+                drafter.receive((yield from clock.decode(batch)).rows)
             seen = drafter.catch_up(tokens, rule, count)
             spent = clock() - began if count else 0.0
             policy.shadow_evaluated(drafter.name, seen, spent)

@@ -18,7 +18,7 @@ finaliser of splitmix64 and ``golden`` its increment:
 Each arrival is an Exp(1) variable: the first of 1024 independent arrivals is Exp(1) / 1024 and is equally likely to be
 any token's; each other token arrives a further Exp(1) later, because an exponential distribution has no memory. In
 terms of Gumbels this is top-down sampling (Maddison et al. 2014, arXiv:1411.0030, section 4): a block's highest noise
-is known before the noise of its tokens, so even a large vocabulary needs the noise of only a few tokens.
+is computed before its tokens' noise, so even a large vocabulary needs the noise of only a few tokens.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _GOLDEN_BITS = np.uint64(_GOLDEN)
 
 
 def gumbel(seed: int, position: int, ids: Ids) -> Floats:
-    """Return the Gumbel noise of tokens.
+    """Return the Gumbel noise for the given tokens.
 
     Args:
         seed: in [0, 2**64).
-        position: index of the token to choose in the sequence, from 0.
+        position: index in the sequence of the token to choose, from 0.
         ids: (n,) token ids, from 0.
 
     Returns:
@@ -86,9 +86,9 @@ def choose_full(logits: Logits, temperature: float, seed: int, position: int) ->
     """Apply :func:`choose_with_noise` to the whole vocabulary, with scores ``(logit - highest logit) / temperature``.
 
     The choice is exact, but needs the noise of only a few tokens: once one token's score plus noise is known, another
-    can win only if its score plus the highest noise in its block is at least as high. The first sums computed are
-    likely to be high: those of the most likely token (the winner on peaked rows) and of the tokens with the highest
-    noise in their block (the winners on flat rows).
+    token can win only if its score plus the highest noise in its block is at least as high. The first sums computed
+    are likely to be high: those of the most likely token (which usually wins on peaked rows) and of the tokens with the
+    highest noise in their block (one of which usually wins on flat rows).
 
     ``logits`` (vocab,) are not retained; the temperature is above 0.
 
@@ -117,7 +117,7 @@ def choose_full(logits: Logits, temperature: float, seed: int, position: int) ->
 
 
 def _block_highest(start: np.uint64, blocks: Bits) -> tuple[Floats, Ids]:
-    """Return the highest noise in each block, (n,), and its token, whose id may be beyond the vocabulary."""
+    """Return each block's highest noise, (n,), and the id of the token that has it, which may exceed the vocabulary."""
     bits = _bits(start, _block_counters(blocks))
     highest: Floats = -np.log(_exponential(bits) / BLOCK)
     return highest, ((blocks << _BLOCK_BITS) | (bits & _IN_BLOCK)).astype(np.int64)
@@ -134,7 +134,7 @@ def _scores(logits: Logits, ids: Ids, peak: float, temperature: float) -> Floats
 
 
 def _gumbel(start: np.uint64 | Bits, ids: Ids) -> Floats:
-    """Return the noise of ``ids``; an array of starts, (m, 1), with ids (1, n) gives (m, n)."""
+    """Return the noise for ``ids`` (n,); starts of shape (m, 1) and ids of shape (1, n) give shape (m, n)."""
     tokens = ids.astype(np.uint64)
     bits = _bits(start, np.array((_block_counters(tokens >> _BLOCK_BITS), tokens << _ONE)))
     first, later = _exponential(bits)
@@ -144,7 +144,7 @@ def _gumbel(start: np.uint64 | Bits, ids: Ids) -> Floats:
 
 
 def _gumbel_int(start: int, token: int) -> float:
-    """Return the noise of one token; for the few left by truncation, this is faster than NumPy's fifty calls."""
+    """Return the noise for one token; for the few tokens left by truncation, this is faster than fifty NumPy calls."""
     block = _mix_int(start + _GOLDEN * (2 * (token // BLOCK) + 1))
     arrival = -math.log((block // 2**12 + 0.5) * 2.0**-52) / BLOCK
     if block % BLOCK != token % BLOCK:

@@ -187,14 +187,18 @@ class DecoderOptions:
             )
         return options
 
+    @property
+    def shares_batches(self) -> bool:
+        """True if answers that run at once may share batches; whether they can depends on the models' memories, too."""
+        return self.parallel > 1 and not (self.strict or self.head)
+
     def context(self, *, with_draft: bool) -> ContextOptions:
         """Return the target's context options. Without a drafter, fewer rows of logits are reserved."""
         drafts = self.drafts(with_draft=with_draft)
         # Recurrent states and strict batch sizes are expensive, so by default none are reserved for long drafts
         spared = ROWS if self.draft_max == DRAFT_MAX else max(ROWS, self.draft_max + 1)
         max_outputs = spared if self.strict else max(ROWS, self.draft_max + 1) if drafts else 2
-        shares = self.parallel > 1 and not (self.strict or self.head)
-        if shares:
+        if self.shares_batches:
             max_outputs = max(max_outputs, min(self.parallel * (ROWS // 2 if drafts else 2), _MOST_SHARED))
         return ContextOptions(
             ctx_size=self.ctx_size,
@@ -211,14 +215,14 @@ class DecoderOptions:
             rewind=min(spared, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
             sequences=self.parallel,
-            shared_cells=shares,
+            shared_cells=self.shares_batches,
         )
 
     def draft_context(self) -> ContextOptions:
         """Return the draft's context options."""
         return ContextOptions(
             ctx_size=self.ctx_size,
-            max_outputs=ROWS,
+            max_outputs=max(ROWS, self.parallel) if self.shares_batches else ROWS,
             threads=self.threads or physical_cores(),
             cache_type_k=self.cache_type_k_draft,
             cache_type_v=self.cache_type_v_draft,
@@ -230,6 +234,7 @@ class DecoderOptions:
             rewind=max(ROWS, self.draft_max + 1),
             rewind_by=REWIND_BY["draft"],
             sequences=self.parallel,
+            shared_cells=self.shares_batches,
         )
 
 

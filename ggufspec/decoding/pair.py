@@ -24,18 +24,18 @@ class LoadedPair:
     uses the MTP blocks in the target's file.
 
     Attributes:
-        options: options with the head, the threads and the context size in effect.
+        options: options with the head, number of threads and context size in effect.
         model, draft_model: weights and vocabularies; both are the target's if its own MTP blocks draft.
         target, draft, head: the contexts; at most one of draft and head exists.
         max_draft_length: longest draft that the contexts can verify in a round.
-        notes: what a user should know about how the pair was loaded.
+        notes: sentences for the user about how the pair was loaded.
 
     Raises:
-        ModelError: a file is missing or damaged, does not fit, or the draft cannot serve the target.
+        ModelError: a file is missing or damaged, or does not fit; or the models cannot be a pair.
     """
 
     def __init__(self, target: Path, draft: Path | None, options: DecoderOptions) -> None:
-        # Flash attention sums in an order that depends on the number of threads, which strict mode therefore fixes.
+        # Flash attention's order of summation depends on the number of threads, so strict mode fixes this number.
         self.threads = Threads(options.threads or (physical_cores() if options.strict else 0))
         self.notes: list[str] = []
         target = first_part(target)
@@ -108,7 +108,7 @@ class LoadedPair:
         self._follow(self.threads.look())
 
     def begin_threads(self) -> None:
-        """Set the number of threads at the beginning of an answer, see :meth:`Threads.begin`."""
+        """Adapt the number of threads at the beginning of an answer, see :meth:`Threads.begin`."""
         self._follow(self.threads.begin())
 
     def _follow(self, changed: bool) -> None:
@@ -144,7 +144,7 @@ def require_same_vocabulary(target: Model, draft: Model, hint: str) -> None:
     """Refuse a draft whose vocabulary differs from the target's.
 
     Raises:
-        ModelError: the vocabularies differ; its message names the first difference, its hint is ``hint``.
+        ModelError: the vocabularies differ. The message names the first difference; ``hint`` is the error's hint.
     """
     reason = vocabulary_mismatch(*(Vocabulary(model.vocabulary_kind, model.vocabulary()) for model in (target, draft)))
     if reason:

@@ -1,6 +1,6 @@
 """Penalties for tokens that are already in the text, with llama.cpp's arithmetic. Pure NumPy.
 
-They are applied before every truncation and the temperature (common/common.h, ``common_params_sampling::samplers``;
+They are applied before truncation and temperature (common/common.h, ``common_params_sampling::samplers``;
 src/llama-sampler.cpp, ``llama_sampler_penalties_apply``). Prompt tokens count too, as in llama-server and llama-cli,
 which feed them to the sampler before drawing the first token.
 """
@@ -18,8 +18,8 @@ from ggufspec.decoding.sampling import Logits, Sampling
 class Penalties:
     """Token counts of one text, and the penalties that follow from them.
 
-    A row is penalised for the ``repeat_last_n`` tokens before its position, whether final or drafted, just as if the
-    text had been decoded one token at a time.
+    A row is penalised for the ``repeat_last_n`` tokens before its position, whether emitted or only drafted, just as if
+    the text had been decoded one token at a time.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -38,7 +38,7 @@ class Penalties:
             ValueError: the text ends before ``position``.
         """
         if position > len(self._text):
-            raise ValueError(f"tokens at {position} do not follow a text of {len(self._text)}")
+            raise ValueError(f"the text ends at {len(self._text)}, before position {position}")
         if position < self._end:
             self._count(position)
         self._text[position:] = tokens
@@ -46,7 +46,7 @@ class Penalties:
     def apply(self, row: Logits, position: int) -> None:
         """Penalise the logits (vocab,) for ``position`` in place; the cost grows with the window, not the vocabulary.
 
-        Ids beyond the row, which only the target has, are ignored. ValueError: the text ends before ``position``.
+        Ids beyond the row (a draft may lack them) are ignored. ValueError: the text ends before ``position``.
         """
         if position > len(self._text):
             raise ValueError(f"the text ends at {len(self._text)}, before position {position}")

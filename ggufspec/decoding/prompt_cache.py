@@ -10,9 +10,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ggufspec.decoding.batch import Batch, Decoded
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
-from ggufspec.decoding.loop import Batch, Decoded
 from ggufspec.decoding.pair import LoadedPair
 from ggufspec.decoding.text import common
 from ggufspec.llamacpp.head import Head

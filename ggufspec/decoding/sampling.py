@@ -2,7 +2,7 @@
 
 The chain is top-k, top-p, min-p, then temperature (common/common.h, ``common_params_sampling::samplers``; each step in
 src/llama-sampler.cpp): truncation sees the untempered probabilities. Ties always go to the lower token id. Penalties
-come first; they need the text, not only its last row (:mod:`ggufspec.decoding.penalties`).
+come before the chain, because they depend on the text and not only on the logits (:mod:`ggufspec.decoding.penalties`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _LOWEST = float(np.finfo(np.float32).min)  # lowest finite logit
-_CLASSES, _FEW = 1024, 256  # numbers of classes of token ids, each represented by its maximum logit
+_CLASSES, _FEW = 1024, 256  # numbers of classes into which token ids are divided; a maximum logit represents each class
 _GLANCE = 128  # minimum number of tokens among which a guess is chosen
-_STRIDE = 31  # stride for sampling the vocabulary; odd, so that it cannot align with periodic patterns in ids
+_STRIDE = 31  # every 31st token is sampled; an odd stride cannot align with periodic patterns in the ids
 _CERTAIN: Floats = np.zeros(1)
 _CERTAIN.flags.writeable = False
 
@@ -36,12 +36,12 @@ class Sampling:
     Args:
         temperature: 0 takes the most likely token.
         top_k: keep the k most likely tokens; 0 is off.
-        top_p: keep the fewest tokens whose total probability, among those left by top-k, reaches this; 1 is off.
+        top_p: keep the fewest tokens whose share of the probability left by top-k reaches this; 1 is off.
         min_p: keep tokens at least this fraction as likely as the most likely one; 0 is off.
         seed: seed of all randomness, in [0, 2**64).
-        repeat_penalty: divides the logit of a token that is already in the text, or multiplies a negative one, in
-            [0.01, 100]; 1 is off.
-        repeat_last_n: how many of the last tokens, prompt included, penalties consider; 0 turns all penalties off, -1
+        repeat_penalty: divisor for the logit of a token that is already in the text (a negative logit is multiplied),
+            in [0.01, 100]; 1 is off.
+        repeat_last_n: number of last tokens, prompt included, that penalties consider; 0 turns all penalties off, -1
             considers the whole text.
         presence_penalty: subtracted from the logit of a token that is in the text, in [-100, 100]; 0 is off.
         frequency_penalty: subtracted once for each occurrence of the token in the text, in [-100, 100]; 0 is off.
@@ -69,12 +69,12 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """True if a token with a finite logit can be left out."""
+        """True if tokens with finite logits may be excluded."""
         return self.temperature == 0 or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
     def penalises(self) -> bool:
-        """True if the tokens in the text change the logits."""
+        """True if any penalty is on."""
         penalties = self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return penalties and self.repeat_last_n != 0
 
@@ -101,13 +101,13 @@ def token_candidates(logits: Logits, sampling: Sampling) -> TokenCandidates:
 
     Temperature 0 leaves only the most likely token. Tokens with a logit of -inf are never kept.
 
-    No step sorts the vocabulary. A floor below which no token can be retained selects a few ids, and the chain's exact
-    rules decide among these. For top-k the floor is the k-th highest of the maxima of 4 k classes of ids: at least k
-    tokens reach it, and rarely many more. An id's class is the id modulo the number of classes, because likely tokens
-    have ids near each other (a vocabulary ends in rare words and padding).
+    No step sorts the vocabulary. Instead, a floor that every retained token reaches selects a few ids, and the chain's
+    exact rules decide among these. For top-k the ids are divided into at least 4 · k classes, and the floor is the k-th
+    highest of the class maxima: at least k tokens reach it, and rarely many more. An id's class is the id modulo the
+    number of classes, because likely tokens have similar ids (a vocabulary ends in rare words and padding).
 
     All arithmetic is in 64 bits except one sum: without top-k, top-p sums over the whole vocabulary in 32 bits, as
-    llama.cpp does. This sum decides only where top-p ends and does not affect the scores.
+    llama.cpp does. This sum only decides where top-p cuts off and does not affect the scores.
 
     ``logits`` (vocab,) are not retained.
 
@@ -144,10 +144,10 @@ def token_candidates(logits: Logits, sampling: Sampling) -> TokenCandidates:
 
 
 def likeliest(logits: Logits, sampling: Sampling) -> TokenCandidates:
-    """Approximate :func:`token_candidates` for top-p without top-k, when drafting: a wrong guess only costs a token.
+    """Approximate :func:`token_candidates` for drafting with top-p but without top-k: a wrong guess costs only a token.
 
-    Top-p is applied without summing over the whole vocabulary, to the tokens at or above the 128th highest of the
-    maxima of 1024 classes of ids. On rows from the demo's draft, which are far flatter than a large model's, the noise
+    Top-p is applied only to the tokens at or above the 128th highest of 1024 class maxima, so that no sum over the
+    whole vocabulary is needed. On rows from the demo's draft, which are far flatter than a large model's, the noise
     chose the same token at 98.6 % of all positions, and the target agreed with 45.4 % of the tokens instead of 45.5 %.
     With a vocabulary of 128k tokens this takes 60 % as long as :func:`token_candidates`.
     """
@@ -178,10 +178,10 @@ def confidence(logits: Logits) -> float:
 def _nucleus(logits: Logits, maxima: Logits, peak: float, sampling: Sampling) -> tuple[Ids, Floats, int, float]:
     """Apply top-p without top-k: return some ids, their values, the number of values to keep, and the lowest of these.
 
-    The floor is where the class maxima alone reach top-p's mass. On a flat row they do not, so a sample of the row,
-    with a margin, sets the floor. If that proves too high, the floor is lowered until all tokens below it could be left
-    out together. Tokens that min-p drops anyway may be missing. In a row that is mostly padding or masked, only tokens
-    within 30 nats of the peak are examined, because the others together weigh less than the sum's rounding error.
+    The floor is the value down to which the class maxima reach top-p's mass. On a flat row they do not reach it, so a
+    sample of the row, with a margin, sets the floor. If that floor proves too high, it is lowered until top-p could
+    drop all tokens below it. Tokens that min-p drops anyway may be missing. In a row that is mostly padding or masked,
+    only tokens within 30 nats of the peak are examined: all others together weigh less than the sum's rounding error.
     """
     bar = np.float32(peak - 30)
     if 4 * _STRIDE * np.count_nonzero(logits[::_STRIDE] >= bar) < logits.size:
@@ -217,7 +217,7 @@ def _total(logits: Logits, peak: float) -> float:
 
 
 def _fewest(mass: float, values: Floats) -> tuple[int, float]:
-    """Return the smallest number of highest values whose exponentials sum to ``mass``, and the lowest of them."""
+    """Return how many of the highest values it takes for their exponentials to sum to ``mass``, and the lowest one."""
     count = 0
     while values.size > _CLASSES:  # halve the number of values to sort
         middle = np.median(values[::_STRIDE])
@@ -245,7 +245,7 @@ def _at_least(floor: float, logits: Logits, peak: float) -> tuple[Ids, Floats]:
 
 
 def _class_maxima(logits: Logits, classes: int) -> Logits:
-    """Return the highest logit in each class of ids modulo ``classes``, (classes,); all logits if there are fewer."""
+    """Return (classes,) highest logits by id modulo ``classes``; all logits if a class would have just one id."""
     rows = logits.size // classes
     if rows < 2:
         return logits
@@ -256,7 +256,7 @@ def _class_maxima(logits: Logits, classes: int) -> Logits:
 
 
 def finite_peak(peak: np.floating) -> float:
-    """Return the highest logit as a float; ModelError if it is infinite or NaN (NumPy's maximum is NaN if any is)."""
+    """Return the highest logit as a float; ModelError if it is infinite or NaN (the maximum of a row with a NaN)."""
     value = float(peak)
     if not math.isfinite(value):
         what = "NaN logits" if math.isnan(value) else f"logits with a maximum of {value}"

@@ -11,9 +11,9 @@ from ggufspec.schema.text import number
 
 _CHANGED = 1.5  # minimum factor, faster or slower, for a change to be reported
 _USUAL = 1.2  # a reported change is over when the speed is within this factor of the expected speed
-_FEWEST_TOKENS = 16  # minimum tokens in an answer; fewer say little about the machine
-_NEAR = 2  # maximum depth ranges between a disturbed answer and a shallower one that bounds its speed
-_SHALLOW = 128  # tokens of context; fewer cost next to nothing and form one range
+_FEWEST_TOKENS = 16  # minimum number of tokens in an answer; shorter answers say little about the machine
+_NEAR = 2  # maximum distance in depth ranges from a disturbed answer to the shallower one that it is compared with
+_SHALLOW = 128  # depth in tokens below which context costs next to nothing; all such depths form one range
 _FIRST_ANSWERS = 3  # number of undisturbed answers whose median is the expected speed
 
 
@@ -40,8 +40,8 @@ class TargetSpeed:
 class SpeedWatch:
     """Comparison of answers with the speed expected at their depth; a change by a factor above 1.5 is reported once.
 
-    Time per token grows at most in proportion to depth, so answers are compared within a factor of √2 in depth. At a
-    new depth, only a speed below that bound indicates a change.
+    Answers are compared within ranges of depth, each a factor of √2 wide. In a new range, only a speed too low for the
+    increase in depth indicates a change, because time per token grows at most in proportion to depth.
 
     Args:
         planned: seconds per token in an empty context, and extra seconds per token of context; None: learn from
@@ -68,10 +68,10 @@ class SpeedWatch:
         Args:
             tokens_per_s: target speed without drafts; None if unknown.
             tokens: number of tokens in the answer.
-            depth: tokens in the context, on average.
-            drafts: True if the speed comes from the latency model rather than the answer's time.
-            disturbed: why the machine was slower than an idle one, or empty.
-            look: finds a further reason; called only if the target has become slower.
+            depth: mean number of tokens in the context.
+            drafts: True if drafters were active: the speed then comes from the latency model, not the answer's time.
+            disturbed: what slowed the machine down; empty if nothing did.
+            look: looks for another cause; called only if the target became slower and ``disturbed`` is empty.
         """
         if tokens_per_s is None or tokens < _FEWEST_TOKENS or not 0 < tokens_per_s < inf:
             return None
@@ -96,7 +96,7 @@ class SpeedWatch:
         return "" if self._level == 1 else "slower" if self._level < 1 else "faster"
 
     def _expected(self, tokens_per_s: float, depth: int, drafts: bool, disturbed: str) -> float | None:
-        """Return the expected tokens/s, or None. The first undisturbed answers, perhaps including this one, set it."""
+        """Return the expected tokens/s, or None. Without a plan, the first undisturbed answers (up to now) set it."""
         if self.planned is not None:
             empty_s, more_s = self.planned
             return 1 / (empty_s + more_s * depth)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 class TextStream:
     """Converter of token bytes into text that is safe to show.
 
-    It holds back the first bytes of a character until the rest arrives, and text that may still become one of the
-    ``stop`` strings, which end the text and are not part of it.
+    It holds back an incomplete character until all its bytes have arrived, and text that may be the beginning of a
+    ``stop`` string. A complete stop string ends the text and is not part of it.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
@@ -20,11 +20,11 @@ class TextStream:
         self.stopped = False
 
     def push(self, piece: bytes) -> str:
-        """Return the text that becomes certain with this piece; set ``stopped`` once a stop string is complete."""
+        """Return the text that can be shown after this piece; set ``stopped`` once a stop string is complete."""
         return self._release(self._decoder.decode(piece), final=False)
 
     def finish(self) -> str:
-        """Return the text that is still held back when the tokens end."""
+        """Return the text that is still held back after the last token."""
         return self._release(self._decoder.decode(b"", final=True), final=True)
 
     def _release(self, text: str, *, final: bool) -> str:
@@ -32,7 +32,7 @@ class TextStream:
             return ""
         text = self._held + text
         found = [(index + len(stop), index) for stop in self._stop if (index := text.find(stop)) >= 0]
-        if found:  # the stop string that is complete first ends the text, wherever token boundaries fall
+        if found:  # the stop string completed first ends the text, wherever token boundaries fall
             self.stopped, self._held = True, ""
             return text[: min(found)[1]]
         held = 0 if final else max((_overlap(text, stop) for stop in self._stop), default=0)

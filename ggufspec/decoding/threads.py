@@ -1,9 +1,9 @@
 """Number of CPU threads for llama.cpp while other programs run.
 
 llama.cpp's threads wait for each other after every operation. If another program occupies one of the CPUs, each wait
-lasts until the scheduler gives that CPU back, and the speed falls to a fifth or less; one thread fewer, on the free
-CPUs, retains most of the speed (docs/decisions/024). Other programs' CPU use is read from the system's counters twice a
-second, which takes a fraction of a millisecond.
+lasts until the scheduler gives that CPU back, and the speed falls to a fifth or less. With one thread fewer, on the
+free CPUs, most of the speed remains (docs/decisions/024). Other programs' CPU use is read from the system's counters
+twice a second, which takes a fraction of a millisecond.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ggufspec.hardware.host import CpuUse, threads_left
 _BUSY = "other programs are using the CPUs"
 # Beginnings of notes about a busy machine; policy/timing.py writes the last two
 _OF_BUSY = (_BUSY, "batches were timed while ", "the machine was busy while batches were timed")
-_FIRST_LOOK_S = 0.15  # minimum seconds to measure over, because the counters have a resolution of 10 ms
+_FIRST_LOOK_S = 0.15  # minimum seconds per measurement, because the counters have a resolution of 10 ms
 _INTERVAL_S = 0.5
 _STALE_S = 2.0  # pause between two answers after which the measured CPU use is out of date
 
 
 class Threads:
-    """Number of threads, adapted to other programs' use of the CPUs since construction.
+    """Number of threads, adapted to the CPU use of other programs.
 
     Args:
         fixed: always use this many threads; 0: adapt to other programs.
@@ -60,7 +60,7 @@ class Threads:
         self._before = usage()
 
     def start(self) -> int:
-        """Return the number of threads to begin with, given the CPUs that other programs used since construction."""
+        """Return the number of threads to begin with, based on other programs' CPU use since construction."""
         if self._follows:
             self._sleep(max(0.0, self._next - self._clock()))
         self.look()
@@ -78,10 +78,10 @@ class Threads:
             self._before, self._next = self._usage(), self._clock() + _INTERVAL_S
 
     def begin(self) -> bool:
-        """Return True if :attr:`count` changed; call when an answer begins.
+        """Update :attr:`count` at the beginning of an answer; return True if it changed.
 
-        If other programs were using the CPUs when last measured, measure again. A program that the user waited for,
-        e.g. a test run, has often ended by now, and the prompt may be decoded in one batch before the next measurement.
+        If the number of threads is lowered, measure again: a program that the user waited for, e.g. a test run, has
+        often ended by now, and the prompt may be decoded in one batch before the next regular measurement.
         """
         self.resume()
         if self.count == self.cores:
@@ -91,7 +91,7 @@ class Threads:
         return self._look()
 
     def look(self) -> bool:
-        """Return True if :attr:`count` changed; call often: the counters are read only twice a second."""
+        """Update :attr:`count`; return True if it changed. Call often: the counters are read only twice a second."""
         return self._clock() >= self._next and self._look()
 
     def _look(self) -> bool:
@@ -108,7 +108,7 @@ class Threads:
 
     @property
     def note(self) -> str:
-        """Sentence for the user if other programs used the CPUs, else empty."""
+        """Sentence for the user if other programs' CPU use lowered the number of threads, else empty."""
         if not self.lowered:
             return ""
         return (

@@ -1,7 +1,7 @@
-"""Trace of an answer: for every drafted token its drafter, both models' probabilities, and the rule's decision.
+"""Trace of an answer: the drafter of every drafted token, both models' probabilities, and the rule's decision.
 
 Tracing reads the rule's own records (:meth:`ggufspec.decoding.rules.base.AcceptanceRule.decisions`) and changes
-nothing. Records are made after each round, so that they hardly affect its times.
+nothing. It runs after each round, so that it hardly affects the measured times.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def spelled(piece: bytes) -> str:
 
 
 class Trace:
-    """Record of the rounds of one answer at a time; ``rounds`` holds the latest answer's.
+    """Recorder of an answer's rounds; ``rounds`` holds those of the latest answer.
 
     Args:
-        spell: returns the text of a token; if not given, texts are empty.
+        spell: returns the text of a token; None leaves the texts empty.
         on_round: called with every finished round, before its tokens are yielded.
     """
 

@@ -31,7 +31,7 @@ _PROBE_BYTES = 1 << 16  # bytes written to test for free space
 _LOCK_S = 2.0
 _DAY_S, _MOST_DAILY = 24 * 3600.0, 16
 _warnings: list[str] = []
-_today: set[tuple[Path, str]] = set()  # names passed to :func:`first_today`, which works without a cache, too
+_today: set[tuple[Path, str]] = set()  # calls of :func:`first_today` in this process, in case there is no cache
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def config_folder() -> Path:
 
 
 def results_folder() -> Path:
-    """Return the folder for documents and for the run logs from which commands resume."""
+    """Return the folder for result documents, and for the run logs from which commands resume."""
     return _of_user(user_data_path) / "results"
 
 
@@ -66,8 +66,8 @@ def _of_user(find: Callable[[str], Path]) -> Path:
 
 @functools.cache
 def writable(folder: Path, room_bytes: int = 0) -> Path:
-    """Create and return ``folder``; if it cannot be written or its disk has less than ``room_bytes`` free, return a
-    temporary one, which :func:`warning` then reports, or raise GgufspecError if that fails too.
+    """Create and return ``folder``. If it cannot be written, or its disk has less than ``room_bytes`` free, return a
+    temporary folder, which :func:`warning` then reports. If that fails, too, raise GgufspecError.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
 
 
 def temporary_home() -> Path:
-    """Return a temporary folder for a user without a home folder, which :func:`warning` then reports."""
+    """Return a temporary folder, which :func:`warning` then reports, for a user without a home folder."""
     if not _warnings:
         _warnings.append("nothing is kept, because this user has no home folder (HOME)")
     return Path(_temporary().name)
@@ -127,7 +127,7 @@ def write_value(path: Path, value: object) -> None:
 
 
 class JsonTable(Generic[Value]):
-    """Values of type ``kind`` by key in a JSON file, latest last; beyond ``limit`` entries the oldest are dropped."""
+    """JSON file that maps keys to values of type ``kind``, latest last; the oldest beyond ``limit`` are dropped."""
 
     def __init__(self, path: Path, kind: type[Value], limit: int | None = None) -> None:
         self._path, self._kind, self._limit = path, kind, limit
@@ -139,7 +139,7 @@ class JsonTable(Generic[Value]):
         self.update(key, lambda _: value)
 
     def update(self, key: str, change: Callable[[Value | None], Value]) -> None:
-        """Replace a value with ``change(value)`` while holding a lock; do nothing if another process keeps the lock."""
+        """Replace a value with ``change(value)`` under a lock; do nothing if another process does not release it."""
         with contextlib.suppress(TimeoutError), locked(self._path, _LOCK_S):
             entries = self._entries()
             value = change(_load(self._kind, entries.pop(key, None)))

@@ -1,4 +1,4 @@
-"""Reading of untrusted files and JSON, with limits on size, nesting and waiting that apply before parsing.
+"""Reading of untrusted files and JSON. Size, nesting depth and waiting time are limited before anything is parsed.
 
 Malicious files can make parsers use gigabytes, overflow the stack or hang. JSON numbers must fit a double or 64 bits.
 """
@@ -17,11 +17,11 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError, alike
 
-MOST_JSON_BYTES = 8 << 20  # once parsed, JSON takes up to 50 times as much; comparisons of hundreds of cells take 1 MB
+MOST_JSON_BYTES = 8 << 20  # parsed JSON takes up to 50 times as much memory; a comparison of hundreds of cells has 1 MB
 MOST_JSON_DEPTH = 64  # maximum nesting; ggufspec's documents reach 8
 PATIENCE_S = 5.0  # timeout for a silent pipe or terminal
 
-_MOST_NEIGHBOURS = 1000  # maximum files in a folder that are compared with a mistyped name
+_MOST_NEIGHBOURS = 1000  # maximum number of files in a folder that are compared with a mistyped name
 _DIGITS = 20  # maximum length of a 64-bit number, with the sign
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
@@ -36,7 +36,7 @@ def is_file(path: Path) -> bool:
 
 
 def at_home(path: str | Path) -> Path:
-    """Expand ``~``; an unknown user's home stays as it is, without an error."""
+    """Expand ``~``; leave the home of an unknown user (``~name``) as it is, without an error."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
@@ -46,7 +46,7 @@ def real(path: Path) -> Path:
 
 
 def near(path: Path, pattern: str = "*") -> str:
-    """Return the name in the same folder that is most like that of a mistyped path; empty if none is similar."""
+    """Return the file name most similar to a mistyped path's name, in the same folder; empty if none is similar."""
     try:
         names = [one.name for one in itertools.islice(path.parent.glob(pattern), _MOST_NEIGHBOURS)]
     except (OSError, ValueError):
@@ -61,7 +61,7 @@ def read_bytes(
 
     Raises:
         GgufspecError, or ``failure``: the file cannot be read, exceeds ``most_bytes``, or sends no data. The hint is
-            ``hint`` or, by default, the nearest name or the command that lists the folder.
+            ``hint`` or, by default, the most similar file name or an ``ls`` command.
     """
     try:
         with open(path, "rb", buffering=0, opener=_at_once) as file:  # Path.open takes no opener
@@ -92,7 +92,7 @@ def read_json(path: Path, *, hint: str = "") -> Any:
 
 
 def parse_json(text: str, name: str, *, hint: str = "") -> Any:
-    """Parse JSON, which error messages call ``name``.
+    """Parse JSON text; error messages call it ``name``.
 
     Raises:
         GgufspecError: the text is not JSON, is nested too deeply, or contains NaN or a number beyond 64 bits.
@@ -127,7 +127,7 @@ def _take(descriptor: int, most_bytes: int) -> bytes:
 
 
 def _depth(text: str) -> int:
-    """Return the nesting depth of the brackets outside strings."""
+    """Return the nesting depth of brackets outside strings."""
     outside = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
     brackets = outside.encode("utf-8", "replace").translate(_STEPS, _NO_BRACKETS)
     return max(itertools.accumulate(array.array("b", brackets)), default=0)

@@ -18,7 +18,7 @@ from ggufspec.errors import GgufspecError
 
 _MAX_NAME_BYTES = 120  # maximum without a suffix; file systems allow 255 with it
 _SCRATCH = "ggufspec-scratch-"
-_TRIES = 20  # maximum attempts to lock a new folder before another process removes it as abandoned
+_TRIES = 20  # maximum number of new folders to try, because another process may remove one before it is locked
 
 
 def as_file_name(text: str) -> str:
@@ -64,7 +64,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes ``path`` if the block succeeds; raise OSError if it cannot be written."""
+    """Yield a temporary path that becomes ``path`` if the block succeeds; raise OSError if writing fails."""
     with scratch(path.parent) as folder:
         new = folder / path.name
         yield new
@@ -98,13 +98,13 @@ def _new_scratch(parent: Path) -> tuple[Path, int | None]:
         path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
         try:
             return path, _lock_folder(path)
-        except OSError as error:  # another process is removing the still unlocked folder as abandoned
+        except OSError as error:  # another process took the not-yet-locked folder for an abandoned one
             refusals.append(error)
     raise refusals[-1]
 
 
 def _lock_folder(path: Path) -> int | None:
-    """Lock a folder of this user until the process ends; return its descriptor, or None if locks are unavailable.
+    """Lock this user's folder until the returned descriptor is closed; return None if locks are unavailable.
 
     Raises:
         OSError: another process or thread holds the lock, or the folder is gone or belongs to another user.
@@ -131,7 +131,7 @@ def _lock_folder(path: Path) -> int | None:
 
 @contextmanager
 def locked(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
-    """Hold the user's lock for ``path`` against other processes; raise TimeoutError if another one holds it.
+    """Hold this user's lock for ``path``; raise TimeoutError if another process holds it longer than ``timeout_s``.
 
     The lock file is in the temporary folder, out of sight and on a file system that supports locks. On a system without
     locks the block runs unlocked.

@@ -1,4 +1,4 @@
-"""ggml's backends by device name: the memory overhead of each on a GPU, and a hint for when its driver crashes."""
+"""ggml's backends by device name, with the GPU memory overhead of each and a hint for crashes of its driver."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class Backend:
 
     name: str
     overhead_bytes: int = 240 * 2**20  # VRAM that llama.cpp does not count: context, cuBLAS, graphs and pools
-    large_bytes: int = 640 * 2**20  # overhead on a GPU with _LARGE_CARD or more of VRAM, which has more multiprocessors
-    driver_hint: str = "update the GPU driver"  # its environment variables are from ggml/src
+    large_bytes: int = 640 * 2**20  # overhead on a GPU with at least _LARGE_CARD VRAM, which has more multiprocessors
+    driver_hint: str = "update the GPU driver"  # hint after a driver crash; ggml/src reads the variables in it
     architectures: tuple[str, ...] = ()  # GPU architectures that usually use this backend; all others use CUDA
 
 
-# Overheads are guesses until they are measured. CUDA's was 113 to 301 MiB (docs/predictions.md), and 609 to 626 MiB on
-# an H100. The others have not been measured; their users reserve 250 to 500 MiB. Without NVML, the backend itself
-# reports free memory after creating its context, so the overhead then excludes the context.
+# These overheads are guesses, used until a machine's own are measured. CUDA's was 113 to 301 MiB (docs/predictions.md),
+# and 609 to 626 MiB on an H100. Other backends have not been measured; their users reserve 250 to 500 MiB. Without
+# NVML, a backend reports free memory after creating its context, so the overhead then excludes the context.
 BACKENDS = (
     Backend(
         "CUDA",
@@ -62,7 +62,7 @@ def is_guess(size_bytes: int) -> bool:
 
 
 def backend_of(device: str) -> Backend:
-    """Return the backend of a device from ggml's name for it, e.g. CUDA0; one with default values if it is unknown."""
+    """Return the backend of the device that ggml calls ``device``, e.g. CUDA0; default values if it is unknown."""
     name = device.rstrip("0123456789")
     return next((one for one in BACKENDS if one.name == name), Backend(name))
 

@@ -1,9 +1,9 @@
-"""Common GPUs by name, to plan for one that is not installed.
+"""Common GPUs by name, for planning with a GPU that is not installed.
 
 Figures are from the vendors' data sheets and architecture white papers (NVIDIA Turing, Ampere, Ada and Blackwell; AMD's
-and Intel's product pages): memory as marketed, in GiB; bandwidth in 10⁹ bytes per second. fp16 is the dense rate of
-the matrix units with 32-bit accumulation or, on GPUs without such units or fast fp16, the best shader rate. The driver
-and a desktop reserve 0.3 to 1 GiB of the memory.
+and Intel's product pages): memory as marketed, in GiB; bandwidth in 10⁹ bytes per second. fp16 is the rate of the
+matrix units for dense matrices with 32-bit accumulation or, on GPUs without such units or without fast fp16, the best
+shader rate. The driver and a desktop reserve 0.3 to 1 GiB of the memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ggufspec.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A GPU as its vendor describes it; ``fp16_flops`` is per second, and ``architecture`` is as in ``_TABLE``."""
+    """A GPU as its vendor describes it; ``fp16_flops`` is per second, and ``architecture`` a heading in ``_TABLE``."""
 
     name: str
     vram_bytes: int
@@ -35,11 +35,11 @@ class GpuModel:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory for programs; Apple's driver offers 11.84 of 16 GiB (github.com/AlexsJones/llmfit/pull/754)."""
+        """Usable memory; Apple's driver offers 11.84 of 16 GiB (github.com/AlexsJones/llmfit/pull/754)."""
         return int(0.74 * self.vram_bytes) if self.architecture == "Apple" else self.vram_bytes
 
 
-# name; GiB; GB/s; PCIe generation × lanes; fp16 TFLOP/s. GPUs that use host memory are listed with its usual size.
+# name; GiB; GB/s; PCIe generation × lanes; fp16 TFLOP/s. If a GPU uses host memory, GiB is a usual size of it.
 _TABLE = """
 [Pascal]
 GTX 1060 6GB                    6   192  3x16    4.4

@@ -14,7 +14,7 @@ from ggufspec.hardware.host import CpuUse
 
 _IO = Path("/proc/self/io")
 _LEAST_S = 0.2  # minimum duration to judge CPU use, because the kernel's CPU times have a resolution of 10 ms
-_DISK_BYTES = 16 << 20  # enough disk reads to affect a measurement of half a second
+_DISK_BYTES = 16 << 20  # disk reads that affect a measurement of half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Disturbance:
     gpus: tuple[str, ...] = ()
 
     def reason(self, threads: int, cpus: int) -> str:
-        """Return what slowed down ``threads`` threads on ``cpus`` logical CPUs; empty if nothing did."""
+        """Return the disturbance that slowed down ``threads`` threads on ``cpus`` logical CPUs; empty without one."""
         if host.threads_left(threads, cpus, self.others_cpus) < threads:
             return f"other programs used {self.others_cpus:.1f} CPUs"
         if self.disk_bytes > _DISK_BYTES:

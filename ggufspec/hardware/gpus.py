@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as NVML reports them: identity, memory and processes. A GPU that fails affects only its own entry.
+"""NVIDIA GPUs as NVML reports them: identity, memory and processes. A failing GPU affects only its own entry.
 
 Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
 """
@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 from ggufspec.schema.doctor import Gpu, GpuProcess
 
-# nvmlReturn_t errors after which nothing that the driver or the GPU reports is usable. Other errors affect only the
-# requested field.
+# nvmlReturn_t errors after which the driver, or the GPU, reports nothing usable. Other errors affect only the requested
+# field.
 _DRIVER_IS_GONE = (1, 9)  # NVML_ERROR_UNINITIALIZED, _DRIVER_NOT_LOADED
 _CARD_IS_GONE = (*_DRIVER_IS_GONE, 15, 16)  # _GPU_IS_LOST, _RESET_REQUIRED
 _LIBRARY_NOT_FOUND = 12
 # nvmlClocksEventReason… in nvml.h: reasons why a GPU is slower than a minute ago. The power limit is not among them,
 # because a GPU under load reaches it in the first second.
 _THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake"}
-_OTHERS_SHARE = 0.1  # share of a GPU's time above which other programs are a disturbance; a desktop takes less
+_OTHERS_SHARE = 0.1  # other programs disturb if they use a larger share of a GPU's time; a desktop uses less
 _RECENT_S = 1.0
 # Vulkan drivers that run on the CPU: Mesa's, Google's, Microsoft's
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "basic render driver")
@@ -41,7 +41,7 @@ class GpuSurvey:
 
 
 def is_software(description: str) -> bool:
-    """Return True if the GPU with this description is emulated on the CPU: in host memory, and slower than the CPU.
+    """Return True if the GPU with this description is emulated: it uses host memory, and is slower than the CPU.
 
     llama.cpp lists such a GPU only if GGML_VK_VISIBLE_DEVICES names it (ggml/src/ggml-vulkan/ggml-vulkan.cpp).
     """
@@ -54,15 +54,15 @@ def gpus() -> list[Gpu]:
 
 
 def nvml_used_bytes() -> int | None:
-    """Return the memory in use on all GPUs, by all processes; None without GPUs, or if one does not report it."""
+    """Return the memory that all processes use on all GPUs; None without GPUs, or if a GPU does not report it."""
     used = [gpu.used_bytes for gpu in gpus()]
     return sum(filter(None, used)) if used and None not in used else None
 
 
 def of_device(device_id: str, description: str, cards: Iterable[Gpu]) -> Gpu | None:
-    """Return NVML's GPU for a ggml device; NVML uses another order, and also lists what CUDA_VISIBLE_DEVICES hides.
+    """Return NVML's GPU for a ggml device; NVML's order differs, and it lists GPUs that CUDA_VISIBLE_DEVICES hides.
 
-    Both report the PCI bus id, to which ggml adds a suffix if it divides the GPU. For a Jetson, NVML has only a name.
+    NVML and ggml report the PCI bus id; ggml adds a suffix if it divides the GPU. A Jetson has only a name in NVML.
     """
 
     def is_it(card: Gpu) -> bool:
@@ -94,8 +94,8 @@ def _disturbances(nvml: Any) -> tuple[str, ...]:
 def _used_by_others(nvml: Any, handle: Any) -> float:
     """Return the share of a GPU's time that other processes used in the last second; 0 if NVML does not report it.
 
-    In a container NVML may report the host's process ids; if this process is then not among those on the GPU, its own
-    share is unknown, so the result is 0, too.
+    In a container NVML may report the host's process ids. This process is then not in the list, its own share is
+    unknown, and the result is 0, too.
     """
     if os.getpid() not in {process.pid for process in _processes(nvml, handle)}:
         return 0.0
@@ -120,7 +120,7 @@ def _energy_j(nvml: Any) -> float | None:
 
 
 def survey() -> GpuSurvey:
-    """Query every GPU; if the driver fails midway, the list contains only the GPUs before the failure."""
+    """Query every GPU; if the driver fails midway, the list contains only the GPUs queried before."""
     said = "the NVIDIA driver does not start"
     return _with_nvml(_survey, GpuSurvey((), (), None), lambda error: GpuSurvey((), (f"{said}: {error}",), None))
 
@@ -200,7 +200,7 @@ def _throttled(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    """Return processes, largest first. NVML lists one that computes and draws twice, each time with all its memory."""
+    """Return a GPU's processes, largest first; NVML lists a process twice, with all its memory, if it also draws."""
     used: dict[int, int | None] = {}
     for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
         for process in _ask(nvml, call, handle) or ():

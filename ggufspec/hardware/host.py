@@ -20,14 +20,14 @@ import psutil
 _ROOT = Path("/")
 _VECTOR_SETS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sve")  # prefixes of CPU flags
 
-_NO_LIMIT = 2**62  # without a limit, cgroup version 1 reports its highest number of whole pages
+_NO_LIMIT = 2**62  # cgroup version 1 reports its largest page-aligned number if there is no limit
 BUSY_CPUS = 0.25
-"""CPUs used by other programs, above the quietest time's, that disturb a measurement; idle machines vary by 0.15."""
+"""Other programs disturb a trial if they use this many more CPUs than in the quietest; idle machines vary by 0.15."""
 
-_FAST = 0.8  # minimum share of the fastest core's speed; slower cores are efficiency cores, others merely boost less
+_FAST = 0.8  # minimum share of the fastest core's speed; below are efficiency cores, above are cores that boost less
 
 TOLERATED_CPUS = 0.5
-"""CPUs used by other programs at which one more thread is as fast as one fewer (docs/decisions/024)."""
+"""CPUs used by other programs at which one thread more and one thread fewer are equally fast (docs/decisions/024)."""
 
 
 def physical_cores() -> int:
@@ -41,7 +41,7 @@ def physical_cores() -> int:
 
 
 def _fast_cores() -> int:
-    """Count this process's cores that are about as fast as the fastest; 0 if unknown.
+    """Return the number of this process's cores that are about as fast as its fastest one; 0 if unknown.
 
     Source: Linux's Documentation/ABI/testing/sysfs-devices-system-cpu.
     """
@@ -64,7 +64,7 @@ class CpuUse:
     own_s: float  # CPU time of this process
 
     def others_since(self, before: CpuUse) -> float:
-        """Return the CPUs that other programs kept busy since ``before``, on average; 0 if no time has passed."""
+        """Return how many CPUs other programs kept busy since ``before``, on average; 0 if no time has passed."""
         passed_s = self.clock_s - before.clock_s
         busy_s = self.all_s - before.all_s - (self.own_s - before.own_s)
         return max(busy_s, 0.0) / passed_s if passed_s > 0 else 0.0
@@ -76,9 +76,9 @@ def usable_cpus() -> int:
 
 
 def cpu_use() -> CpuUse:
-    """Return how busy the CPUs have been; the system counts in steps of about 10 ms.
+    """Return the CPU time used so far, which the system counts in steps of about 10 ms.
 
-    If the system does not report it (a container without /proc/stat), other programs are assumed to be idle.
+    If the system does not report CPU times (a container without /proc/stat), other programs are assumed to be idle.
     """
     allowed = _affinity()
     try:
@@ -95,13 +95,14 @@ def cpu_use() -> CpuUse:
 def threads_left(cores: int, cpus: int, others: float) -> int:
     """Return how many threads get a CPU of their own; ``cores`` on an idle machine.
 
-    ``others`` is how many logical CPUs other programs use. With two per core, ``cores`` of them cost no thread.
+    ``others`` is the number of logical CPUs that other programs use. With two logical CPUs per core, they can use
+    ``cores`` of them without costing a thread.
     """
     return max(1, min(cores, ceil(cpus - others - TOLERATED_CPUS)))
 
 
 def others_cpus(look_s: float = 0.3) -> float:
-    """Return the CPUs that other programs keep busy now, measured for ``look_s`` seconds."""
+    """Return how many CPUs other programs keep busy now, measured for ``look_s`` seconds."""
     before = cpu_use()
     time.sleep(look_s)
     return cpu_use().others_since(before)
@@ -113,11 +114,11 @@ def _affinity() -> set[int]:
 
 
 def peak_rss_bytes() -> int:
-    """Return the largest resident memory of this process so far, mapped model files included."""
+    """Return the peak resident memory of this process so far, mapped model files included."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     for line in _text(_ROOT / "proc/self/status").splitlines():
-        if line.startswith("VmHWM:"):  # a child's ru_maxrss is never below its parent's: exec_mmap in fs/exec.c
+        if line.startswith("VmHWM:"):  # a child's ru_maxrss is at least its parent's (exec_mmap in fs/exec.c)
             return int(line.split()[1]) * 1024
     import resource
 
@@ -126,7 +127,7 @@ def peak_rss_bytes() -> int:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of this process or another one, mapped model files included; 0 if it has ended."""
+    """Return the resident memory of a process (default: this one), mapped model files included; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.NoSuchProcess:
@@ -150,7 +151,7 @@ def obtainable_memory_bytes() -> int:
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Return the disk space free for this user at ``path`` or its nearest parent; raise OSError if unknown."""
+    """Return this user's free disk space at ``path``, which need not exist yet; raise OSError if it is unknown."""
     there = path.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -188,7 +189,7 @@ def _cpu_facts() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """Vendor's numbers for a processor, because a hypervisor may shorten its name ("AMD EPYC"); empty if unknown."""
+    """Vendor's numbers for a processor, whose name a hypervisor may shorten ("AMD EPYC"); empty if unknown."""
 
     vendor: str
     family: str
@@ -247,7 +248,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         parts = [part for part in path.split("/") if part not in ("", "..")]
         mounts = ("", "unified") if not controllers else (controller,) if controller in controllers.split(",") else ()
-        for mount in mounts:  # version 2, which may be mounted as "unified" next to version 1, or version 1
+        for mount in mounts:  # version 2, perhaps mounted as "unified" next to version 1, or version 1
             folder = root / "sys/fs/cgroup" / mount
             yield from (folder.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 

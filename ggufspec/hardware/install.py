@@ -122,8 +122,8 @@ def _index(facts: InstallFacts) -> tuple[Backend, str]:
 def _cuda_index(facts: InstallFacts) -> str:
     """Choose the newest CUDA version that the driver supports and whose wheels have code for the GPU.
 
-    It is never newer than the driver's version: newer minor versions run, but the driver could not compile their code
-    for GPUs newer than the wheel (CUDA's compatibility guide, "minor version").
+    The version is never newer than the driver's. Wheels for a newer minor version would run, but the driver could not
+    compile their code for GPUs that are newer than the wheel (CUDA's compatibility guide, "minor version").
     """
     known = [version for version in _CUDA if not (facts.system == "Windows" and version in _NOT_ON_WINDOWS)]
     for version in sorted(known, reverse=True):
@@ -182,7 +182,7 @@ def built(prefix: Path = Path(sys.prefix)) -> LlamaBuild | None:
 
 
 def requirement(name: str = _PACKAGE) -> str:
-    """Return a package's supported versions, e.g. ``llama-cpp-python<0.4,>=0.3.36``."""
+    """Return the requirement for a package with its supported versions, e.g. ``llama-cpp-python<0.4,>=0.3.36``."""
     try:
         needed = importlib.metadata.requires("ggufspec") or []
     except importlib.metadata.PackageNotFoundError:
@@ -193,8 +193,8 @@ def requirement(name: str = _PACKAGE) -> str:
 def repair_command(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) -> str:
     """Return the command that gives this installation a working llama.cpp.
 
-    ``backend`` is e.g. ``cuda`` (default: the best for this machine). ``source`` builds it from source with CMake
-    ``flags``, to get what no prebuilt wheel has: RPC, and all of this processor's instructions.
+    ``backend`` is e.g. ``cuda`` (default: the best for this machine). ``source`` builds llama.cpp from source
+    with CMake ``flags``; only such a build has RPC and uses all of this processor's instructions.
     """
     if IN_CHECKOUT:
         return "scripts/bootstrap" + (f" --backend {backend}" if backend else "")

@@ -28,7 +28,7 @@ def build(compiler: str = "", headers: Path | None = None) -> Path:
     """Compile the wrapper into this environment, and return the path of the library.
 
     ``compiler`` is a command such as ``clang++ -m64`` (default: the first compiler found). ``headers`` is a folder with
-    the installed version of llama.cpp's source (default: fetch it).
+    the source of the installed llama.cpp version (default: fetch it).
 
     Raises:
         GgufspecError: there is no compiler, or the source is unavailable or does not compile.
@@ -41,7 +41,7 @@ def build(compiler: str = "", headers: Path | None = None) -> Path:
         source, part = headers or _fetched(Path(folder)), Path(folder) / path.name
         options = ["-std=c++17", "-O2", "-fPIC", "-shared", *(f"-I{source / one}" for one in _INCLUDED)]
         undefined = "-Wl,-undefined,dynamic_lookup" if sys.platform == "darwin" else "-Wl,--allow-shlib-undefined"
-        # Set no rpath to libllama-common, which is already loaded, because a second libllama must not be loaded
+        # Set no rpath: libllama-common is already loaded, and an rpath could load a second libllama
         _run([*command, *options, str(chat_library.SOURCE), "-o", str(part), str(common), undefined])
         part.replace(path)
     return path

@@ -171,7 +171,7 @@ class MessageDelta:
 
 
 class AnswerReader:
-    """Incremental parser for one answer, configured by ``AppliedTemplate.reading``; ``tools`` enables tool calls.
+    """Incremental parser of an answer, configured by ``AppliedTemplate.reading``; ``tools: False`` disables tool calls.
 
     Raises:
         ChatError: the answer cannot be parsed.
@@ -182,7 +182,7 @@ class AnswerReader:
         self._handle = _made(self._library, "chat_reader", _encoded(reading))
 
     def read(self, piece: str, *, final: bool = False) -> list[MessageDelta]:
-        """Return what a piece adds to the message; if nothing, the caller must prepend the piece to the next one."""
+        """Return what a piece adds to the message; if it adds nothing, the caller must prepend it to the next piece."""
         found = _answer(self._library, self._library.chat_read(self._handle, piece.encode(), int(final)))
         return [MessageDelta(**one) for one in found["deltas"]]
 

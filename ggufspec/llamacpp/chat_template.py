@@ -34,7 +34,7 @@ _HINT = "/chat off continues without the template; another GGUF of the model may
 _BEFORE_CALLS = re.compile(r"(?<= )until-\d+\?? (?=(?:space )?[\w-]*tool-calls?(?:-root)?\b)")
 _PLACE = re.compile(r"at (line \d+, column \d+) in source:.*\nError: (.*)", re.DOTALL)
 _MAX_SECONDS = 5.0  # time limit for compiling a template, and for rendering it once
-_MAX_CHARACTERS = 1_000_000  # maximum prompt characters in excess of four times the messages' length
+_MAX_CHARACTERS = 1_000_000  # maximum number of prompt characters beyond four times the messages' length
 _MAX_BYTES = 1 << 28  # maximum bytes beyond the process's current memory, on platforms that can limit it
 
 
@@ -48,7 +48,7 @@ class TemplateOptions:
     parallel: bool | None = None  # True if the model may call several tools at once; None: the template's default
     json_schema: str = ""
     begins: bool = True  # True if the prompt ends with the start of an answer
-    goes_on: bool = False  # True if the answer continues the last message, the assistant's
+    goes_on: bool = False  # True if the answer continues the last message, which is the assistant's
     options: dict[str, Any] = field(default_factory=dict)  # other template variables, e.g. enable_thinking
 
     @property
@@ -167,7 +167,7 @@ class ChatTemplate:
 
 
 def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose tool-call arguments are parsed if they are JSON objects."""
+    """Return the message with its tool-call arguments parsed if they are JSON objects."""
 
     def called(call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call.get("function") or {})

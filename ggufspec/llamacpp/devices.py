@@ -185,7 +185,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     """
     host, _, port = endpoint.rpartition(":")
     if not host or ":" in host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:
-        raise UsageError(f"{endpoint!r} is not an RPC endpoint", "use host:port, e.g. 127.0.0.1:50052, without IPv6")
+        raise UsageError(f"{endpoint!r} is not an RPC endpoint", "use host:port, e.g. 127.0.0.1:50052 (no IPv6)")
     return host, int(port)
 
 

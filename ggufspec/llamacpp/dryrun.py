@@ -3,7 +3,7 @@
 They run in a child process (:mod:`ggufspec.child`). A **simulated device** stands in for a GPU that is not installed:
 an RPC worker on loopback inside the child, which llama.cpp treats as a GPU and never asks for memory
 (:mod:`ggufspec.llamacpp.simulated`). This needs a llama.cpp with RPC, which prebuilt packages lack; without RPC
-everything is allocated on the CPU. A simulated device does not show what a driver adds: its context, scratch memory for
+everything is allocated on the CPU. A simulated device omits memory that a driver adds: its context, scratch memory for
 a quantised KV cache, and buffers for fused operations (``f16_scratch_bytes`` and ``fused_bytes`` in planning.memory).
 
 Source: ``common_get_device_memory_data`` in common/fit.cpp, ``llama_get_memory_breakdown`` in src/llama-ext.h.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ggufspec.llamacpp.head import Head
     from ggufspec.llamacpp.model import Context
 
-CANNOT_LOAD = "llama.cpp cannot load it"  # prefix of loading errors; other errors are from creating the context
+CANNOT_LOAD = "llama.cpp cannot load it"  # prefix of loading errors; all other errors come from creating the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def ask(spec: DryRunJob, runs: Sequence[PlacedModel]) -> tuple[DryRunBytes, ...]
 
 
 def llama_build() -> str:
-    """Identify the installed llama.cpp by its version and its library's size and modification time."""
+    """Return the installed llama.cpp's version with its libraries' sizes and modification times, which identify it."""
     module = importlib.util.find_spec("llama_cpp")
     folder = Path(module.origin).parent / "lib" if module and module.origin else Path()
     stats = [path.stat() for path in sorted(folder.glob("*llama.*"))]
@@ -291,7 +291,7 @@ def _made(model: Any, params: Any) -> Iterator[Any]:
 
 
 class _ComputeBuffers(logging.Handler):
-    """Log handler that collects compute-buffer sizes, logged in 0.01 MiB (sched_reserve in src/llama-context.cpp)."""
+    """Log handler that collects compute-buffer sizes, in steps of 0.01 MiB (sched_reserve in src/llama-context.cpp)."""
 
     def __init__(self, offload: Sequence[str]) -> None:
         super().__init__(logging.INFO)

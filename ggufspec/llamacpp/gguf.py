@@ -27,7 +27,7 @@ from ggufspec.errors import ModelError
 from ggufspec.files import untrusted
 from ggufspec.llamacpp.library import bound, complaints, forget_complaints, load_library
 
-NOT_GGUF = "download the .gguf file itself; this may be a web page or a Git LFS pointer"  # hint for files that are not
+NOT_GGUF = "download the .gguf file itself; this may be a web page or a Git LFS pointer"  # hint if a file is not GGUF
 
 Value = str | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
 
@@ -50,15 +50,15 @@ ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT, ggml/include/gguf.h
 _VERSION = 3  # GGUF_VERSION, ggml/include/gguf.h
 _COUNTS = struct.Struct("<8xQQ")  # numbers of tensors and of keys, after the magic number and the version
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_LONGEST_ARRAY = 4096  # maximum length of an array to read; of longer ones (e.g. vocabularies) only the length is read
-_LONGEST_TEXT = 65536  # maximum characters of a text; chat templates are shorter
+_LONGEST_ARRAY = 4096  # maximum length of an array to read; longer ones (e.g. vocabularies) yield only their length
+_LONGEST_TEXT = 65536  # maximum number of characters in a text; chat templates are shorter
 _MOST_NUMBERS = 1 << 18  # maximum total length of number arrays; a few keys have one number per block
-_MOST_TOKENS = 1 << 21  # maximum tokens in a vocabulary; real ones have at most 262,144
+_MOST_TOKENS = 1 << 21  # maximum number of tokens in a vocabulary; real ones have at most 262,144
 _lock = threading.Lock()
-_MOST_ENTRIES = 65536  # maximum keys, and maximum tensors; parsed, each takes 100 times its size in the file
+_MOST_ENTRIES = 65536  # maximum number of keys, and of tensors; once parsed, each takes 100 times its size in the file
 
-# Messages in ggml/src/gguf.cpp about headers that more bytes would not fix, and tensor types of ik_llama.cpp that ggml
-# does not support: their numbers start at 133, and those of repacked types are 202 to 399.
+# Messages in ggml/src/gguf.cpp about headers that more bytes would not fix, and ik_llama.cpp's tensor types that ggml
+# does not support. The types' numbers start at 133; repacked types have the numbers 202 to 399.
 _BAD_ALIGNMENT = re.compile(r"alignment \d+ is not a power of 2")
 _TYPE = re.compile(r"tensor '(.*)' (?:has invalid ggml type (\d+)|of type \d+ \((?:TYPE_)?(\S* REMOVED.*)\) has )")
 OF_IK_LLAMA = (
@@ -126,7 +126,7 @@ def _parsed(data: bytes) -> Iterator[int]:
 
 
 def _other_version(version: int) -> tuple[str, str] | None:
-    """Return (reason, hint) if llama.cpp cannot read a GGUF version; None if it can, or if it is not a version."""
+    """Return (reason, hint) if llama.cpp cannot read a GGUF version; None if it can, or if it is no version number."""
     if version and not version & 0xFFFF:
         return "big-endian, for another kind of CPU", "gguf-convert-endian FILE little (pip install gguf) converts it"
     if version == 1:

@@ -1,7 +1,7 @@
 """GBNF grammars and JSON schemas, enforced by llama.cpp's own grammar sampler.
 
-The sampler's ``apply`` marks forbidden tokens. Its ``accept`` advances, but aborts the process on a forbidden token, so
-every token is checked first. A state is a clone of the sampler that is never advanced (src/llama-grammar.cpp).
+The sampler's ``apply`` marks forbidden tokens. Its ``accept`` advances it, but a forbidden token aborts the process, so
+every token is checked first. A state is a clone of the sampler that is not advanced again (src/llama-grammar.cpp).
 
 llama.cpp's parser does not survive every grammar: hidden left recursion and rules that lead to each other in
 exponentially many ways exhaust its stack, memory or time. In a child process this ends only the child, with an error
@@ -35,7 +35,7 @@ from ggufspec.llamacpp.model import Model
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-MAX_BYTES = 1 << 20  # maximum characters in a grammar
+MAX_BYTES = 1 << 20  # maximum number of characters in a grammar
 MAX_NESTING = 1000  # maximum depth of groups; the parser is recursive, and 20,000 levels overflow an 8 MiB stack
 MAX_REPETITION = 2000  # MAX_REPETITION_THRESHOLD in src/llama-grammar.cpp
 MAX_ALTERNATIVES = 100_000
@@ -50,7 +50,7 @@ _ALL_RULES = "ggufspec-all-rules"
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data, llama.h
 _REFUSED = -np.inf
-_MOST_SCHEMA = 1 << 17  # maximum characters in a JSON schema
+_MOST_SCHEMA = 1 << 17  # maximum number of characters in a JSON schema
 _SCHEMA_HINT = "use fewer properties, or a smaller minLength, maxLength, minItems or maxItems"
 
 
@@ -109,7 +109,7 @@ class Grammar:
         return False
 
     def permits(self, state: GrammarState, token: int) -> bool:
-        """Return True if ``token`` may follow; for an end token, if the grammar may end here."""
+        """Return True if ``token`` may follow or, for an end token, if the grammar may end here."""
         if not state.handle or not 0 <= token < self._model.vocab_size:
             return False
         self._one.id = token
@@ -150,9 +150,9 @@ class Grammar:
 
 
 class _Free(GrammarState):
-    """State before a lazy grammar begins, or after the text has left it, in which every token may follow.
+    """State before a lazy grammar takes effect, or after the text has left it; every token is permitted.
 
-    The state holds the end of the text, which may contain a trigger, and its tokens. Nothing triggers the grammar
+    The state holds the end of the text, in which a trigger may begin, and its tokens. Nothing triggers the grammar
     within reasoning (``thinking``), or after text that only looked like a call (``over``).
     """
 
@@ -164,10 +164,10 @@ class _Free(GrammarState):
 
 
 class LazyGrammar(Grammar):
-    """A grammar that begins at a trigger, e.g. the start of a tool call. Before the trigger every token may follow.
+    """Grammar that takes effect at a trigger, e.g. the start of a tool call; before it, every token is permitted.
 
-    If the text after a trigger violates the grammar, e.g. within the same token, it is not a call, and every token may
-    follow again. Raises as :class:`Grammar` does.
+    If the text after a trigger violates the grammar, e.g. within the same token, it is not a call, and every token is
+    permitted again. Raises as :class:`Grammar` does.
     """
 
     def __init__(self, model: Model, applied: AppliedTemplate) -> None:
@@ -298,7 +298,7 @@ def _parse(lib: Any, vocabulary: Any, text: str) -> GrammarState:
     hint = "simplify it: use fewer alternatives, and no rule that begins with itself"
     with child.within(_MAX_SECONDS, "the grammar", hint), child.limited_memory(_MAX_MEMORY):
         start = GrammarState(lib, _init(lib, vocabulary, text, "root"))
-        if len(names) > 1:  # parse all rules now, because a rule reached late would fail within an answer
+        if len(names) > 1:  # parse all rules now, so that an invalid rule fails here and not in the middle of an answer
             GrammarState(lib, _init(lib, vocabulary, f"{text}\n{_ALL_RULES} ::= {' | '.join(names)}\n", _ALL_RULES))
     return start
 
@@ -315,7 +315,7 @@ def _init(lib: Any, vocabulary: Any, text: str, root: str) -> Any:
 
 
 def _check_limits(text: str) -> list[str]:
-    """Check what llama.cpp's parser does not (sizes, and syntax that aborts it), and return the rules' names."""
+    """Check sizes, and syntax on which llama.cpp fails later or aborts, and return the names of the rules."""
     if len(text) > MAX_BYTES:
         raise UsageError(f"the grammar has more than {MAX_BYTES:,} characters", "use fewer or shorter rules")
     if "\0" in text or (not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text)):
@@ -340,7 +340,7 @@ def _check_limits(text: str) -> list[str]:
 
 
 def _reason(printed: str, text: str) -> str:
-    """Return the parser's error with a line number; it prints "MESSAGE at REST", a blank line and the whole text."""
+    """Return the parser's error with a line number; the parser prints "MESSAGE at REST", a blank line and the text."""
     message = printed.removesuffix(f"\n\n{text}\n").removeprefix("parse: ").removeprefix("error parsing grammar: ")
     what, at, rest = message.partition(" at ")
     if not at or not text.endswith(rest):

@@ -40,7 +40,7 @@ def head_sources(model: Model) -> tuple[int, ...]:
 
 
 class Head:
-    """A prediction head on a target that must outlive it. Both have the same sequences, one of them in use at a time.
+    """A prediction head on a target that must outlive it. Both have the same sequences, one of which is in use.
 
     ``model`` is loaded from the head's own file, or from the target's file including its MTP blocks.
 
@@ -48,7 +48,7 @@ class Head:
         vocab_size: number of logits per token; -inf for tokens that the head lacks.
         chained: number of blocks that draft one token each; 1 if one block drafts all tokens.
         shares_cache: True if the head reads the target's cache and has no cache of its own.
-        shift: number of positions from a pair to its token.
+        shift: number of positions by which a token comes after its pair.
 
     Raises:
         ModelError: llama.cpp cannot create a context, or the target's hidden states have a different size.
@@ -180,7 +180,7 @@ class Head:
             self._lib.llama_memory_seq_rm(self._memory, self._sequence, position, -1)
 
     def decode(self, tokens: Sequence[int], outputs: int) -> Rows:
-        """Decode tokens after the last pair with zeros as hidden states, for timing; real ones take equally long."""
+        """Decode tokens after the last pair with zeros as hidden states, for timing; real states take equally long."""
         rows = self.encode(np.zeros((len(tokens), self._encoded), np.float32))
         return self.read(tokens, rows, self.length, outputs=outputs > 0)[0][-outputs:]
 

@@ -1,7 +1,7 @@
 """The target's hidden states, stored for the drafters that read them: MTP and EAGLE-3 heads.
 
 llama.cpp returns the hidden states of one batch and overwrites them in the next. A head may need them many batches
-later, because it reads unread tokens only when that pays off, so the newest ones are copied into a ring buffer.
+later, because it decodes new text only when that pays off. So the newest states are copied into a ring buffer.
 
 Source: ``extract_layer_inputs`` and ``embd_nextn`` in src/llama-context.cpp.
 """
@@ -29,7 +29,7 @@ def rows_at(address: int, count: int, size: int) -> Rows:
 
 
 class HiddenRows:
-    """Ring buffer of the newest hidden states of ``context``, llama.cpp's handle, which must not have decoded a batch.
+    """Ring buffer of the newest hidden states of ``context``, a llama.cpp handle that has not decoded a batch yet.
 
     ``sources`` lists the layers whose inputs are stored, or ``LAST_HIDDEN`` for the output of the last block; ``size``
     is the number of floats per hidden state, and ``capacity`` the context size in tokens.
@@ -48,7 +48,7 @@ class HiddenRows:
                 staging.function("llama_set_embeddings_layer_inp")(context, source, True)
 
     def take(self, count: int, first: int) -> None:
-        """Store the hidden states of the batch just decoded, whose first ``count`` tokens begin at ``first``."""
+        """Store the hidden states of the last batch's first ``count`` tokens, which begin at position ``first``."""
         reach = len(self._rows)
         skipped = max(0, count - reach)
         start = (first + skipped) % reach

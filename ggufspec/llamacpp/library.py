@@ -1,6 +1,6 @@
 """llama.cpp's library, loaded once, with its log routed to Python's logging.
 
-The installed llama.cpp may be another version or build; if it is unusable, a :class:`GgufspecError` names the command
+The installed llama.cpp may be the wrong version or build; if it is unusable, a :class:`GgufspecError` names the command
 that fixes it. Its log reaches a terminal only through a handler on ``logging.getLogger("ggufspec.llamacpp")``. The last
 warnings and errors are stored, because llama.cpp's calls return null on failure and give the reason only in the log.
 """
@@ -110,7 +110,7 @@ def imported() -> ModuleType:
     _check_version()
     try:
         return _Complete(_import())
-    except AttributeError as error:  # the library is older than the Python module: overridden, or a broken installation
+    except AttributeError as error:  # the library was replaced by an older one, or the installation is broken
         raise GgufspecError(
             f"llama-cpp-python and its libraries do not match: {error}", install.repair_command()
         ) from error

@@ -36,10 +36,10 @@ from ggufspec.llamacpp.rewind import (
 
 Logits = npt.NDArray[np.float32]
 
-EAGLE3 = "eagle3"  # architecture of heads; their "encoder" only projects a target's hidden states
+EAGLE3 = "eagle3"  # architecture of EAGLE-3 heads, whose "encoder" only projects a target's hidden states
 
 _GGUF_MAGIC = b"GGUF"
-_MOST_LABEL = 24  # maximum bytes of general.size_label
+_MOST_LABEL = 24  # maximum length of general.size_label in bytes
 
 
 def check_gguf(path: Path) -> None:
@@ -61,7 +61,7 @@ def size_label(parameters: int) -> str:
 
 
 class Model:
-    """Weights and vocabulary of one GGUF file, or of a split model given its first part.
+    """Weights and vocabulary of one GGUF file, or of a split model, given by its first part.
 
     By default all layers are on the CPU; ``vocab_only`` loads only the vocabulary and the chat template.
 
@@ -126,7 +126,7 @@ class Model:
     def description(self) -> str:
         """Architecture, size and quantisation: ``qwen2 0.5B Q4_K - Medium``.
 
-        The size is the file's label, or else derived from the parameter count; llama.cpp guesses it from the layers.
+        The size comes from the file's label or, without one, the parameter count; llama.cpp guesses it from the layers.
         """
         buffer = ctypes.create_string_buffer(128)
         self._lib.llama_model_desc(self._handle, buffer, len(buffer))
@@ -137,7 +137,7 @@ class Model:
         return f"{architecture} {size} {quantisation.replace(' (guessed)', '')}"
 
     def tokenize(self, text: str, *, special: bool = False, start: bool = True) -> list[int]:
-        """Return the token ids of ``text``, after one BOS token if a text begins (``start``) and the model uses BOS.
+        """Return the token ids of ``text``, after one BOS token if a prompt begins (``start``) and the model uses BOS.
 
         With ``special``, ``<|…|>`` means the special token of that name. No EOS is added, because the text continues.
         """
@@ -161,8 +161,8 @@ class Model:
         return self.tokenize(text, start=False)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of one token; a character may span several tokens. A control token has no bytes, or with
-        ``special`` those of its name.
+        """Return the bytes of one token; a character may span several tokens. A control token has no bytes; with
+        ``special`` it has those of its name.
         """
         self.check_tokens((token,))  # llama.cpp aborts the process otherwise
         while True:
@@ -216,7 +216,7 @@ class Model:
             raise UsageError(f"token {wrong[0]} is not one of the model's {self.vocab_size:,}", "send text")
 
     def is_end(self, token: int, *, of_grammar: bool = False) -> bool:
-        """Return True if a token ends a text, or with ``of_grammar`` if it ends a grammar in llama.cpp."""
+        """Return True if a token ends a text or, with ``of_grammar``, if llama.cpp ends a grammar with it."""
         if token < 0 or (token == self._assumed_eos and not of_grammar):
             return False
         return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
@@ -268,7 +268,7 @@ class Context:
     The sequence in use has ``length`` tokens; :meth:`decode` appends tokens, :meth:`rewind` removes the newest.
 
     An attention cache can be rewound to any length or, with a sliding window, down to :attr:`floor`. A recurrent or
-    hybrid memory can be rewound only if ``options.rewind`` requests it, and only to before the unverified tokens: see
+    hybrid memory can be rewound only if ``options.rewind`` requests it, and only back to the unverified tokens: see
     :mod:`ggufspec.llamacpp.rewind`.
 
     Attributes:
@@ -296,7 +296,7 @@ class Context:
         self.length = 0
         params = context_params(lib, options, model._handle)
         forget_complaints()
-        # Allow only free memory, because llama.cpp writes to all of it. A GPU driver's reservations would count, too
+        # Allow only free memory, because llama.cpp writes to all of it; with GPUs, driver reservations would count
         limit = nullcontext() if model.gpu_layers else child.limited_memory(obtainable_memory_bytes(), only_data=True)
         with limit:
             self._handle = lib.llama_init_from_model(model._handle, params)
@@ -336,7 +336,7 @@ class Context:
             self._memory, self._hidden, self.length = now.memory, now.hidden, now.length
 
     def copy(self, sequence: int) -> None:
-        """Replace this sequence's text with a copy of another sequence's, without hidden states; raise ModelError if
+        """Replace the text of the sequence in use with a copy of another's, without hidden states; raise ModelError if
         the memory :attr:`forgets`.
         """
         if self.forgets:
@@ -467,7 +467,7 @@ class Context:
 
     @property
     def batch(self) -> int:
-        """Maximum prompt tokens decoded in one call."""
+        """Maximum number of prompt tokens decoded in one call."""
         return self._n_batch
 
     @property
@@ -500,9 +500,9 @@ class Context:
         return self._rows[:rows]
 
     def rewind(self, length: int) -> None:
-        """Keep only the first ``length`` tokens, which are final from now on; 0 is always possible.
+        """Keep only the first ``length`` tokens, which then count as accepted; 0 is always possible.
 
-        A recurrent memory with a checkpoint can go back to its length at the last rewind or, if later, before the
+        A recurrent memory with a checkpoint can go back to its length at the last rewind or, if later, to before the
         unverified batches (:class:`~ggufspec.llamacpp.rewind.CheckpointRollback`). A memory with snapshots keeps at
         least the first token of the last batch.
 
@@ -525,11 +525,11 @@ class Context:
 
     @property
     def floor(self) -> int:
-        """Lowest length, besides 0, that :meth:`rewind` can go back to now."""
+        """Lowest length, other than 0, that :meth:`rewind` can go back to now."""
         return self._memory.floor()
 
     def mark(self) -> None:
-        """Allow one rollback to the current length, for measurements; otherwise a single token would be final at once.
+        """Allow one rollback to the current length, for measurements; otherwise a single token would count as accepted.
 
         This is free, except with snapshots, which copy the state to host memory.
         """

@@ -19,11 +19,11 @@ KV_TYPES = {
     "iq4_nl": (32, 18),
 }
 REWINDS = ("auto", "snapshots", "checkpoint")
-REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # rollback by role in a pair; drafted tokens span several batches
+REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # rollback by role in a pair; a draft takes several batches
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 HOST = "CPU"
-# Default for the smallest batch for which a GPU copies CPU weights (only the experts used) and computes with them
-# (offload_op in ggml-cuda.cu, ggml-backend.cpp), and its variable, which ggml reads once, when its backends register
+# Default size of the smallest batch for which a GPU computes with copies of CPU weights (only the experts used;
+# offload_op in ggml-cuda.cu, ggml-backend.cpp), and its variable, which ggml reads once, when it registers backends
 OP_OFFLOAD_MIN_BATCH, STREAM_VARIABLE = 32, "GGML_OP_OFFLOAD_MIN_BATCH"
 # Names of a block's feed-forward tensors, after "blk.N": LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX, common/common.h
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
@@ -44,7 +44,7 @@ def is_remote(device: str) -> bool:
 
 
 def offloaded(gpu_layers: int, layers: int) -> int:
-    """Return how many of a model's layers ``-ngl gpu_layers`` offloads: all if negative or more than there are.
+    """Return how many of a model's layers ``-ngl gpu_layers`` offloads: all if negative or more than their number.
 
     Args:
         gpu_layers: as requested, e.g. -1 or 99.
@@ -57,12 +57,12 @@ def offloaded(gpu_layers: int, layers: int) -> int:
 class Placement:
     """Placement of one model's layers.
 
-    Block i is offloaded iff i ≥ max(blocks + 1 − gpu_layers, 0); the output has index ``blocks``, so it goes first.
-    The offloaded layers are divided among the devices in order, by ``split``. Source: src/llama-model.cpp.
+    Block i is offloaded iff i ≥ max(blocks + 1 − gpu_layers, 0); the output has index ``blocks``, so it is offloaded
+    first. The offloaded layers are divided among the devices in order, by ``split``. Source: src/llama-model.cpp.
 
     Args:
         gpu_layers: offloaded layers as llama.cpp counts them, the output included; see :func:`offloaded`.
-        split: share of the offloaded layers for each device; empty: by the devices' free memory.
+        split: share of the offloaded layers for each device; empty: in proportion to their free memory.
         n_cpu_moe: number of leading blocks whose expert tensors stay on the CPU (llama.cpp's ``--n-cpu-moe``).
         mtp: True to load the file's MTP blocks, which waste memory unless a head uses them.
         n_cpu_ffn: number of leading blocks whose dense feed-forward tensors stay on the CPU (``--n-cpu-ffn``).
@@ -106,33 +106,33 @@ class ContextOptions:
     """Options for decoding with one model.
 
     Args:
-        ctx_size: tokens of context; llama.cpp pads its cells to a multiple of 256.
-        max_outputs: maximum rows of logits per call (``n_outputs_max``).
+        ctx_size: context size in tokens; llama.cpp rounds the number of cells up to a multiple of 256.
+        max_outputs: maximum number of rows of logits per call (``n_outputs_max``).
         threads: CPU threads for both prefill and generation.
         cache_type_k: type of the key cache, one of ``KV_TYPES``.
         cache_type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
         flash_attn: ``auto``, ``on`` or ``off``.
-        n_batch: maximum tokens per call during prefill.
-        ubatch_size: maximum tokens computed at once (llama.cpp's ``n_ubatch``), which determines the size of the
+        n_batch: maximum number of tokens per call during prefill.
+        ubatch_size: maximum number of tokens computed at once (llama.cpp's ``n_ubatch``); it determines the size of the
             compute buffers; 0: all tokens of a call. A verification batch is never split.
         op_offload: True to let a GPU compute batches of ``op_offload_min_batch`` tokens or more with copies of CPU
             weights; the minimum applies to all models in a process.
         swa_full: True to retain the whole context in layers with a sliding window, so that any token can be rolled
-            back. Otherwise they retain their window and a micro-batch, which is enough to roll back the last batch, or
+            back. Otherwise they retain the window and a micro-batch, which is enough to roll back the last batch, or
             ``rewind`` tokens decoded one by one (:class:`ggufspec.llamacpp.rewind.WindowedRollback`).
-        rewind: maximum tokens of one batch to roll back. This is free for an attention cache; a recurrent or hybrid
-            memory takes more space for it, and cannot roll back if this is 0.
+        rewind: maximum number of tokens to roll back from one batch. This is free for an attention cache; a recurrent
+            or hybrid memory takes more space for it, and cannot roll back if ``rewind`` is 0.
         rewind_by: how a recurrent memory rolls back, one of ``REWINDS``. Only a checkpoint can undo several batches, as
             a draft must; only snapshots avoid decoding tokens again. ``auto``: snapshots if the architecture has them,
             otherwise a checkpoint.
-        again_max: after going back to a checkpoint, maximum tokens decoded again together with the following ones. More
-            get their own batch and a new checkpoint; otherwise each rejection would make the next one more expensive.
+        again_max: maximum number of tokens decoded again after a return to a checkpoint, in one batch with the new
+            tokens. More get their own batch and a new checkpoint, or each rejection would make the next one costlier.
         hidden: layers whose inputs are stored with the logits for a drafter that reads them; ``LAST_HIDDEN`` stands for
             the output of the last block.
         sequences: number of texts with their own caches of ``ctx_size`` tokens
             (:meth:`ggufspec.llamacpp.model.Context.use`).
         shared_cells: True if all sequences take their cells from one pool, so that one batch can hold tokens of
-            several; a text's rounding then depends on other texts. Ignored if the memory cannot roll back exactly.
+            several; a text's rounding then depends on other texts. Only a plain attention cache can do this.
     """
 
     ctx_size: int
@@ -165,12 +165,12 @@ class ContextOptions:
 
     @property
     def batch(self) -> int:
-        """Maximum tokens in one decode call."""
+        """Maximum number of tokens in one decode call."""
         return min(max(self.n_batch, self.ubatch_size), self.ctx_size + SLACK)
 
     @property
     def computed(self) -> int:
-        """Maximum tokens per micro-batch; a sliding-window cache has this many extra cells."""
+        """Maximum number of tokens per micro-batch; a sliding-window cache has this many extra cells."""
         return min(max(self.ubatch_size, self.max_outputs, self.rewind), self.batch) if self.ubatch_size else self.batch
 
 
@@ -195,7 +195,7 @@ def beyond_training(role: str, name: str, trained: int, ctx_size: int) -> str:
 
 
 def load_hint(reason: str) -> str:
-    """Return a hint for the user from llama.cpp's reason for failing to load a model."""
+    """Return a hint for the user, based on llama.cpp's reason for failing to load a model."""
     if any(sign in reason for sign in _CUT):
         return "the file is truncated or damaged: download it again"
     if "unknown model architecture" in reason:
@@ -210,7 +210,7 @@ def load_hint(reason: str) -> str:
 
 
 def context_hint(reason: str) -> str:
-    """Return a hint for the user from llama.cpp's reason for failing to create a context."""
+    """Return a hint for the user, based on llama.cpp's reason for failing to create a context."""
     if "requires flash_attn" in reason:
         return "-fa on, or -ctv f16"
     if "different K" in reason:

@@ -49,7 +49,7 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     check_rewind(options.rewind_by)
     match choose_rollback(lib, model, options) if model else "":
         case "snapshots":
-            params.n_rs_seq = min(options.rewind, params.n_ubatch - 2)  # more aborts llama.cpp: src/llama-batch.cpp
+            params.n_rs_seq = min(options.rewind, params.n_ubatch - 2)  # a larger number aborts: src/llama-batch.cpp
         case "checkpoint":
             params.n_seq_max = 2 * options.sequences
             params.kv_unified = True  # each text's second sequence has a state but no cells of its own
@@ -60,8 +60,8 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
 
 
 def _can_share_cells(lib: Any, model: Any, options: ContextOptions) -> bool:
-    """Return True if a model's memory is an attention cache without a sliding window, and a larger context changes no
-    position: llama.cpp chooses long or short RoPE factors by it (``get_rope_factors``, src/llama-model.cpp).
+    """Return True if a model's memory is an attention cache without a sliding window, and a larger context keeps its
+    RoPE factors: llama.cpp chooses long or short ones by context size (``get_rope_factors``, src/llama-model.cpp).
     """
     if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model) or lib.llama_model_n_swa(model):
         return False
@@ -94,7 +94,7 @@ def head_params(lib: Any, options: ContextOptions, target: Any, *, mtp: bool) ->
 
 
 _INT32_MAX = 2**31 - 1
-_BF16 = 30  # enum ggml_type; the only one of KV_TYPES that llama-cpp-python has no name for
+_BF16 = 30  # enum ggml_type; the only type in KV_TYPES that llama-cpp-python does not name
 
 
 class _TensorOverride(ctypes.Structure):
@@ -154,7 +154,7 @@ _LOADING = threading.Lock()  # two threads that load their first models at once 
 def load_model(lib: Any, path: Path, params: Any) -> Any:
     """Return llama.cpp's handle for a model, or null, which :func:`ggufspec.llamacpp.library.complaints` explains.
 
-    Weights of latent attention (MLA) are kept out of AMX buffers, where llama.cpp would put them and then abort because
+    Weights of latent attention (MLA) are kept out of AMX buffers: llama.cpp would put them there and then abort because
     the graph multiplies them with non-contiguous tensors (``supports_op``, ggml/src/ggml-cpu/amx/amx.cpp).
     """
     name = os.fsencode(path)

@@ -26,7 +26,7 @@ class ProbeResult:
     devices: tuple[Device, ...]
     system: str = ""  # llama.cpp's one-line description of its build
     lacks: dict[str, str] = field(default_factory=dict)  # by drafter, a function that it needs but llama.cpp lacks
-    without_device: tuple[str, ...] = ()  # compiled-in backends that find no driver
+    without_device: tuple[str, ...] = ()  # compiled-in backends that find no device
     without_chat: str = ""  # why llama.cpp's chat library cannot be used; empty if it can
 
 

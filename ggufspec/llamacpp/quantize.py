@@ -1,4 +1,4 @@
-"""Conversion of a GGUF file to another file type with llama.cpp's quantiser, here or as a job in a child process.
+"""Conversion of a GGUF file to another file type with llama.cpp's quantiser, in this process or in a child process.
 
 Source: src/llama-quant.cpp. A file type is a mixture of tensor types: Q4_0 keeps tied embeddings in Q6_K, the K types
 give some tensors more bits, and norms stay in F32.
@@ -225,9 +225,9 @@ def listening(read: Callable[[str], None]) -> Iterator[None]:
 
 
 def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
-    """Return random numbers in a tensor type, quantised by ggml so that all blocks are valid; integer types get zeros.
+    """Return random numbers in a tensor type, quantised by ggml so that all blocks are valid; zeros for integer types.
 
-    ``kind`` is spelled as in ggml, e.g. ``q4_K``; the count is a multiple of 256, and ``std`` the standard deviation.
+    ``kind`` is spelled as in ggml, e.g. ``q4_K``; ``numbers`` is a multiple of 256, and ``std`` the standard deviation.
     """
     if kind.startswith("i") and kind[1:].isdigit():
         return bytes(row_bytes(kind, numbers))
@@ -238,7 +238,7 @@ def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
 def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> bytes:
     """Quantise rows of numbers as llama-quantize does; the row length is a multiple of the type's block size.
 
-    The smallest types need ``importance``, the (numbers,) weights of the columns.
+    The smallest types need ``importance``, one weight per column: (row length,).
     """
     pointer = ctypes.c_void_p
     values = np.ascontiguousarray(values, np.float32)
@@ -252,7 +252,7 @@ def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> by
 
 
 def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
-    """Dequantise blocks of a tensor type to ``shape``, rows first; raise ModelError if ggml cannot read the type."""
+    """Dequantise blocks to an array of ``shape``, rows first; raise ModelError if ggml cannot read the type."""
     if kind == "f32":
         return np.frombuffer(blocks, np.float32).reshape(shape)
     traits = _quantizer().ggml_get_type_traits(type_number(kind)).contents

@@ -62,7 +62,7 @@ class ExactRollback:
     kind = "exact"
     can_pad = True
     forgets = False  # True if a text cannot be cut to every length, so that states are worth saving
-    states = 0  # additional recurrent states
+    states = 0  # number of additional recurrent states
 
     def __init__(self, lib: Any, handle: Any, text: int = 0) -> None:
         self._lib = lib
@@ -76,7 +76,7 @@ class ExactRollback:
         return max(0, batch_size - count) if self.can_pad else 0
 
     def floor(self) -> int:
-        """Return the lowest length, besides 0, that the text can be cut to now."""
+        """Return the lowest length, other than 0, that the text can be cut to now."""
         return 0
 
     def cut(self, length: int) -> bool:
@@ -133,8 +133,8 @@ class WindowedRollback(ExactRollback):
     """A cache whose sliding-window layers retain only the window and a micro-batch of cells.
 
     A batch overwrites only cells outside the window of its first token, the oldest first. So the last batch can be
-    rolled back or, over several batches, as many tokens as a micro-batch holds. Further back, cells of the window are
-    overwritten, and llama.cpp would rewind without reporting an error.
+    rolled back or, over several batches, as many tokens as a micro-batch holds. Beyond that, cells of the window have
+    been overwritten, but llama.cpp would still rewind without reporting an error.
 
     Source: ``find_slot`` and ``apply_ubatch`` in src/llama-kv-cache.cpp; src/llama-kv-cache-iswa.cpp for the number of
     cells.
@@ -169,7 +169,7 @@ class NoRollback(ExactRollback):
 
 
 class SnapshotRollback(ExactRollback):
-    """llama.cpp's states after each of a batch's last tokens; a batch's first token cannot be rolled back.
+    """Snapshots of llama.cpp's state after each of a batch's last tokens; its first token cannot be rolled back.
 
     llama.cpp itself goes back as far as requested, even to a state that no token has written, so this class tracks
     which states are valid. It also goes back only once between two batches, so a cut waits for the next batch. For
@@ -183,7 +183,7 @@ class SnapshotRollback(ExactRollback):
         super().__init__(lib, handle, text)
         self.count = self.states = count
         self._floor = 0
-        self._copy: tuple[int, Any] | None = None  # (length, state), retained from mark to the next cut
+        self._copy: tuple[int, Any] | None = None  # (length, state) of the last mark(), retained until the next cut()
 
     def padding(self, count: int, batch_size: int) -> int:
         return max(0, batch_size - count) if batch_size <= self.count + 1 else 0
@@ -225,12 +225,12 @@ class SnapshotRollback(ExactRollback):
 
 
 class CheckpointRollback(ExactRollback):
-    """The state before the unverified tokens, held by a second sequence, without a hybrid's attention cells.
+    """Checkpoint of the state before the unverified tokens, in a second sequence; omits a hybrid's attention cells.
 
     Tokens are unverified in a batch with several rows of logits (a verification), and in consecutive batches with
-    logits (a drafted chain, whose first batch reads final text). The checkpoint is taken before the first such token.
-    Tokens that :meth:`cut` leaves are final, even if it removes none, and so is a batch of more than ``count`` + 1
-    tokens (a prompt). So a text that grows token by token, with a cut to its length after each, needs no checkpoint.
+    logits (a drafted chain, whose first batch decodes accepted text). The checkpoint precedes the first such token.
+    Tokens that :meth:`cut` leaves count as accepted, even if it removes none, and so do batches of more than ``count``
+    + 1 tokens (prompts). A text that grows by one token at a time, with a cut after each, thus needs no checkpoint.
     """
 
     kind = "checkpoint"
@@ -284,7 +284,7 @@ class CheckpointRollback(ExactRollback):
             if len(again) > self.again_max:
                 return again, True
             if not again:
-                # this references the state and no attention cells
+                # This call references the state, but no attention cells
                 self._lib.llama_memory_seq_cp(self._memory, self._text, self._spare, 0, 0)
                 self._place, self._since = self.held, []
             self._taken = True

@@ -1,4 +1,4 @@
-"""RPC worker that serves this machine's devices to others, run as a job for a child process (:mod:`ggufspec.child`).
+"""RPC worker that serves this machine's devices to other machines, run in a child process (:mod:`ggufspec.child`).
 
 ggml aborts the process on an unexpected message, and its server can be stopped only by ending the process.
 """
@@ -89,7 +89,7 @@ def _best(here: list[devices.Device]) -> tuple[str, ...]:
 
 
 def _free_port(address: str, port: int) -> int:
-    """Return ``port``, or a free port if it is 0. Unlike ggml's error, the one raised here says why it is unusable."""
+    """Return ``port``, or a free port if it is 0. Unlike ggml's error, the one raised says why it cannot be used."""
     with closing(socket.socket()) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as in ggml/src/ggml-rpc/transport.cpp
         try:

@@ -23,7 +23,7 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import bound, load_library
 from ggufspec.llamacpp.options import OP_OFFLOAD_MIN_BATCH
 
-# Dimension that counts tokens, by operation with weights; for others, tokens are the product of all but the first
+# Dimension that counts tokens, by operation with weights; for other operations, the product of all but the first
 _NEVER = -1
 _TOKENS_IN = {"GET_ROWS": _NEVER, "MUL_MAT": 1, "MUL_MAT_ID": 2, "ROPE": 2, "ROPE_BACK": 2}
 _FIRST_OPERATIONS = 80  # number of values in enum ggml_op (ggml/include/ggml.h) to search for these five operations

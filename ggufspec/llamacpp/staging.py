@@ -76,7 +76,7 @@ LAST_ROWS = MTP | {"gemma4"}
 
 @functools.cache
 def function(name: str) -> Any:
-    """Return the named function with its types set; raise AttributeError if this build lacks it in every mangling."""
+    """Return the named function with its result and argument types; raise AttributeError if this build lacks it."""
     result, arguments = _PROTOTYPES[name]
     itanium = f"_Z{len(name)}{name}" + "".join(kind.itanium for kind in arguments)
     msvc = f"?{name}@@YA{result.msvc}{''.join(kind.msvc for kind in arguments)}@Z"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 def kind_of_state(name: str) -> str:
-    """Return ``recurrent`` or ``hybrid`` as ``llama_model_is_recurrent`` and ``llama_model_is_hybrid`` do, or ""."""
+    """Return ``recurrent``, ``hybrid`` or "", like ``llama_model_is_recurrent`` and ``llama_model_is_hybrid``."""
     return "recurrent" if name in RECURRENT else "hybrid" if name in HYBRID else ""
 
 
@@ -19,7 +19,7 @@ class WindowPattern:
     """Pattern of blocks with a sliding window (``set_swa_pattern`` in src/llama-hparams.cpp)."""
 
     pattern: int  # every ``pattern``-th block has full attention; 0: the header lists the blocks
-    dense_first: bool = False  # True if the first block of each group has full attention, False if the last
+    dense_first: bool = False  # True if the first block of each group has full attention, False if the last one has
     size: int = 0  # window in tokens if the header states none; 0: no window
     fixed: bool = False  # True if ``size`` overrides the header's window, except a window of 0
 
@@ -57,7 +57,7 @@ WINDOWS = {
 # Architectures in which every block has a recurrent state and none has a KV cache.
 RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 
-# Architectures in which blocks without key-value heads have a state (in Nemotron-H only if without feed-forward).
+# Architectures in which blocks without key-value heads have a state (in Nemotron-H, only those without feed-forward).
 STATE_WITHOUT_HEADS = frozenset(
     {"jamba", "plamo2", "granitehybrid", "lfm2", "lfm2moe", "kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next"}
 )
@@ -98,7 +98,7 @@ NO_MEMORY = frozenset(
     }
 )
 
-# Architectures whose memory only a dry run can determine, not planning.memory, because they have special caches (an
+# Architectures whose memory planning.memory cannot compute (only a dry run can), because they have special caches (an
 # indexer's keys, another model's cells), more blocks than the header states, or an encoder in addition to the decoder.
 IRREGULAR = frozenset(
     {

@@ -139,7 +139,7 @@ def _unfit(header: ModelHeader, role: str) -> Iterator[str]:
 
 
 def require_language_model(header: ModelHeader) -> None:
-    """Raise ModelError if a model cannot generate text as a target, because llama.cpp would abort."""
+    """Raise ModelError for a model that cannot generate text on its own, because llama.cpp would abort on it."""
     if other := _other_kind(header):
         raise ModelError(f"{header.name} is {other}", "choose a model that generates text, such as an Instruct model")
     if head := heads.head_kind(header):
@@ -152,7 +152,7 @@ def writes_text(header: ModelHeader) -> bool:
 
 
 def _other_kind(header: ModelHeader) -> str:
-    """Return the kind of a model that does not predict the next token; "" for a causal language model or a head."""
+    """Describe a model that does not predict the next token; return "" for a causal language model or a head."""
     own = header.architecture
     if own in _DIFFUSION:
         return f"a diffusion model ({own}): it does not generate from left to right"
@@ -181,7 +181,7 @@ def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare) -> 
 
 
 def _outline_mismatch(kinds: tuple[str, str], sizes: tuple[int, int]) -> str | None:
-    """Describe a difference in tokenizer type or vocabulary size, or return None; arguments are (target's, draft's)."""
+    """Describe a difference in tokenizer type or vocabulary size, or return None; each pair is (target's, draft's)."""
     if kinds[0] != kinds[1]:
         return f"the target's tokenizer is {kinds[0]}, the draft's is {kinds[1]}"
     if abs(sizes[0] - sizes[1]) > MAX_SIZE_DIFFERENCE:

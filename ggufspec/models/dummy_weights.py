@@ -1,9 +1,10 @@
 """Dummy models with the shape of a real one, which cost llama.cpp as much time and memory but need no download.
 
-The file has the real model's header, including the vocabulary, and its size. The weights are holes
-(:mod:`ggufspec.models.sparse` explains why that suffices). Only what keeps the residual stream nonzero is written: the
-norms, the embeddings of the first tokens, and a mixture of experts' routers, so that tokens choose different experts.
-The output is meaningless; :mod:`ggufspec.models.expansion` makes models that output a small model's text.
+The file has the real model's size and header, including the vocabulary. The weights are holes
+(:mod:`ggufspec.models.sparse` explains why that suffices). Only weights that keep the residual stream nonzero are
+written: the norms, the embeddings of the first tokens, and the routers of a mixture of experts, so that tokens choose
+different experts. The output is meaningless; :mod:`ggufspec.models.expansion` makes models that output a small model's
+text.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ONES = b"\x00\x00\x80\x3f" * 4096
 
 @dataclass(frozen=True, slots=True)
 class DummyWeightsJob:
-    """Sparse file (the first part of a split model) to turn into a dummy model in ``folder``."""
+    """Sparse file (the first part if the model is split) to turn into a dummy model in ``folder``."""
 
     sparse: Path
     folder: Path
@@ -42,7 +43,7 @@ class DummyWeights:
 
 def needed_bytes(known: KnownHeader) -> int:
     """Return an upper bound on the disk space that a dummy model takes."""
-    vocabulary = 128 * known.header.vocabulary  # upper bound on the header's bytes; Llama 3's takes 63 per token
+    vocabulary = 128 * known.header.vocabulary  # upper bound on the header's bytes; Llama 3's takes 63 bytes per token
     return sum(_written(tensor) + 4096 for tensor in known.header.tensors if _is_alive(tensor)) + vocabulary
 
 

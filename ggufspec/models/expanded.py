@@ -1,4 +1,4 @@
-"""Expansion of local models to published shapes (``expand`` in a profile): a small model's text at a large one's cost.
+"""Small models expanded to published models' shapes (``expand`` in a profile): same text, at the large model's cost.
 
 An expanded model (:mod:`ggufspec.models.expansion`) is written within seconds on first use and cached. Most of its file
 is holes, which take no disk space (:mod:`ggufspec.models.sparse`).
@@ -30,7 +30,7 @@ from ggufspec.models.sparse import Piece
 # Shapes of published models; lab/expansion.py has more.
 SHAPES = {
     "smollm2-360m": LlamaShape(960, 32, 15, 5, 2560, 49152, 64),
-    "smollm2-draft": LlamaShape(384, 3, 6, 2, 1024, 49152, 64),  # shape for a draft, which no published model has
+    "smollm2-draft": LlamaShape(384, 3, 6, 2, 1024, 49152, 64),  # shape for a draft; no published model has it
 }
 
 Content = Callable[[str], list[Rows]]
@@ -51,7 +51,7 @@ def expanded_name(stem: str, expand: str) -> str:
 
 
 def place(small: Path, expand: str) -> Path:
-    """Return an expanded model's path in the cache, whether the file exists or not; it depends on the source's content.
+    """Return an expanded model's path in the cache, which depends on the source's content; the file may not exist.
 
     Raises:
         UsageError: as :func:`parse_expand`.
@@ -65,7 +65,7 @@ def place(small: Path, expand: str) -> Path:
 
 
 def expanded(small: Path, expand: str, on_event: child.Emit | None = None) -> Path:
-    """Return the expanded model's path; write the file if it does not exist, and remove older files with its name.
+    """Return the expanded model's path; if the file does not exist, write it and remove older files with its name.
 
     Raises:
         UsageError: as :func:`parse_expand`, or the model does not fit into the shape.

@@ -2,14 +2,14 @@
 
 Lower-case letters are sizes of the source, capitals are sizes of the result:
 
-- width d -> D: new dimensions are zeros. RMSNorm averages over D, so scale its weights by sqrt(d/D), epsilon by d/D.
-- heads: each query head needs a copy of its own key-value head in its group of H/K query heads. Larger groups in the
-  source (of h/k) are split over several copies of their key-value head. Spare heads are zeros.
+- width d -> D: new dimensions are zeros. RMSNorm averages over D, so its weights scale by sqrt(d/D) and epsilon by d/D.
+- heads: each query head needs a copy of its own key-value head in its group of H/K query heads. If the source's groups
+  (of h/k heads) are larger, they are split over several copies of their key-value head. Spare heads are zeros.
 - feed-forward: new dimensions are zeros.
-- depth: further blocks have zeros in ``attn_output`` and ``ffn_down``; nothing else in them matters.
+- depth: further blocks have zeros in ``attn_output`` and ``ffn_down``, so their other weights do not matter.
 - vocabulary: unused tokens ``[PADn]`` are never chosen at any temperature. The last dimension of the residual stream
-  holds a constant c that no block writes or reads; its share c^2 of RMSNorm's sum is subtracted from epsilon, so it
-  changes nothing. Only the output reads it: a padding token's logit is -16384 / (RMS of the residual), a few hundred
+  holds a constant c that no block writes or reads. RMSNorm's epsilon is reduced to offset c^2 in the sum, so nothing
+  else changes. Only the output reads c: a padding token's logit is -16384 / (RMS of the residual), a few hundred
   below the real ones. With tied embeddings, every real logit shifts by the same tiny amount.
 
 Everything is exact except for rounding: F16 outputs equal the source's up to float noise. ``lab/expansion.py`` adds
@@ -91,7 +91,7 @@ class SourceModel:
     parsed: Gguf
 
     def numbers(self, name: str) -> Floats:
-        """Read a tensor as an array whose first dimension is the rows."""
+        """Read a tensor as an array with rows as the first dimension."""
         tensor = next(tensor for tensor in self.parsed.tensors if tensor.name == name)
         with self.path.open("rb") as file:
             file.seek(self.parsed.data_offset + tensor.offset)
@@ -101,7 +101,7 @@ class SourceModel:
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """Placement of heads: small query head j goes to ``query_at[j]``, big KV head i copies small head ``kv_of[i]``."""
+    """Placement of heads: small query head j goes to ``query_at[j]``; big KV head i copies small head ``kv_of[i]``."""
 
     query_at: tuple[int, ...]
     kv_of: tuple[int, ...]
@@ -111,7 +111,7 @@ class HeadLayout:
 
 
 def read_source(path: Path) -> SourceModel:
-    """Read the source model with llama.cpp's parser; only call this in a child, as a damaged file may crash the parser.
+    """Read the source model with llama.cpp's parser; only call this in a child: a damaged file may crash the parser.
 
     Raises:
         ModelError: the file is missing, not GGUF, damaged, or not a plain llama model.
@@ -184,7 +184,7 @@ def fit_shape(small: SourceModel, big: LlamaShape, file_type: str) -> HeadLayout
 
 
 def _check_padding(small: SourceModel, big: LlamaShape, file_type: str) -> None:
-    """Check that a larger vocabulary fits: it needs a spare dimension for the constant, and room for it in epsilon."""
+    """Check that a larger vocabulary fits: it needs a spare dimension for the constant, and a large enough epsilon."""
     # All weights of a quantised block share a scale, so the constant dimension needs a block of its own.
     block = 1 if file_type in ("F32", "F16", "BF16") else 256 if big.width % 256 == 0 else 32
     width = small.shape.width
@@ -193,7 +193,7 @@ def _check_padding(small: SourceModel, big: LlamaShape, file_type: str) -> None:
             f"a larger vocabulary needs a spare dimension, but width {big.width} has none beyond the source's {width}",
             f"choose a width of at least {-(-width // block) * block + block}",
         )
-    if 0.75 * width * small.eps < 2.0**-28:  # the constant must be at least 2^-14, F16's smallest normal
+    if 0.75 * width * small.eps < 2.0**-28:  # the constant must be at least 2^-14, F16's smallest normal number
         raise UsageError(
             f"the source's RMSNorm epsilon {small.eps:g} is too small to make room for a larger vocabulary",
             "keep the source's vocabulary",

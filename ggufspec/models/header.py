@@ -22,7 +22,7 @@ _MOST = 1 << 24  # maximum of any size, so that a product of three sizes, summed
 _LONGEST_WINDOW = 2**31 - 1
 _MOST_BYTES = 2**63
 _AGAIN = "the file is damaged or not a language model: download it again"
-# Files that are not models, by general.type (GGUFType in gguf-py/gguf/constants.py) or, if older, by architecture
+# Files that are not models, by general.type (GGUFType in gguf-py/gguf/constants.py) or, in older files, by architecture
 _OTHERS = {"imatrix": "an importance matrix", "adapter": "an adapter", "controlvector": "a control vector"}
 _OTHERS |= {"mmproj": "a projector", "clip": "a projector"}
 
@@ -47,7 +47,7 @@ class Tokenizer:
 class ModelHeader:
     """Shape of one model, read only from its header.
 
-    Per-block tuples have ``blocks`` entries, also for NextN blocks, as placement counts them (src/llama-model.cpp).
+    Per-block tuples have ``blocks`` entries, including NextN blocks, as in placements (src/llama-model.cpp).
     """
 
     name: str  # name of the file, or of the first part if the model is split
@@ -55,7 +55,7 @@ class ModelHeader:
     parts: int  # number of files
     architecture: str  # llama.cpp's name for the architecture
     blocks: int  # number of all blocks
-    nextn_blocks: int  # number of blocks at the end for multi-token prediction
+    nextn_blocks: int  # number of multi-token-prediction blocks at the end
     embedding: int  # width of the residual stream
     heads: tuple[int, ...]  # query heads per block; 0 if a block has no attention
     kv_heads: tuple[int, ...]  # key-value heads per block
@@ -92,7 +92,7 @@ class ModelHeader:
 
     @property
     def layers(self) -> int:
-        """Number of layers as ``-ngl`` counts them, which is the blocks and the output."""
+        """Number of layers as ``-ngl`` counts them: the blocks and the output."""
         return self.blocks + 1
 
     @property
@@ -200,7 +200,7 @@ class _Reader:
         self.architecture = own
 
     def begin(self) -> None:
-        """Read the numbers of blocks and of MTP blocks at the end (``nextn``), the heads and feed-forward widths."""
+        """Read the number of blocks, the number of MTP blocks at the end (``nextn``), heads and feed-forward widths."""
         self.blocks = self.number("block_count", low=1, high=_MOST_BLOCKS)
         trunk = 0 if self.architecture in architecture.NO_TRUNK else 1
         self.nextn = self.number("nextn_predict_layers", 0, high=self.blocks - trunk)
@@ -210,7 +210,7 @@ class _Reader:
         self.feed_forward = self.per_block("feed_forward_length", 0)
 
     def value(self, key: str) -> Value | None:
-        """Return the value of the architecture's own key, or None."""
+        """Return the value of ``key`` under the architecture's prefix, or None."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def absurd(self, key: str, why: str) -> ModelError:
@@ -237,7 +237,7 @@ class _Reader:
         return tuple(self._checked(key, item, 0, _MOST) for item in value)
 
     def flags(self, key: str) -> tuple[bool, ...] | None:
-        """Return a flag for each block from an array, which may be longer; None if there is no array."""
+        """Return a flag for each block from an array, ignoring further entries; None if there is no array."""
         value = self.value(key)
         if not isinstance(value, tuple):
             return None

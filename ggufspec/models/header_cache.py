@@ -1,7 +1,7 @@
-"""Cache of headers in files LOCATOR.json, KEY.gguf for dry runs, and KEY.header*.gguf with the vocabulary.
+"""Cache of headers as files: LOCATOR.json, KEY.gguf for dry runs, and KEY.header*.gguf with the vocabulary.
 
 KEY is a digest of the model files' identities (:attr:`ggufspec.models.locate.ModelFiles.key`), so a changed file has a
-different key. LOCATOR is a digest of their location, so the last entry is found even when they are unreachable.
+different key. LOCATOR is a digest of the files' location, so the last entry is found even if they are unreachable.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ggufspec.models.header import ModelHeader
 from ggufspec.models.locate import ModelFiles, digest, part_names
 from ggufspec.schema import codec
 
-_MOST_BYTES = 16 << 20  # maximum size of LOCATOR.json; a model with a thousand tensors takes 0.2 MB
+_MOST_BYTES = 16 << 20  # maximum size of LOCATOR.json in bytes; a model with a thousand tensors takes 0.2 MB
 _SCHEMA = f"ggufspec/header@2 {__version__}"
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderCacheEntry:
-    """Content of LOCATOR.json, which is written last, so that its existence implies that of the entry's other files."""
+    """Content of LOCATOR.json, which is written last: if it exists, so do the entry's other files."""
 
     made_by: str
     key: str
@@ -61,9 +61,9 @@ def save_header(
     prefixes: Sequence[bytes],
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write an entry, each of whose files appears only when complete; ``prefixes`` are the header bytes of each part.
+    """Write an entry; each file appears only when complete. ``prefixes`` are the header bytes of each part.
 
-    ``check`` is called with the path of the first sparse file, and raises if the header must not be cached.
+    ``check`` is called with the path of the first sparse file; it raises if the header must not be cached.
 
     Raises:
         ModelError: llama.cpp refuses the header.

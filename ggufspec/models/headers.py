@@ -34,9 +34,9 @@ MOST_HEADER_BYTES = 64 << 20
 """Size limit for a model's header, including all parts of a split model; Llama 3's takes 8 MB."""
 
 _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
-_LARGE = 16 << 20  # number of bytes read above which a refused header is checked for completeness
+_LARGE = 16 << 20  # bytes read after which a header that cannot be parsed is checked for completeness
 MAX_MEMORY = 4 << 30  # maximum address space, in bytes, that a child may allocate after it has loaded llama.cpp
-_AT_ONCE = 4  # maximum number of headers that are partly read at the same time
+_AT_ONCE = 4  # maximum number of headers read in part at the same time
 _LEAST_S = 2.0  # minimum time that a child with a deadline has for reading headers
 _LARGEST_PADDING = 4096  # maximum number of padding bytes after the last tensor of a part
 _AGAIN = "download it again"
@@ -55,10 +55,10 @@ class KnownHeader:
 
 @dataclass(frozen=True, slots=True)
 class HeaderJob:
-    """Headers to read: completely, to cache in ``folder``, or partly if ``like`` begins with a similar model's header.
+    """Headers to read completely and cache in ``folder``, or in part if ``like`` begins with a similar model's header.
 
-    No file is opened after the deadline ``until`` (a ``time.time()``; at least two seconds after a child's start), and
-    with it an unreadable file does not affect others. With ``loads``, llama.cpp must load each model without weights.
+    No file is opened after ``until`` (a ``time.time()``, at least two seconds after a child's start). If it is set,
+    an unreadable file does not affect others. With ``loads``, llama.cpp must load each model without weights.
     """
 
     found: tuple[ModelFiles, ...]
@@ -70,9 +70,9 @@ class HeaderJob:
 
 @dataclass(frozen=True, slots=True)
 class HeaderRead:
-    """Number of bytes read from one file; with ``until`` or ``like`` also its header or its error.
+    """Number of bytes read from one model's files; with ``until`` or ``like``, also the header or the error.
 
-    Header and error are both absent if the file was not reached in time.
+    Header and error are both absent if the model was not reached in time.
     """
 
     bytes_read: int
@@ -143,7 +143,7 @@ def read_each(
 ) -> list[ModelHeader | GgufspecError | None]:
     """Read and cache the headers of many models; an unreadable header is returned as an error.
 
-    No file is opened after ``until``, a ``time.time()``; headers not read by then are None, except cached ones.
+    No file is opened after ``until``, a ``time.time()``; headers that are neither cached nor read by then are None.
     """
     folder = (folder or writable(default_folder())).absolute()
     entries: list[header_cache.HeaderCacheEntry | ModelFiles | GgufspecError] = []
@@ -167,7 +167,7 @@ def read_each(
 
 
 def _apart(spec: HeaderJob, on_event: child.Emit | None) -> list[HeaderRead]:
-    """Read headers in one child process, or each in its own if llama.cpp crashes on one of them."""
+    """Read headers in one child process, or each in a child of its own if llama.cpp crashes on one of them."""
     if not spec.found:
         return []
     if spec.until is not None and time.time() > spec.until:
@@ -191,9 +191,9 @@ def cached_header(source: Source, folder: Path | None = None) -> KnownHeader | N
 
 
 def _kept(source: Source, folder: Path, *, loads: bool = False) -> header_cache.HeaderCacheEntry | ModelFiles:
-    """Return a model's cached header if it is current or the server does not answer soon, otherwise the model's files.
+    """Return the cached header if it is current or the server does not answer soon; otherwise return the model's files.
 
-    With ``loads``, the cached header of a model that llama.cpp has never loaded is only used if files are unreachable.
+    With ``loads``, the header of a model that llama.cpp has never loaded is used only if the files are unreachable.
     """
     source = plain(source)
     entry = header_cache.load_header(folder, locator(source))
@@ -227,7 +227,7 @@ def _known(entry: header_cache.HeaderCacheEntry, folder: Path, bytes_read: int =
 
 def run(spec: HeaderJob, emit: child.Emit, stopping: threading.Event) -> HeaderResult:
     """Read headers in this process with limited memory."""
-    load_library()  # before limiting memory, because a CUDA build reserves address space
+    load_library()  # load before limiting memory, because a CUDA build reserves address space
     if spec.until is not None:
         spec = replace(spec, until=max(spec.until, time.time() + _LEAST_S))
 
@@ -251,7 +251,7 @@ def run(spec: HeaderJob, emit: child.Emit, stopping: threading.Event) -> HeaderR
 def _read(
     found: ModelFiles, spec: HeaderJob, shared: SharedBytes | None, progress: Callable[[str, int], None]
 ) -> HeaderRead:
-    """Read a header and cache it in ``spec.folder``; return failures as results unless all headers are needed."""
+    """Read a header and cache it in ``spec.folder``; raise failures if every header is needed, else return them."""
     if spec.until is not None and time.time() > spec.until:
         return HeaderRead(0)
     parts: list[gguf.Gguf] = []
@@ -271,7 +271,7 @@ def _read(
             with suppress(GgufspecError):  # a full disk only prevents caching
                 header_cache.save_header(spec.folder, found, header, prefixes)
         elif spec.folder is not None:
-            loads = spec.loads and writes_text(header)  # other models are refused later by their kind
+            loads = spec.loads and writes_text(header)  # other models are refused later because of their kind
             check = partial(check_loads, name=name) if loads else None
             header_cache.save_header(spec.folder, found, header, prefixes, check)
             return HeaderRead(read)
@@ -290,7 +290,7 @@ def _read(
 def _read_part(
     file: LocalFile | RemoteFile, shared: SharedBytes | None, most: int, progress: Callable[[int], None]
 ) -> tuple[gguf.Gguf, bytes, int]:
-    """Read a header as :func:`read_prefix` does, but if it has the ``shared`` part, skip that and return no bytes."""
+    """Read a header like :func:`read_prefix`; if it has the ``shared`` part, skip that part and return no bytes."""
     if shared is None:
         return read_prefix(file, most, progress)
     first = file.read(0, min(FIRST_BYTES, file.size_bytes))

@@ -39,7 +39,7 @@ _BY_ARCHITECTURE = {"eagle3": EAGLE3, "gemma4-assistant": ASSISTANT, "dflash": _
 
 
 def sidecar(file: str) -> HeadKind | None:
-    """Return the kind of head that a repository's file is according to its name; None for a model."""
+    """Return the kind of head that a file's name in a repository indicates; None for a model."""
     word, dash, _ = file.rpartition("/")[2].partition("-")
     return SIDECARS.get(word) if dash else None
 
@@ -60,7 +60,7 @@ def head_kind(header: ModelHeader) -> HeadKind | None:
 
 
 def kind_of_draft(target: ModelHeader, draft: ModelHeader, drafter: str = "") -> HeadKind | None:
-    """Return a draft's kind of head, or None; with the drafter ``mtp`` the draft may be the target's MTP blocks."""
+    """Return a draft's kind of head, or None; with ``drafter`` ``mtp``, the draft may be the target's MTP blocks."""
     return MTP if is_own(target, draft, drafter) else head_kind(draft)
 
 
@@ -94,7 +94,7 @@ def hidden_sources(head: ModelHeader) -> tuple[int, ...]:
 
 
 def as_read(target: ModelHeader, head: ModelHeader) -> ModelHeader:
-    """Return the weights that one step of a head reads as a model header: its blocks and its or the target's output.
+    """Return a header with the weights that one step of a head reads: its blocks, and its own or the target's output.
 
     Args:
         target: the head's target.
@@ -136,7 +136,7 @@ def objections(target: ModelHeader, head: ModelHeader, kind: HeadKind) -> Iterat
     if absent := staging.missing_function(kind.drafter):
         yield f"the installed llama.cpp has no {absent}, which {kind.what} needs"
         return
-    if head.key_size != head.value_size:  # heads' graphs assert equality: src/models/*.cpp
+    if head.key_size != head.value_size:  # heads' graphs assert that both are equal: src/models/*.cpp
         yield f"its keys have size {head.key_size} and its values {head.value_size}, but llama.cpp needs equal sizes"
     yield from _OBJECTIONS[kind](target, head)
 
@@ -195,7 +195,7 @@ def _mtp_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
         yield f"its output covers {rows:,} of {head.tokenizer.size:,} tokens, which llama.cpp cannot load for MTP"
 
 
-# Tensors that the graphs of MTP blocks assert, although the loader does not require them: src/models/*.cpp
+# Tensors whose presence the graphs of MTP blocks assert, although the loader does not require it: src/models/*.cpp
 _MTP_TENSORS = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 _MORE = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
 

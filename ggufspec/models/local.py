@@ -1,7 +1,7 @@
 """Search for GGUF models on this disk, including other programs' folders, and for models that can draft for others.
 
-Such folders may be huge, unreadable or broken. The search is limited in depth, entries and time, enters no folder
-twice, and skips unusable files, giving the reason for each. Only the models' headers are read.
+Those folders may be huge, unreadable or broken. Therefore, the search is limited in depth, entries and time, and enters
+no folder twice. It skips unusable files and records why. Only the models' headers are read.
 
 Sources: ``fs_get_cache_directory`` in common/common.cpp (llama.cpp), file_download.py (huggingface_hub), and
 ``manifest/`` and ``types/model`` in github.com/ollama/ollama.
@@ -41,7 +41,7 @@ _WALK_S, READ_S = 4.0, 10.0
 _MOST_MANIFEST_BYTES = 1 << 20
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
 _SMALLER = 0.5  # maximum size of a draft relative to the target, in parameters and bytes per token
-_LEAST_BITS = 4.0  # bits per weight below which too many tokens of a draft are rejected
+_LEAST_BITS = 4.0  # bits per weight below which a draft's tokens are rejected too often
 _COMPARED = 1000  # maximum number of cached vocabulary comparisons
 
 
@@ -77,7 +77,7 @@ class InstalledModel:
 
 @dataclass(frozen=True, slots=True)
 class UnlistedFile:
-    """Unlisted file or folder, with the reason; ``unread``: skipped due to a limit; ``kind``: label in summaries."""
+    """Skipped file or folder, with the reason; ``unread``: a limit was reached; ``kind``: label in summaries."""
 
     path: Path
     why: str
@@ -138,7 +138,7 @@ class LocalModel:
 
 @dataclass
 class LocalModels:
-    """Models on this disk, and files and folders that were skipped."""
+    """Models on this disk, and the files and folders that were skipped."""
 
     models: list[LocalModel] = field(default_factory=list)
     left_out: list[UnlistedFile] = field(default_factory=list)
@@ -175,7 +175,7 @@ def find_models(
     """Find the models in these folders, largest first, each with its drafts.
 
     Args:
-        where: folders in search order; a file that is in several belongs to the first.
+        where: folders in search order; a file found in several of them belongs to the first.
         seconds: time limit for reading uncached headers and for new comparisons of vocabularies.
         headers: folder of the header cache; default: the user's.
         on_event: called with progress as in :func:`ggufspec.models.headers.read_headers`.
@@ -232,9 +232,9 @@ def first_choice(models: Sequence[LocalModel], room_bytes: int) -> LocalModel | 
 
 
 def suggested(names: Sequence[str], size_bytes: int) -> HubFile | None:
-    """Return the draft model of a profile whose target belongs to the same family as ``names``; None without any.
+    """Return the draft model of a profile whose target belongs to the same family as ``names``; None if there is none.
 
-    Prefer the profile whose target is nearest in size. Heads are not suggested, as each is made for one target.
+    Prefer the profile whose target is nearest in size. Heads are not suggested, because each is made for one target.
     """
     families = {family(name) for name in names} - {""}
     found = [
@@ -275,7 +275,7 @@ def family(name: str) -> str:
 
 @dataclass
 class _Walk:
-    """Bounded walk through folders, which records the entered folders and what was skipped."""
+    """Bounded walk through folders, which records the entered folders and the skipped files."""
 
     end: float  # deadline, in ``time.monotonic`` seconds
     entries: int = 0  # entries seen in the current program's folders
@@ -287,7 +287,7 @@ class _Walk:
         return self.entries > _MOST_ENTRIES or time.monotonic() > self.end
 
     def inside(self, folder: Path) -> list[os.DirEntry[str]]:
-        """Return a folder's entries sorted by name; none if it is absent, unreadable or was entered before."""
+        """Return a folder's entries sorted by name; none if it is absent, unreadable or already entered."""
         try:
             about = folder.stat()
             if (about.st_dev, about.st_ino) in self.entered:
@@ -311,7 +311,7 @@ class _Walk:
             return []
 
     def files(self, folder: Path, depth: int) -> Iterator[Path]:
-        """Yield the files in a folder and in its subfolders that are not hidden, down to ``depth`` levels."""
+        """Yield the files in a folder and its visible subfolders, down to ``depth`` levels."""
         for entry in self.inside(folder):
             path = Path(entry.path)
             try:

@@ -33,7 +33,7 @@ class LocalFile:
     @classmethod
     def at(cls, path: Path) -> LocalFile:
         """Return the file at a path after checking it with :func:`ggufspec.llamacpp.gguf.check_file`."""
-        from ggufspec.llamacpp.gguf import check_file  # imported late, as completing profile names does not need it
+        from ggufspec.llamacpp.gguf import check_file  # imported late: completing profile names does not need it
 
         found = check_file(path)
         return cls(path, found.st_size, found.st_mtime_ns)
@@ -59,7 +59,7 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Files of a model, which are all its parts in order.
+    """Files of a model: all its parts, in order.
 
     ``origin`` names the first part for display, without signature and password; ``locator``: see :func:`locator`.
     """
@@ -126,7 +126,7 @@ def locate_soon(source: str | HubFile) -> ModelFiles:
 
 
 def locator(source: str | HubFile) -> str:
-    """Return an identifier of a location, which ignores the contents and is the same for all parts of a split model."""
+    """Return an identifier of a model's location, which ignores the contents and is the same for all parts."""
     if isinstance(source, HubFile):
         return f"hub {HubFile(source.repo, part_names(source.file)[0], source.revision or 'main')}"
     return f"url {unsigned(_part_urls(source)[0])}" if is_url(source) else f"file {part_names(_absolute(source))[0]}"

@@ -1,4 +1,4 @@
-"""Image projectors of targets, which are found by name, read with range requests and measured for their memory.
+"""Image projectors of targets: search by name, and measurement of their memory from headers read in range requests.
 
 llama.cpp parses the header and builds the projector's graph in a child process.
 """
@@ -21,7 +21,7 @@ from ggufspec.models.hub import client
 from ggufspec.models.hub.choice import parse_name
 from ggufspec.models.locate import ModelFiles, Source, is_url, locate
 
-_USUAL = ("f16", "bf16", "q8_0", "f32")  # types by preference, if a repository has several
+_USUAL = ("f16", "bf16", "q8_0", "f32")  # types in order of preference, if a repository has several
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class MmprojResult:
 
 
 def projector_source(text: str) -> Source:
-    """Return the file that ``--mmproj`` names by path, URL, ``USER/REPO`` or ``USER/REPO/FILE``, with ``@REVISION``.
+    """Return the file that ``--mmproj`` names: path, URL, ``USER/REPO[@REVISION]`` or ``USER/REPO/FILE[@REVISION]``.
 
     Raises:
         GgufspecError: the repository does not exist or has no projector.
@@ -94,7 +94,7 @@ def measure_projector(
 
 
 def check_projector(projector: MmprojResult, target: ModelHeader) -> None:
-    """Raise ModelError for another model's projector, none of whose tensors has the target's embedding width."""
+    """Raise ModelError if no tensor of the projector has the target's embedding width: it is another model's."""
     if target.embedding not in projector.widths:
         raise ModelError(
             f"{projector.name} is the mmproj of another model: {target.name} has embeddings of size "
@@ -110,7 +110,7 @@ def run(spec: MmprojJob, emit: child.Emit, stopping: threading.Event) -> MmprojR
     with child.limited_memory(MAX_MEMORY):
         part, prefix, _ = read_prefix(file)
     if part.metadata.get("general.architecture") != "clip":
-        raise ModelError(f"{file.name} is not an mmproj", "an mmproj is a file next to the model's: mmproj-….gguf")
+        raise ModelError(f"{file.name} is not an mmproj", "the mmproj is usually next to the model file: mmproj-….gguf")
     devices.add_rpc_workers(spec.rpc)
     device = spec.device
     if spec.simulated and device:

@@ -1,4 +1,4 @@
-"""Profiles, which are strict TOML files that each describe a pair and how to run it."""
+"""Profiles: strict TOML files, each of which describes a pair and how to run it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ModelSource(_Strict):
     ``expand`` names a published shape and a type, such as ``smollm2-360m:F16``, to which a file next to the profile is
     expanded (:mod:`ggufspec.models.expanded`).
 
-    Sizes are for the list of profiles, which works offline; a cached header takes precedence. ``approximate`` says that
+    Sizes serve the list of profiles, which works offline; a cached header takes precedence. ``approximate`` is True if
     the bytes were computed from the model's shape or published with only a few digits.
     """
 
@@ -117,7 +117,7 @@ def _settings(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa
     return no_info_after_validator_function(lambda keys: Settings(**keys.model_dump()), handler(_SETTINGS))
 
 
-PromptKind = Literal[  # the first line is for chat templates, the second and "list" are plain text
+PromptKind = Literal[  # kinds of chat requests, then kinds of plain text, which also include "edit" and "list"
     "edit", "rename", "port", "tests", "json", "list", "chat", "summary",
     "code", "prose", "numbers", "noise",
 ]  # fmt: skip
@@ -299,7 +299,7 @@ def load_profile(name: str | Path) -> Profile:
 
     Raises:
         UsageError: no profile has this name; the hint names the nearest.
-        GgufspecError: the file is not TOML, or a key is unknown, missing or has a wrong type (states file, line, key).
+        GgufspecError: the file is not TOML, or a key is unknown, missing or of the wrong type; the message says where.
     """
     path = name if isinstance(name, Path) else find_profile(name)
     text = toml_of(path)
@@ -316,7 +316,7 @@ def load_profile(name: str | Path) -> Profile:
 
 
 def toml_of(path: Path) -> str:
-    """Return the text of a profile; GgufspecError if it cannot be read or is too large."""
+    """Return the text of a profile; raise GgufspecError if it cannot be read or is too large."""
     return untrusted.read_text(path, _MOST_BYTES, hint=_MEND)
 
 

@@ -1,7 +1,7 @@
-"""Reading of the headers of many files in one repository by downloading only a fraction of their bytes.
+"""Reading the headers of many files in one repository while downloading only a fraction of their bytes.
 
 A header is nearly all vocabulary: 8 of 8.2 MB in Llama 3's. Files in one repository have the same vocabulary, so it is
-read once, from the file whose header is known. From every other file, only the parts before and after it are read, and
+read once, from one file. From every other file, only the parts before and after the vocabulary are read; they are
 parsed as if the vocabulary's arrays did not exist. Two checks confirm that the file has these arrays: they begin and
 end with the same bytes, and the weights that follow end exactly at the end of the file. If a check fails, the header is
 read completely (:mod:`ggufspec.models.headers`).
@@ -16,7 +16,7 @@ from ggufspec.models.hub.ranges import RemoteFile
 from ggufspec.models.locate import LocalFile
 
 FIRST_BYTES = 64 << 10  # number of bytes to read first; the part before a vocabulary takes about 2 kB
-_SLACK_BYTES = 64 << 10  # maximum bytes by which the part after the vocabulary may be longer than the known file's
+_SLACK_BYTES = 64 << 10  # maximum number of extra bytes after the vocabulary, relative to the file read completely
 _SEAM_BYTES = 4 << 10  # number of bytes to compare at each end of the shared part
 _LEAST_BYTES = 64 << 10  # size of the smallest value that is worth skipping
 _TOKENS = "tokenizer.ggml.tokens"
@@ -24,7 +24,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 @dataclass(frozen=True, slots=True)
 class SharedBytes:
-    """Bytes of a header that other files repeat, which are the large arrays and everything between them.
+    """Bytes of a header that other files repeat: the large arrays and everything between them.
 
     ``parsed`` is the whole header, ``keys`` are the keys in the shared part, ``after`` is the number of bytes after it.
     """

@@ -1,4 +1,4 @@
-"""Writing of sparse files with the size of a model, in pieces.
+"""Writing of model-sized sparse files, piece by piece.
 
 A hole reads as zeros and takes no disk space. A block of zeros is valid, no kernel's speed depends on the values, and
 the page cache gives every page of a hole its own memory. Therefore, a model made of holes takes as long to decode as
@@ -55,7 +55,7 @@ def fill(part: Path, name: str, pieces: Iterable[Piece], emit: child.Emit, stopp
         part: path of the file.
         name: name of the file in progress events.
         pieces: pieces to write, in order of their offsets.
-        emit: called with ``{"event": "writing", "file": name, "bytes": …, "of": …}``, ten times a second.
+        emit: called with ``{"event": "writing", "file": name, "bytes": …, "of": …}``, at most ten times a second.
         stopping: event that stops the writing early.
 
     Raises:

@@ -39,12 +39,12 @@ class VocabularyResult:
 
 
 def judge_known(target: KnownHeader, draft: KnownHeader, drafter: str = "") -> Compatibility:
-    """Judge whether ``draft`` is compatible with ``target``, also by token texts; ChildError if llama.cpp crashes."""
+    """Judge whether two models are compatible, also by token texts; raise ChildError if llama.cpp crashes."""
     return judge_pair(target.header, draft.header, lambda: differences_of(target.sparse, draft.sparse), drafter)
 
 
 def differences_of(target: Path, draft: Path) -> str | None:
-    """Return the differences between two files' vocabularies in words, or None; ChildError if llama.cpp crashes."""
+    """Describe the differences between two vocabularies, or return None; raise ChildError if llama.cpp crashes."""
     return child.call(__name__, VocabularyJob(target, draft), VocabularyResult).found
 
 
@@ -80,7 +80,7 @@ def require_compatible(
 
 
 def head_of(target: Path, draft: Path, drafter: str = "") -> str:
-    """Return the drafter for a draft file that is a head, after checks, because a wrong head makes llama.cpp abort.
+    """Return the drafter for a draft file; check a head against the target, as a wrong one makes llama.cpp abort.
 
     Args:
         target: the target's file.
@@ -91,7 +91,7 @@ def head_of(target: Path, draft: Path, drafter: str = "") -> str:
         ``mtp`` or ``eagle3``; empty for an ordinary draft model, which is checked when it is loaded.
 
     Raises:
-        UsageError: a head is required, but ``draft`` is not a head.
+        UsageError: ``drafter`` is set, but ``draft`` is not a head of that kind.
         ModelError: the head is damaged, or was made for another target.
     """
     header, parts = _read(draft)
@@ -99,7 +99,7 @@ def head_of(target: Path, draft: Path, drafter: str = "") -> str:
         return ""
     own, _ = _read(target)
     kind = heads.require_head(own, header, drafter)
-    require_compatible(own, header, judge_pair(own, header, lambda: None, drafter), drafter)  # compare texts later
+    require_compatible(own, header, judge_pair(own, header, lambda: None, drafter), drafter)  # texts are compared later
     for file, parsed in parts:
         for tensor in (one for one in parsed.tensors if one.name == "d2t"):  # maps the head's logits to target tokens
             data = file.read(parsed.data_offset + tensor.offset, tensor.size_bytes)
@@ -113,7 +113,7 @@ def head_of(target: Path, draft: Path, drafter: str = "") -> str:
 
 
 def _read(path: Path) -> tuple[ModelHeader, list[tuple[LocalFile, gguf.Gguf]]]:
-    """Read the header of each part of a model, without caching it because the model is loaded right after."""
+    """Return a model's header and its parsed parts, without caching them: the model is loaded right afterwards."""
     parts = [(file, read_prefix(file)[0]) for file in local_parts(path)]
     return interpret(path.name, [parsed for _, parsed in parts], sum(file.size_bytes for file, _ in parts)), parts
 

@@ -2,7 +2,7 @@
 
 A GPU reads weights at a fraction of its bandwidth that depends on its architecture and the weight type, and each block
 adds kernel-launch overhead. Both are fitted to about two hundred public measurements; docs/predictions.md lists the
-errors of predicting each measurement from the others (computed by ``tests/evidence/published.py``).
+error of predicting each measurement from the others (computed by ``tests/evidence/published.py``).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _CUDA = {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 8: 2.15}
 # Batch sizes 2 and 4: mean of 8B Q2_K and Q3_K on an RX 7900 XTX (llama.cpp pull request 26705). At 7 and 8 only Q2_K
 # was measured (2.8 and 3.1), which unpacks more slowly than other types, so the values here are lower guesses
 _HIP = {1: 1.0, 2: 1.25, 4: 1.75, 7: 2.5, 8: 2.8}
-# 27B Q3_K on an Apple M4, where a batch of 8 saves a sixth (github.com/sudoingX/qwen38-mtp); 2 and 4 are interpolated
+# 27B Q3_K on an Apple M4: a batch of 8 saves a sixth of the time (github.com/sudoingX/qwen38-mtp); 2, 4: interpolated
 _METAL = {1: 1.0, 2: 1.6, 4: 3.1, 8: 6.7}
 
-# From 35B-A3B on an RTX 3090 (125 tokens/s, 86 at depth 64k) and 27B with a q4_0 cache on an RX 7900 XT (14 at 75k,
-# where reading the cache alone would allow 32). f16 on AMD and all values for Apple are guesses: nothing was published
+# From 35B-A3B on an RTX 3090 (125 tokens/s, 86 at 64k cached tokens) and 27B with a q4_0 cache on an RX 7900 XT (14 at
+# 75k, where reading only the cache would allow 32). f16 on AMD and all Apple values are guesses: nothing was published
 _NVIDIA, _AMD = {"f16": 1.6}, {"f16": 1.6, "q8_0": 0.9, "q4_0": 0.46}
-# Factor on the experts' read time, because CUDA kernels for 2 or more tokens sort the tokens by expert first. Measured
-# with GLM-4.5-Air entirely on GPUs: T(2) = 3.0, T(4) = 3.9, T(8) = 5.1
+# Factor on the experts' read time by batch size: for 2 or more tokens, CUDA kernels first sort the tokens by expert.
+# Measured with GLM-4.5-Air entirely on GPUs: T(2) = 3.0, T(4) = 3.9, T(8) = 5.1
 _CUDA_EXPERTS = {1: 1.0, 2: 2.6, 4: 2.0, 8: 1.6, 32: 1.0}
 
 REACHES = {
@@ -74,14 +74,14 @@ _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6:
 DESKTOP_BYTES_PER_S = 89.6e9
 """Default RAM bandwidth: dual-channel DDR5-5600 (DDR4-3200: 51.2e9)."""
 # A CPU reads weights at 0.57 to 0.68 of its RAM bandwidth (1.5B to 14B Q4_K models on dual-channel DDR4-2400:
-# github.com/InventiveHQ/speculative-decoding-consumer-gpus), unless unpacking them takes the cores longer
+# github.com/InventiveHQ/speculative-decoding-consumer-gpus), unless the cores take longer to unpack them
 _HOST_EFFICIENCY, _HOST_LAYER_S = 0.6, 3e-5
 # Flash attention speed of one core in K/V elements per second, by cache type (measured: 6.1e9, 2.7e9, 2.0e9)
 _CORE_ATTENTION = {"f16": {64: {1: 6e9}}, "q8_0": {64: {1: 2.7e9}}, "q4_0": {64: {1: 2e9}}}
 
 # Milliseconds per 10^9 bytes of weights on one core by batch size, with weights laid out as in the file, as llama.cpp
-# keeps them if there is a GPU (make_cpu_buft_list, src/llama-model.cpp). avx2: two Zen 3 server cores,
-# docs/evidence/host-batches.json. avx512 (with VNNI): one Xeon core, only the types whose timings differ from avx2.
+# keeps them if there is a GPU (make_cpu_buft_list, src/llama-model.cpp). avx2 was measured on two Zen 3 server cores
+# (docs/evidence/host-batches.json), avx512 (with VNNI) on one Xeon core; it lists only types that differ from avx2.
 _CORE_BATCH_SIZES = (1, 2, 4, 7, 8, 16, 17, 32, 33, 64)
 _CORE_MS: dict[str, dict[str, tuple[int, ...]]] = {
     "avx2": {
@@ -235,5 +235,5 @@ def from_catalogue(
 
 
 def link_bytes_per_s(generation: int | None, lanes: int | None) -> float:
-    """Return a PCIe link's achievable rate, assuming generation 4 or 16 lanes where the value is unknown."""
+    """Return a PCIe link's achievable rate, assuming generation 4 and 16 lanes if unknown."""
     return _LINK * _LANE_BYTES_PER_S.get(generation or 4, 1.969e9) * (lanes or 16)

@@ -35,7 +35,7 @@ _DENSE, _EXPERTS, _RECURRENT, _HEAD = 1.0, 1.05, 1.25, 1.1
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Cached dry run: bytes by device, or an error; ``limits`` says why bytes are only upper bounds, if they are."""
+    """Cached dry run: bytes by device, or an error; ``limits``: why bytes are only upper bounds, or empty if exact."""
 
     devices: dict[str, DeviceBytes]
     error: str = ""
@@ -45,11 +45,11 @@ class _Entry:
 class DryRuns:
     """Callable that returns llama.cpp's allocation by device for each request, or its error message.
 
-    ``limits`` says why results are only upper bounds: this llama.cpp does not report weights and caches, so they are
-    calculated, or it cannot simulate an absent GPU, so the CPU's compute buffer plus a margin is used.
+    If results are only upper bounds, ``limits`` says why. Either this llama.cpp does not report weights and caches, so
+    they are calculated, or it cannot simulate an absent GPU, so the CPU's compute buffer plus a margin is used.
 
     Args:
-        cards: description of each GPU by llama.cpp's name, in its order; CUDA0 may name a different GPU later.
+        cards: each GPU's description by llama.cpp name, in llama.cpp's order; CUDA0 may become another GPU's name.
         simulated: True if the GPUs are not installed.
         rpc: endpoints of RPC workers among the devices.
         folder: the cache folder.

@@ -20,7 +20,7 @@ from ggufspec.settings.table import PRIOR_ACCEPTANCE as PRIOR_ACCEPTANCE
 # tokens, so the prior weighs as much as two answers: docs/decisions/007.
 PRIOR_TOKENS = 250
 _KNOWN_TOKENS = 250  # minimum number of emitted tokens needed to estimate the lookup's share of the text
-_HALVED_BY = 2000  # half-life of older observations, in drafted tokens
+_HALVED_BY = 2000  # an observation's weight halves after this many newer counted tokens
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class DraftingHistory:
     """Decayed token counts for one drafter and target; ``accepted`` ÷ ``reached`` does not depend on draft length."""
 
     accepted: list[float] = field(default_factory=list)  # accepted tokens by position in the draft
-    reached: list[float] = field(default_factory=list)  # tokens by position whose predecessors were all accepted
+    reached: list[float] = field(default_factory=list)  # tokens whose predecessors were all accepted, by position
     drafted: float = 0.0  # all drafted tokens, including those after a rejected one
     emitted: float = 0.0  # all tokens in answers in which the drafter took part
     estimator: EstimatorState | None = None  # None if no adaptive policy was used
@@ -62,7 +62,7 @@ class DraftingHistory:
         self.accepted[position] += accepted
 
     def joined(self, newer: DraftingHistory) -> DraftingHistory:
-        """Return the sum of the ``newer`` counts and these, which decay with the number of newer drafted tokens."""
+        """Return the ``newer`` counts plus these, which decay with the number of newer tokens in ``reached``."""
         share = 0.5 ** (sum(newer.reached) / _HALVED_BY)
         if newer.emitted and not self.emitted:  # written by an older version, which did not count every token
             share = 0.0

@@ -1,8 +1,8 @@
 """Speed of this machine, measured with dummy models in about ten seconds and cached, or taken from the catalogue.
 
 Dummy models are all-zero llama models in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost as much
-as any other weights, because each hole is mapped to its own pages, so that reading it causes real memory traffic, and
-kernels do the same work for all values. Two narrow models, one with few blocks and one with many, give the fixed costs
+as any other weights: kernels do the same work for all values, and each hole is mapped to its own pages, so reading it
+causes real memory traffic. Two narrow models, one with few blocks and one with many, give the fixed costs
 per pass and per block; one wide model per weight type gives bandwidth and T(n). On the CPU, the wide models are loaded
 together and timed in turn, so that none stays in the last-level cache, which servers share among many users. Only the
 weight types and attention head sizes of the models at hand are measured; others are added when needed.
@@ -130,7 +130,7 @@ class MachineProfileJob:
     card_bytes: int = 512 * 2**20  # minimum size of each wide model on a local GPU
     rounds: int = 9  # maximum number of timings per batch size
     model_s: float = 0.5  # seconds to spend on one model, after a warm-up batch
-    device_s: float = 8.0  # seconds to spend on one GPU or worker; remaining types are skipped
+    device_s: float = 8.0  # seconds to spend on one GPU or worker; types not measured by then are skipped
     cache_types: tuple[str, ...] = ("f16", "q8_0")  # KV cache types to time attention with, on the CPU and workers
     heads: tuple[int, ...] = HEADS  # attention head sizes to time
     depth: int = 512  # number of cached tokens when attention is timed
@@ -140,7 +140,7 @@ class MachineProfileJob:
 class DummyTiming:
     """Timings of one dummy model on one device.
 
-    Seconds are lower quartiles, because other programs can only add time, but a long run does not sustain the minimum.
+    Seconds are lower quartiles, because other programs inflate the mean and a long run does not sustain the minimum.
     """
 
     dummy: DummyModel
@@ -263,7 +263,7 @@ def _time(
 
 
 _ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # dummy model that spends nearly all its time on attention
-_TELLING = 0.1  # minimum relative slowdown caused by depth; smaller ones are noise
+_TELLING = 0.1  # relative slowdown by cached tokens below which it counts as noise
 
 
 def _attention(path: Path, placement: Placement, spec: MachineProfileJob) -> Attention:
@@ -297,7 +297,7 @@ def _attention(path: Path, placement: Placement, spec: MachineProfileJob) -> Att
 
 
 def _batch(context: Context, batch_size: int, depth: int = 0) -> float:
-    """Return the seconds for one batch after ``depth`` cached tokens, with logits for all of it as in verification."""
+    """Return the seconds for one batch after ``depth`` cached tokens, with logits for all tokens as in verification."""
     context.rewind(depth)
     tokens = [1] * batch_size
     began = time.perf_counter()
@@ -311,7 +311,7 @@ def _batch(context: Context, batch_size: int, depth: int = 0) -> float:
 def merged(new: MachineProfile, before: MachineProfile | None) -> MachineProfile:
     """Merge a measurement with an earlier one of the same machine, which may cover other types and head sizes. Pure.
 
-    The new values win unless only the new measurement was disturbed. If only the earlier one was, it is discarded.
+    The new values win unless only the new measurement was disturbed. If only the old one was disturbed, it is dropped.
     """
     if before is None or (before.disturbed and not new.disturbed):
         return new
@@ -333,9 +333,9 @@ class DueMeasurement:
 
 
 def due(folder: Path, spec: MachineProfileJob, cpus: int, others_cpus: Callable[[], float]) -> DueMeasurement | None:
-    """Return the part of ``spec`` that is not measured yet, or None if all of it is.
+    """Return the part of ``spec`` that has not been measured yet, or None if everything has.
 
-    ``others_cpus`` returns how many CPUs other programs keep busy; once they are free, disturbed measurements are due.
+    ``others_cpus`` returns how many CPUs other programs keep busy; once these are free, disturbed measurements are due.
     """
     kept = _kept(folder, spec.threads)
     if kept is None:
@@ -358,7 +358,7 @@ def due(folder: Path, spec: MachineProfileJob, cpus: int, others_cpus: Callable[
 
 
 def beyond_cache_bytes() -> int:
-    """Return twice the size of the CPU's last-level cache, limited by RAM."""
+    """Return twice the size of the CPU's last-level cache, but at most 1 GiB and an eighth of the free RAM."""
     return min(2 * host.last_cache_bytes(), _MOST_TOGETHER_BYTES, host.free_memory_bytes() // 8)
 
 

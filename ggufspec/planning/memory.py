@@ -165,10 +165,10 @@ def _samples(alike: Sequence[MemoryRequest]) -> Sequence[MemoryRequest]:
 
 
 def resident(header: ModelHeader, placement: Placement, context: ContextOptions, cards: Sequence[str] = ()) -> ByDevice:
-    """Return the exact bytes of weights, KV cache and recurrent state on ``HOST`` and each GPU, not compute buffers.
+    """Return the exact bytes of weights, KV cache and recurrent state on ``HOST`` and each GPU (no compute buffers).
 
-    ``cards`` are in llama.cpp's order; without a ``split`` they get equal shares. Buffers for logits and hidden states
-    count as the host's ``overhead``. Caches are not counted if the architecture is not ``regular``.
+    ``cards`` are in llama.cpp's order; without a ``split``, they share layers equally. Buffers for logits and hidden
+    states count as the host's ``overhead``. Caches are not counted if the architecture is not ``regular``.
     """
     devices = layer_devices(header.blocks, placement, len(cards))
     weights = _weights(SameHeader(header), placement, tuple(cards))
@@ -178,7 +178,7 @@ def resident(header: ModelHeader, placement: Placement, context: ContextOptions,
 
 
 def resident_head(head: MemoryRequest, target: MemoryRequest, cards: Sequence[str] = ()) -> ByDevice:
-    """Return :func:`resident` for a draft head: its own blocks' cache, and its weights unless in the target's file.
+    """Return a draft head's :func:`resident` bytes: its own blocks' cache, and weights outside the target's file.
 
     Source: ``llama_model::create_memory`` in src/llama-model.cpp.
     """
@@ -440,7 +440,7 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
     cells = windowed_cells = context.cells
     if not context.swa_full:
         windowed_cells = padded(min(cells, header.sliding_window + context.computed), _CELLS)
-    # Without flash attention, every block's V cache has as many elements per token as that of the widest block
+    # Without flash attention, every block's V cache has as many elements per token as the widest block's V cache
     transposed = context.flash_attn == "off" or header.architecture == "grok"
     widest = max(header.values(i) for i in range(header.blocks)) if transposed else 0
     (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.cache_type_k], KV_TYPES[context.cache_type_v]
@@ -460,8 +460,8 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
 def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
     """Return upper bounds, by device, on CUDA's and HIP's extra buffer for flash attention with a non-f16 cache.
 
-    The buffer holds an f16 copy of one block's cache. It is an upper bound because only prompt kernels need it and the
-    graph may peak elsewhere. Source: ``ggml_cuda_flash_attn_ext_get_alloc_size`` in ggml/src/ggml-cuda/fattn.cu.
+    The buffer holds an f16 copy of one block's cache. The real size may be smaller, because only prompt kernels need it
+    and graphs may peak elsewhere. Source: ``ggml_cuda_flash_attn_ext_get_alloc_size`` in ggml/src/ggml-cuda/fattn.cu.
     """
     found = [0] * count
     if context.flash_attn == "off":
@@ -478,7 +478,7 @@ def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: Cont
 
 
 def streaming_card(cards: Sequence[str]) -> str:
-    """Return the GPU that computes large batches with CPU weights, which is the first local one, or "" without one.
+    """Return the GPU that computes large batches with CPU weights (the first local GPU); "" if there is none.
 
     Source: ``ggml_backend_sched_backend_id_from_cur`` in ggml/src/ggml-backend.cpp.
     """
@@ -486,10 +486,10 @@ def streaming_card(cards: Sequence[str]) -> str:
 
 
 def streamed_bytes(request: MemoryRequest, cards: Sequence[str]) -> int:
-    """Return an upper bound on the CPU weights and caches copied to :func:`streaming_card` at once; 0 without weights.
+    """Return an upper bound on bytes of CPU weights and caches on :func:`streaming_card` at once; 0 if none are copied.
 
     The GPU holds one weight tensor (two for a hybrid model with experts), one block's KV cache (three times if latent)
-    and :func:`activation_bytes`; for a draft head also the output layer. Output and cache may be the target's. Source:
+    and :func:`activation_bytes`; for a draft head, also the output layer. Cache and output may be the target's. Source:
     ``ggml_backend_sched_split_graph`` in ggml/src/ggml-backend.cpp, which frees each weight before it copies the next.
     """
     header, context, target = request.header, request.context, request.target
@@ -542,11 +542,11 @@ def _kv_by_block(header: ModelHeader, context: ContextOptions) -> list[int]:
 
 
 def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
-    """Return upper bounds, by device, on activations kept longer in compute buffers by fused or reordered operations.
+    """Return upper bounds, by device, on activations that fusion or reordering keeps longer in compute buffers.
 
-    With experts, these are each used expert's output for a micro-batch until it is weighted (CUDA, Vulkan). Otherwise,
-    they are one row per token (Vulkan), but nothing for a dense model partly on the CPU with flash attention and op
-    offload, whose peak is due to copied CPU weights. A hybrid model entirely on GPUs without flash attention adds a
+    With experts, these are the used experts' outputs for a micro-batch, kept until weighted (CUDA, Vulkan). Otherwise,
+    they are one row per token (Vulkan). A dense model partly on the CPU with flash attention and op offload adds
+    nothing, because copied CPU weights cause its peak. A hybrid model entirely on GPUs without flash attention adds a
     mask. Vulkan's own dry runs are within these bounds: docs/evidence/backend-bytes.json.
 
     Source: ``add_alloc_dep`` in ggml/src/ggml-cuda/ggml-cuda.cu, ``ggml_vk_graph_optimize`` in
@@ -567,7 +567,7 @@ def has_snapshots(header: ModelHeader) -> bool:
 
 
 def _states(header: ModelHeader, context: ContextOptions) -> int:
-    """Return the number of recurrent states allocated for rollback (llamacpp/params)."""
+    """Return the number of recurrent states: the current one and those for rollback (llamacpp/params)."""
     if not context.rewind:
         return 1
     more = {"snapshots": min(context.rewind, context.computed - 2), "checkpoint": 1, "none": 0}

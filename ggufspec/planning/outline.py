@@ -19,7 +19,7 @@ _BUFFERS_BYTES = 200 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """Memory of one model in bytes: ``on_cards(n)`` on GPUs with ``n`` offloaded layers; ``on_host`` if all in RAM."""
+    """Memory of one model in bytes: ``on_cards(n)`` for ``n`` layers on GPUs; ``on_host`` if it is all in RAM."""
 
     layers: int
     on_cards: Callable[[int], int]
@@ -28,7 +28,7 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class PairFit:
-    """Fit of a pair (``no``: GPUs and RAM together are too small), and target layers that fit next to the draft."""
+    """Fit of a pair (``no``: GPUs and RAM together are too small), and how many target layers fit next to the draft."""
 
     answer: Literal["whole", "partly", "no"]
     layers: int | None = None

@@ -1,4 +1,4 @@
-"""Plans, which :mod:`ggufspec.planning.search` makes, and the pairs and machines that they are made for."""
+"""Plans made by :mod:`ggufspec.planning.search`, and the pairs and machines that they are for."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FREE = frozenset({"gpu_layers", "n_cpu_moe", "n_cpu_ffn", "load_mode", "no_host"
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """Model to place on a machine, and what may be chosen."""
+    """Model to place on a machine, and the placement fields that the plan may choose."""
 
     header: ModelHeader
     metadata_only: Path  # GGUF file without weights, for dry runs
@@ -87,7 +87,7 @@ class ModelRequest:
     mtp: bool = False  # True to load the file's MTP blocks
 
     def at(self, placement: Placement, target: MemoryRequest | None = None) -> MemoryRequest:
-        """Return the memory request, with options irrelevant to memory at defaults; a draft head needs ``target``."""
+        """Return the memory request; options that do not affect memory get defaults. A draft head needs ``target``."""
         context = self.context
         if context.computed >= OP_OFFLOAD_MIN_BATCH and context.op_offload_min_batch != OP_OFFLOAD_MIN_BATCH:
             context = replace(context, op_offload_min_batch=OP_OFFLOAD_MIN_BATCH)
@@ -104,7 +104,7 @@ class ModelRequest:
         return self.rehearsed.speed if self.rehearsed else machine.speed
 
     def read_at(self, placement: Placement) -> tuple[ModelHeader, Placement]:
-        """Return a header of only the part of the model that a pass reads, and its placement."""
+        """Return the header and the placement of the part of the model that a pass reads."""
         if self.as_read is None:
             return self.header, placement
         before = self.header.blocks - self.as_read.blocks  # in ``as_read``, the head's blocks begin at 0
@@ -143,7 +143,7 @@ class PlanRequest:
     """Pair to place on a machine, with what is known about its drafting."""
 
     target: ModelRequest
-    target_only: ModelRequest  # the target without a draft, whose batches need fewer logits
+    target_only: ModelRequest  # the target without a draft; its batches need fewer logits
     draft: ModelRequest | None
     acceptance: float  # expected probability that a drafted token is accepted if all earlier ones were
     draft_max: int  # maximum draft length
@@ -200,13 +200,13 @@ class Plan:
 
     @property
     def choice(self) -> str:
-        """Recommended option: ``speculative`` if the draft won in ``tune`` or is predicted to; else ``target-only``."""
+        """Recommended option: ``speculative`` if ``tune`` or the prediction favours the draft, else ``target-only``."""
         wins = self.pair and (self.tuned or self.pair.tokens_per_s > self.target_only.tokens_per_s)
         return "speculative" if wins else "target-only"
 
     @property
     def judged_length(self) -> int:
-        """Draft length for acceptance rates: the pair's if it wins, else the break-even length, or 0 if unreachable."""
+        """Draft length of the stated rates: the pair's if it wins, else the break-even length (0 if unreachable)."""
         if self.pair and self.choice == "speculative":
             return self.pair.draft_length
         even = self.break_even_acceptance

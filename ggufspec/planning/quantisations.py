@@ -1,7 +1,7 @@
 """Ranking of models that differ only in quantisation, by fit, speed and bits per weight. Pure.
 
-Weights and caches are summed over each model's tensors. Compute buffers depend on weight types only where a GPU copies
-CPU weights one at a time, so the dry runs of one model plus a bound serve all models with the same tensor shapes
+Weights and caches are summed over each model's tensors. Compute buffers depend on weight types only if a GPU copies
+CPU weights one at a time, so one model's dry runs plus a bound serve all models with the same tensor shapes
 (tests/cli/test_ranking.py).
 """
 
@@ -83,7 +83,7 @@ def sharing(dry_run: DryRun, shapes: Sequence[tuple[ModelHeader, Path]], cards: 
 
 
 def _with_weights(answer: ByDevice, one: MemoryRequest, like: ModelHeader, cards: Sequence[str]) -> ByDevice:
-    """Return ``answer``, the dry run of a model ``like`` with the same shape, with this model's weight sizes."""
+    """Return ``answer`` (the dry run of ``like``, a model of the same shape) with this model's weight sizes."""
     own = one.resident(cards)
     found = {name: replace(used, weights=own[name].weights) for name, used in answer.items()}
     if one.header is not like and streamed_bytes(one, cards):
@@ -94,16 +94,16 @@ def _with_weights(answer: ByDevice, one: MemoryRequest, like: ModelHeader, cards
 
 @functools.lru_cache(maxsize=64)
 def _heavier(one: SameHeader, like: SameHeader) -> int:
-    """Return the maximum number of bytes by which a block's tensor is larger than in ``like``, which has its shape."""
+    """Return the maximum excess in bytes of a block's tensor over the same tensor of ``like``; 0 if none is larger."""
     sizes = {tensor.name: tensor.size_bytes for tensor in like.header.tensors}
     in_blocks = (tensor for tensor in one.header.tensors if block_of(tensor) is not None)
     return max([0, *(tensor.size_bytes - sizes[tensor.name] for tensor in in_blocks)])
 
 
 def fits(plan: Plan, largest_context: int | None) -> Literal["whole", "partly", "no"]:
-    """Return whether all layers fit on the GPUs (without a GPU: in RAM), only some do, or even RAM is too small.
+    """Return whether all layers fit on the GPUs (without a GPU: in RAM), only some do, or RAM is too small as well.
 
-    ``largest_context`` (:func:`ggufspec.planning.search.largest_context`) decides, because a plan need not fill GPUs.
+    ``largest_context`` (:func:`ggufspec.planning.search.largest_context`) decides: a plan may leave VRAM unused.
     """
     if plan.machine.cards and (largest_context or 0) >= plan.request.target_only.context.ctx_size:
         return "whole"

@@ -68,7 +68,7 @@ def shape_key(header: ModelHeader) -> str:
 
 
 def record(folder: Path, header: ModelHeader, point: RehearsedSpeed) -> None:
-    """Save a measurement in place of one with the same settings, whose T(n) / T(1) fills in missing batch sizes."""
+    """Save a measurement, replacing one with the same settings; its T(n) / T(1) fills in missing batch sizes."""
 
     def add(points: list[RehearsedSpeed] | None) -> list[RehearsedSpeed]:
         others, batch_s = [], point.batch_s
@@ -112,7 +112,7 @@ class RehearsedLatency:
         cards: Sequence[str],
         op_offload_min_batch: int = OP_OFFLOAD_MIN_BATCH,
     ) -> MeasuredBatches | None:
-        """Return T(n) / T(1) measured with this ``op_offload_min_batch`` and the nearest CPU weight bytes, or None."""
+        """Return T(n) / T(1) with this ``op_offload_min_batch`` and the most similar CPU weight bytes, or None."""
         here = host_bytes(header, placement, cards)
         alike = [one for one in self.batches if one.op_offload_min_batch == op_offload_min_batch]
         return min(alike, key=lambda one: abs(host_bytes(header, one.placement, cards) - here), default=None)
@@ -121,7 +121,7 @@ class RehearsedLatency:
 def latency(
     points: Sequence[RehearsedSpeed], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]
 ) -> RehearsedLatency | None:
-    """Return the latency derived from measurements (:func:`ggufspec.planning.speed.corrected`); None without any."""
+    """Return the latency derived from measurements (:func:`ggufspec.planning.speed.corrected`), or None."""
     if not points:
         return None
     batches = tuple(

@@ -2,7 +2,7 @@
 
 Placements are tried in order of predicted tokens/s, and the first that fits is the plan. Those whose estimated memory
 (:mod:`ggufspec.planning.memory`) is far over budget are skipped, and the others are dry-run. Therefore, llama.cpp has
-confirmed that the plan fits, and one more layer would not fit.
+confirmed that the plan fits; with one more layer, it would not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 from ggufspec.schema.text import of_memory
 
 _WAYS = (False, True)  # without and with GPU copies of CPU weights for small batches
-_WORTH_DIVIDING_BLOCKS = 1.03  # gain required for feed-forwards on the CPU, as crossing costs are the least certain
+_WORTH_DIVIDING_BLOCKS = 1.03  # gain required for feed-forwards on the CPU: crossing costs are the least certain
 _WORTH_A_SMALLER_CACHE = 1.02  # gain required for a quantised KV cache, which costs quality
 _UNSURE = 0.15  # share of a compute buffer by which its estimate may be too high
 _AT_ONCE = 2  # number of placements to estimate or dry-run together
@@ -89,7 +89,7 @@ def estimate_plan(request: PlanRequest, machine: PlanMachine, dry_run: DryRun) -
 
 
 def largest_context(subject: ModelRequest, machine: PlanMachine, dry_run: DryRun) -> int | None:
-    """Estimate the longest context at which all layers fit on the GPUs; return None without a GPU or if none fits.
+    """Estimate the longest context at which all layers fit on the GPUs; None without a GPU or if no context fits.
 
     The result is at most the training context, or the requested context if that is longer.
     """
@@ -143,9 +143,9 @@ def _as_asked_and_smaller(request: PlanRequest, machine: PlanMachine) -> Iterato
 
 
 def sweep_rows(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
-    """Return estimated tokens/s with and without the draft by target layers, with the draft at its best placement.
+    """Return estimated tokens/s by target layers on GPUs, with and without the draft at its best placement.
 
-    The rows include the numbers of layers in the plan. Without a GPU, the only row has 0 layers.
+    The rows include the numbers of layers that the plan uses. Without a GPU, the only row has 0 layers.
     """
     request, machine = plan.request, plan.machine
     blocks = request.target.header.blocks
@@ -186,7 +186,7 @@ def context_sizes(plan: Plan) -> list[int]:
 
 
 def context_rows(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
-    """Return a row per size in :func:`context_sizes` for the faster option (pair or target-only) at half-full cache."""
+    """Return a row per size in :func:`context_sizes` for the option that is faster with a half-full cache."""
     request, blocks = plan.request, plan.request.target.header.blocks
     planned, rows = request.target.context.ctx_size, list[ContextRow]()
     for size in context_sizes(plan):
@@ -269,12 +269,12 @@ def _kv_types(subject: ModelRequest) -> tuple[str, str]:
 
 
 def offload_min_batch(*, drafted: bool) -> int:
-    """Return the minimum batch that a streaming GPU computes with CPU weights: 2 for drafts, 1 for target-only."""
+    """Return the minimum batch size for a GPU to compute with CPU weights: 2 for drafts, 1 for target-only."""
     return 2 if drafted else 1
 
 
 def partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
-    """Return full offloads except for the experts (dense: feed-forwards) of the first 1, 2, … blocks."""
+    """Return full offloads, but with the experts (dense: feed-forwards) of the first 1, 2, … blocks on the CPU."""
     header, counts = subject.header, range(1, subject.header.blocks + 1)
     if header.experts:
         return [replace(at, n_cpu_moe=count) for count in counts] if "n_cpu_moe" in subject.free else []
@@ -381,7 +381,7 @@ class _Search:
     ) -> Iterator[_Candidate]:
         """Yield the placement with its load options; nothing if ``streams`` is set but not possible.
 
-        With ``streams``, a GPU uses CPU weights for verification or target-only's single tokens, not only for prompts.
+        With ``streams``, a GPU computes with CPU weights for verification or target-only tokens, not only for prompts.
         """
         if draft is not None and draft_at is not None:
             at, draft_at = with_load_options(self.machine, (target, at), (draft, draft_at))
@@ -472,7 +472,7 @@ class _Search:
                 yield itertools.chain.from_iterable(map(place, ordered))
 
     def _families(self, target: ModelRequest) -> list[list[Placement]]:
-        """Group :meth:`_placements` by what varies: layers on GPUs, or number of blocks with parts on the CPU."""
+        """Group placements; within a group, only the number of GPU layers or of blocks partly on the CPU varies."""
         found: dict[object, list[Placement]] = {}
         for at in self._placements(target):
             kept = bool(at.n_cpu_moe), bool(at.n_cpu_ffn)
@@ -480,7 +480,7 @@ class _Search:
         return [*found.values()]
 
     def _placements(self, subject: ModelRequest) -> list[Placement]:
-        """Return the placements that a request permits, beginning with those that put most on GPUs."""
+        """Return the placements that a request permits, beginning with those that put the most on GPUs."""
         layers = subject.header.layers
         if not self.machine.cards or subject.in_target:
             return [Placement(0)]
@@ -526,7 +526,7 @@ class _Search:
         return longest
 
     def splits(self, subject: ModelRequest, count: int) -> list[tuple[float, ...]]:
-        """Return splits over the GPUs by budget, also with 1 to 3 fewer layers on the last GPU (with the output)."""
+        """Return splits over GPUs by budget, also with 1 to 3 fewer layers on the last GPU, which has the output."""
         cards = self.machine.cards
         if subject.placement.split or len(cards) < 2 or count < len(cards):
             return [subject.placement.split]
@@ -670,7 +670,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
     if machine.speed.disturbed and plan.rests_on_host:
         yield (
             f"this machine was measured while {machine.speed.disturbed}: "
-            "ggufspec plan --calibrate measures it again when that is over"
+            "measure it again with ggufspec plan --calibrate when it is idle"
         )
     for role, subject in (("target", request.target), ("draft", request.draft)):
         if subject is None:

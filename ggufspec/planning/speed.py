@@ -2,7 +2,8 @@
 
 A token costs one read of the weights and the KV cache, plus fixed costs. A batch of n tokens reads the weights once but
 computes n times. T(n) / T(1) is neither flat nor monotonic and depends on the kernels and the weight type, so it is
-measured on each device (:mod:`ggufspec.planning.machine_profile`). Unmeasured, the slower of memory and compute counts.
+measured on each device (:mod:`ggufspec.planning.machine_profile`). Without a measurement, the slower of memory and
+compute counts.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_devic
 ROUTING, RECURRENCE = 0.5, 0.5
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # lookup tables
 
-# Rate of copies from pageable memory, relative to pinned memory (0.5 to 0.55 in llama.cpp issues 20978 and 28223), and
-# its maximum: an H100 on PCIe 5 x16 was measured at 52 GB/s pinned and 10 GB/s pageable
+# Copies from pageable memory: rate relative to pinned memory (0.5 to 0.55 in llama.cpp issues 20978 and 28223), and
+# maximum rate, because an H100 on PCIe 5 x16 reached 52 GB/s from pinned memory but 10 GB/s from pageable memory
 _PAGEABLE, _PAGEABLE_BYTES_PER_S = 0.5, 10e9
 # (experts that further tokens add) ÷ (experts they would add with random routing). Neighbours share experts: four read
 # 2.5 times one token's experts, not 3.6 (cohere.com/blog/mixture-of-experts-models-get-more-from-speculative-decoding)
@@ -107,7 +108,7 @@ class MachineProfile:
     memory_bytes: int | None = None  # RAM for weights; None: unlimited
     disk_bytes_per_s: float = 2e9  # read rate if weights exceed RAM; a guess for an NVMe disk
     disturbed: str = ""  # what slowed the measurement down; empty if the machine was idle
-    # (time with repacked CPU weights) ÷ (time with the file's layout); empty without GPUs, where repacking is measured
+    # (time with repacked CPU weights) ÷ (time in the file's layout); empty without GPUs: timings then include repacking
     repacked: dict[str, BatchLatency] = field(default_factory=dict)
 
     def copied_bytes_per_s(self, *, mapped: bool) -> float:
@@ -313,7 +314,7 @@ def _cache(header: ModelHeader, block: int) -> _Cache:
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """Seconds of one pass by part: weights and KV cache by device, fixed costs, and copies to a GPU."""
+    """Seconds per pass, broken down into weights and KV cache (per device), fixed costs, and copies to a GPU."""
 
     devices: dict[str, float]
     fixed_s: float
@@ -390,7 +391,7 @@ def cost(
 class MeasuredBatches:
     """Measured T(n) / T(1) of a model at one placement, by n, starting at 1.
 
-    They also correct predictions for other placements, because they reflect the router's real choices of experts.
+    These also correct predictions for other placements, because they reflect the router's real choices of experts.
     """
 
     placement: Placement
@@ -478,7 +479,7 @@ class LookupRounds:
 
 
 def with_lookup(tokens_per_s: float, target_pass_s: Callable[[int], float], lookup: LookupRounds) -> float:
-    """Return tokens/s with lookup rounds; never less than without, because an adaptive policy skips losing rounds."""
+    """Return tokens/s with lookup rounds, never fewer than without, as an adaptive policy skips losing rounds."""
     rate = lookup.gained / target_pass_s(round(lookup.drafted) + 1)
     return max(tokens_per_s, 1 / (lookup.share / rate + (1 - lookup.share) / tokens_per_s))
 
@@ -486,7 +487,7 @@ def with_lookup(tokens_per_s: float, target_pass_s: Callable[[int], float], look
 def best_length(
     target_pass_s: Callable[[int], float], draft_token_s: float, acceptance: float, most: int = 16, least: int = 0
 ) -> DraftChoice:
-    """Return the fastest draft length (the shortest of equals); above 15, only ``most`` and full batches are tried.
+    """Return the fastest draft length, the shortest if several tie; above 15, only ``most`` and full batches are tried.
 
     Args:
         target_pass_s: seconds per target batch, by batch size.
@@ -559,7 +560,7 @@ def corrected(
     """Return ``machine`` with its speeds corrected by a model's measured token times; unchanged without ``points``.
 
     A token's time is the sum of the devices' times and fixed costs, each multiplied by an unknown factor, whose prior
-    depends on the source of the figures (``_UNSURE``; for fixed costs, that of the least known device). So one point
+    depends on the source of the figures (``_UNSURE``; for fixed costs, the largest of these). So one point
     mostly corrects the least known device, several correct each device separately, and unused devices stay unchanged.
     The factors are the maximum a posteriori estimate, found by Levenberg-Marquardt.
     """

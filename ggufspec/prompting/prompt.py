@@ -67,7 +67,7 @@ class Prompter:
 
         Raises:
             UsageError: there is no unanswered question, a message is not valid text, or the template changes one so
-                that its ``<|…|>`` would become a token.
+                that its ``<|…|>`` would become a control token.
             ModelError: the template fails, or refuses the conversation.
         """
         if not conversation.open:
@@ -91,7 +91,7 @@ class Prompter:
             wishes: template options.
 
         Raises:
-            UsageError: a message is not valid text, or has a ``<|…|>`` that would become a token; see also
+            UsageError: a message is not valid text, or has a ``<|…|>`` that would become a control token; see also
                 :meth:`ChatTemplate.apply`.
             ModelError: there is no template, or it fails or refuses the messages.
         """
@@ -144,7 +144,7 @@ class Prompter:
                 return self._ids(text, tried, marks)
         if trap:
             raise UsageError(
-                f"the chat template rewrites messages, so that {trap} in one of them would become a token",
+                f"the chat template rewrites messages, so that {trap} in one of them would become a control token",
                 f"leave it out, or {self._without_template}",
             )
         return self._ids(prompt, none_known, marks)
@@ -191,7 +191,7 @@ def chat_prompt(model: Model, text: str, *, system: str = "", notes: list[str] |
         notes: list that receives notes on how the prompt was made.
 
     Raises:
-        UsageError: a text is not valid, or the template changes one so that its ``<|…|>`` would become a token.
+        UsageError: a text is not valid, or the template changes one so that its ``<|…|>`` becomes a control token.
         ModelError: there is no template, or it fails or refuses the messages.
     """
     if not model.chat_template.strip():

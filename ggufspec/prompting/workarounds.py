@@ -17,7 +17,7 @@ _ID_LENGTH = 9  # as Mistral's templates require; other templates accept any len
 
 @dataclass(frozen=True, slots=True)
 class TokenizedMessage:
-    """A message and, if it is an answer whose tokens are known, those tokens."""
+    """A message, with its token ids if it is an answer for which they are available."""
 
     role: str
     content: str
@@ -51,7 +51,7 @@ Messages = list[TokenizedMessage]
 
 
 def later_instructions(messages: Messages) -> Messages:
-    """Merge later system prompts into the first if adjacent, else into the next question, to keep earlier text."""
+    """Merge later system prompts into the first if adjacent, else into the next question; earlier text stays as is."""
     found: Messages = []
     waiting: TokenizedMessage | None = None
     for message in messages:
@@ -83,7 +83,7 @@ def joined_neighbours(messages: Messages) -> Messages:
 
 
 def one_call_each(messages: Messages) -> Messages:
-    """Split an answer with several tool calls into one answer per call, each in front of its call's result."""
+    """Split an answer with several tool calls into one answer per call, each before the result of its call."""
     found: Messages = []
     waiting: dict[str, TokenizedMessage] = {}
     for message in messages:

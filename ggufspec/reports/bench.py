@@ -28,7 +28,7 @@ _POSITIONS = 8  # number of draft positions shown; later ones are reached too ra
 
 
 def results(document: BenchDocument) -> ReportTable:
-    """Return a table with one row per measured run; tokens/s covers only decoding, the speedup whole answers."""
+    """Return a table with a row per measured run; tokens/s covers decoding only, the speedup covers whole answers."""
     speedups = {"speculative": document.speedup, "llama_hook": document.hook.speedup if document.hook else None}
     whole = _whole(document)
     seconds = {"target_only": whole.target_only_s, "speculative": whole.speculative_s} if whole else {}
@@ -170,7 +170,7 @@ def answer_times(document: BenchDocument) -> str:
 
 
 def prompts(document: BenchDocument) -> str:
-    """State prompt speed and time to first token for target-only and speculative (whose draft also reads prompts)."""
+    """State prompt speed and time to first token without and with a draft, which also decodes the prompts."""
     found = [(mode_name(mode), document.runs.get(mode)) for mode in ("target_only", "speculative")]
     parts = [f"{name} {figures}" for name, run in found if run and (figures := prompt_figures(run))]
     return f"Prompts: {'; '.join(parts)}." if parts else ""

@@ -50,7 +50,7 @@ def vram_bytes(cell: CompareCell) -> int:
 
 
 def _on_cards(document: CompareDocument) -> bool:
-    """Return whether VRAM is the scarce memory, which is true unless everything is on the host."""
+    """Return whether VRAM is the memory to compare, which is true unless all cells run on the host only."""
     return any(vram_bytes(cell) for cell in document.cells if cell.run)
 
 
@@ -187,7 +187,7 @@ def portions_of_best(
 
 
 def quality(document: CompareDocument, names: dict[str, str] | None = None) -> ReportTable:
-    """Return a table with a row per target: its size, and its quality or why that is unknown."""
+    """Return a table with a row per target: its size, and its quality or the reason why it is unknown."""
     columns = table.columns("Target", ReportColumn("Size", of_file), "Perplexity", "Mean KL", "Same top token")
     rows = [
         ((names or {}).get(model.name, model.name), model.size_bytes, *_quality_cells(model))

@@ -24,7 +24,7 @@ from ggufspec.schema.doctor import (
 )
 from ggufspec.schema.text import gib
 
-# Bytes per second and lane after line coding, by PCIe generation. Source: PCI Express base specification.
+# Bytes per second per lane after line coding, by PCIe generation. Source: PCI Express base specification.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _LITTLE_MEMORY_BYTES = 4 * 2**30
 _LITTLE_DISK_BYTES = 20 * 10**9
@@ -142,7 +142,7 @@ def _case(step: CheckStep) -> str:
 
 
 def _plainer(llama: LlamaCpp) -> tuple[str, ...]:
-    """Return CMake options that disable the likeliest cause: AMX if built in, otherwise native CPU extensions."""
+    """Return CMake options to disable the likeliest cause of a failed self-check: AMX, or else native extensions."""
     if features(llama.system).get("AMX_INT8"):
         return tuple(f"-DCMAKE_{language}_FLAGS='{NO_AMX}'" for language in ("C", "CXX"))
     return ("-DGGML_NATIVE=off",)

@@ -79,7 +79,7 @@ def parse_document(body: object, name: str = "a result") -> ResultDocument:
 
 
 def _printable(value: Any) -> Any:
-    """Return ``value`` without control characters, because names may come from strangers and terminals obey them."""
+    """Return ``value`` without control characters, which terminals obey and names from strangers may contain."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):

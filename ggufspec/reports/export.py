@@ -43,7 +43,7 @@ _ANOTHER_NAME = "give the file another name: ln -s"
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """GGUF file, whose ``name`` is a path or, with ``repo``, its name in that Hugging Face repository."""
+    """GGUF file, named by its path or, with ``repo``, by its name in that Hugging Face repository."""
 
     name: str
     repo: str = ""
@@ -336,7 +336,7 @@ def _preset_notes(_: str, settings: ExportSettings) -> Iterator[str]:
 def _swap(settings: ExportSettings) -> Iterator[str]:
     """Yield llama-swap's configuration, which maps the model name used in requests to a llama-server command.
 
-    JSON strings are valid YAML. ``${…}`` is a macro wherever it is, and a ``cmd`` line that begins with ``#`` is a
+    JSON strings are valid YAML. ``${…}`` is a macro wherever it occurs, and a ``cmd`` line that begins with ``#`` is a
     comment. Source: llama-swap internal/config/macros.go and commands.go.
     """
     options = [shlex.join(option) for option in _given(_options("llama-server", settings))]

@@ -23,7 +23,7 @@ PARTS = (
     ("overhead", "•", "red", ("overhead",)),
     ("free", "·", "dim", ()),
 )
-_SHORT = 24  # terminal columns up to which -ot patterns are shown; longer ones are only counted
+_SHORT = 24  # maximum terminal columns for -ot patterns; if they are longer, only their number is shown
 
 
 def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
@@ -37,7 +37,7 @@ def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int
 
 
 def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
-    """Return how many columns each part takes in a bar of ``width`` columns; a part with bytes takes at least one."""
+    """Return the columns of each part in a bar ``width`` columns wide; every nonempty part gets at least one."""
     total = sum(sizes.values()) or 1
     found = {word: max(1, round(size * width / total)) if size else 0 for word, size in sizes.items()}
     left = width - sum(found.values())
@@ -48,13 +48,13 @@ def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
 
 
 def placed(document: PlanDocument) -> dict[str, PlannedOption]:
-    """Return the options with different placements by display name; ``default``, placed like its pair, is omitted."""
+    """Return the options by display name, without ``default``, which has the same placement as the pair."""
     options = {name: option for name, option in document.options.items() if name != "default"}
     return {name.replace("_", "-"): option for name, option in options.items() if option is not None}
 
 
 def bars(document: PlanDocument, width: int, *, everything: bool = True) -> list[Text]:
-    """Return a title, a bar and a legend per device, for the chosen option, then for the others on the GPUs.
+    """Return a title, a bar and a legend per option and device: the chosen option first, the others only on GPUs.
 
     Without ``everything``, return only those for the chosen option on the GPUs, or on the host if there is no GPU.
     """
@@ -135,7 +135,7 @@ def explanations(document: PlanDocument) -> list[str]:
 
 
 def draft_lengths(document: PlanDocument) -> ReportTable:
-    """Return a table of break-even acceptance by draft length, as a share (as in logs) and per token; best in bold."""
+    """Return a table of break-even acceptance (as a share, as in logs, and per token) by draft length, best in bold."""
     option = document.options["speculative"]
     rows, leading = [], []
     for index, row in enumerate(document.draft_lengths):
@@ -184,7 +184,7 @@ def predicted(tokens_per_s: float | None) -> str:
 
 
 def _offloaded(document: PlanDocument, gpu_layers: int, layers: int) -> str:
-    """Return the offloaded layers out of all; CPU without a GPU, because 0/29 would read as a failure to fit."""
+    """Return the offloaded layers out of all, or "CPU" without a GPU, because 0/29 would suggest that nothing fits."""
     return "CPU" if document.devices[0].name == HOST else f"{gpu_layers}/{layers + 1}"
 
 
@@ -204,7 +204,7 @@ def _layers(document: PlanDocument, model: PlannedModel) -> str:
 
 
 def _copied(model: PlannedModel) -> str:
-    """Return a note if a GPU computes with copies of CPU weights from a non-default minimum batch size; else ""."""
+    """Return a note if a GPU computes with copies of CPU weights with a non-default minimum batch; else ""."""
     is_split = model.gpu_layers <= model.layers or model.n_cpu_moe or model.n_cpu_ffn or model.override_tensor
     copies = model.op_offload and is_split and model.op_offload_min_batch != OP_OFFLOAD_MIN_BATCH
     rest = "rest " * (model.gpu_layers <= model.layers)

@@ -16,7 +16,7 @@ from ggufspec.schema.profiles import (
 from ggufspec.schema.text import of_file
 
 FITS = {"whole": "fits whole", "partly": "in part", "no": "too large", "unknown": "unknown until its header is read"}
-_FIT = len("≈ 51/81 layers")  # terminal columns that the widest fit takes
+_FIT = len("≈ 51/81 layers")  # terminal columns for the longest text that says how much of a pair fits
 # Drafters without a draft file, in words
 _WITHOUT_FILE = {"mtp": "its own MTP block", "lookup": "n-grams, no draft", "none": "no draft: it does not pay"}
 
@@ -31,7 +31,7 @@ def _here(row: ProfileRow) -> str:
 def profile_rows(document: ProfilesDocument, width: int, there: str = "") -> ReportTable:
     """Return a table with a row per profile, its drafter below its target; the user's own profiles are starred.
 
-    Reference profiles come last, below a row that is their heading. ``there`` names a GPU that is not installed.
+    Reference profiles come last, below a heading row. ``there`` names a GPU that is not installed.
     """
     there = shortened(there or "Here", _FIT)
     fits = ["no profile" if row.error else "?" if row.fits == "unknown" else _here(row) for row in document.profiles]

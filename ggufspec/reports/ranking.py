@@ -21,7 +21,7 @@ def tables(document: RankingDocument, width: int) -> list[ReportTable]:
 
 
 def _names(rows: Sequence[RankedModel | RankedDraft], width: int) -> list[str]:
-    """Return each row's file name without the part that its repository's names share, or the repository's name."""
+    """Return a short name per row: the file (else the repository) without the prefix shared in its repository."""
     names: list[str] = []
     for repo, some in groupby(rows, key=lambda row: row.repo):
         files = [row.file or repo for row in some]

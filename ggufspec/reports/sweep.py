@@ -24,7 +24,7 @@ def label(document: SweepDocument) -> str:
 
 
 def best_point(document: SweepDocument) -> SweepPoint | None:
-    """Return the point with the fastest speculative run, or else target-only run; None if nothing was measured."""
+    """Return the point with the fastest speculative (else target-only) run; None if nothing was measured."""
     drafted = [point for point in document.points if point.speculative is not None]
     measured = [point for point in drafted or document.points if _leading(point)]
     return max(measured, key=_speed, default=None)
@@ -71,7 +71,7 @@ def summary(document: SweepDocument) -> str:
 
 
 def results(document: SweepDocument, width: int = 80) -> ReportTable:
-    """Return a table with a row per value, and on a terminal of ``width`` columns with a bar in each row."""
+    """Return a table with a row per value; on a terminal of ``width`` columns, each row has a bar."""
     leader = best_point(document)
     column = min(40, max(8, width - 58)) / (_speed(leader) if leader else 1.0)
 

@@ -46,7 +46,7 @@ class ReportColumn:
 class ReportTable:
     """Table of values.
 
-    A ``failed`` row holds only the values that name it, and a reason: ``failed: …`` or ``not measured``. Rows in
+    A row in ``failed`` holds only values that identify it; the reason is ``failed: …`` or ``not measured``. Rows in
     ``leading`` are bold; each row in ``groups`` begins a group.
     """
 
@@ -116,7 +116,7 @@ def words(label: str) -> ReportColumn:
 
 
 def terminal(table: ReportTable, width: int | None = None) -> RichTable:
-    """Return a rich table with each column's best starred; columns beyond ``width`` are dropped, except the first two.
+    """Return a rich table with each best value starred; columns beyond ``width`` are dropped, except the first two.
 
     On a narrow terminal, a table that does not fit becomes a block per row, with a line per column.
     """
@@ -219,7 +219,7 @@ def escaped(text: str) -> str:
 
 
 def markdown(table: ReportTable) -> str:
-    """Return the table as Markdown, with each column's best in bold."""
+    """Return the table as Markdown, with each column's best value in bold."""
     table = table.seen_in("file")
     best = table.best
     lines = [

@@ -38,8 +38,8 @@ class TraceRow:
     number: str  # position in the draft; ``+`` for the target's own token
     who: str  # drafter, or ``target``
     token: str
-    q: str  # draft's probability; before sampling if sampling is greedy
-    p: str  # target's probability; before sampling if sampling is greedy
+    q: str  # draft's probability; if sampling is greedy, before sampling settings are applied
+    p: str  # target's probability; if sampling is greedy, before sampling settings are applied
     ratio: str
     rule: str  # comparison that the rule made, with enough digits not to contradict its result
     result: str
@@ -86,7 +86,7 @@ def explained(round_: TracedRound) -> str:
 
 
 def _unsampled(round_: TracedRound) -> bool:
-    """Return whether q and p are shown before sampling, because greedy sampling makes them 1 and 0."""
+    """Return whether q and p are shown without sampling settings, because greedy sampling would make them 1 and 0."""
     return not round_.temperature and round_.rule != "residual"
 
 

@@ -39,7 +39,7 @@ def varied(document: TuneDocument) -> frozenset[str]:
 
 
 def _places_draft(document: TuneDocument, setting: TunedSetting) -> bool:
-    """Return whether the draft is placed separately; a head in the target's file is not, as the target places it."""
+    """Return whether the draft is placed separately; a head in the target's file is placed with the target."""
     return bool(document.pair.get("draft")) and drafts_with_file(setting.drafter)
 
 

@@ -199,12 +199,12 @@ def shorter(names: Sequence[str], most: int | None = None) -> dict[str, str]:
 def fitted(texts: Iterable[str], most: int) -> dict[str, str]:
     """Return each text cut to ``most`` characters, omitting words that it shares with texts that begin alike.
 
-    Texts that would become equal even so are not cut.
+    Texts that would still become equal are not cut.
     """
     every = list(dict.fromkeys(texts))
     split = dict(zip(every, _split(every), strict=True))
     cut = {text: words[0] for text, words in split.items()}
-    for fewest in (1, 2):  # first for texts with the same first word, then for texts that were cut to the same form
+    for fewest in (1, 2):  # first among texts with the same first word, then among those cut to the same form
         alike = defaultdict(list)
         for text, short in cut.items():
             alike[short].append(text)
@@ -228,6 +228,6 @@ def _without(counts: Counter[str], words: Sequence[str], most: int) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return ``text``, with its middle cut out if it is too long, because a file name says most at its ends."""
+    """Return ``text``, with its middle cut out if it is too long: the ends of a file name say the most."""
     tail = most * 3 // 5
     return text if len(text) <= most else f"{text[: max(0, most - tail - 1)]}…{text[-tail:]}"

@@ -39,7 +39,7 @@ class MeasuredRun:
     tokens_per_s: Spread  # decoding speed, without prompts and first tokens, which come from the prompts' batches
     prompt_tokens_per_s: Amount  # prompt processing speed, including the time of the draft model
     peak_rss_bytes: Count  # peak memory use of the child process, including everything it had loaded
-    vram_bytes: Count  # increase in memory use, total over all GPUs
+    vram_bytes: Count  # increase in GPU memory use, summed over all GPUs
     load_s: Amount
     prompt_tokens: Count = field(default=0, kw_only=True)  # prompt tokens decoded in one trial, without cached ones
     time_to_first_token_s: Amount | None = field(default=None, kw_only=True)  # median, with models already loaded
@@ -59,7 +59,7 @@ class SpeculativeRun(MeasuredRun):
     drafted: Count
     accepted: Count
     rounds: Count
-    draft_s: Amount  # mean seconds for drafting per round, including other work
+    draft_s: Amount  # mean seconds per round for all work of the drafters
     verify_s: Amount
     lossy: bool = False  # True if the acceptance rule may change the text
     plain_rounds: Count = 0  # number of rounds without a draft, because drafting would not have paid off

@@ -12,9 +12,9 @@ from ggufspec.schema.base import Amount, Count, Failure, MeasuredRun, Portion, S
 class Divergence:
     """First difference between the texts with and without drafts.
 
-    ``margin`` is how far logits must shift for the other token to be chosen (greedy: the difference of their logits).
-    ``noise`` is the largest change in the logit difference between two leading tokens that the batch size alone causes
-    along the texts that diverged.
+    ``margin`` is how far logits must shift for the other token to be chosen (greedy: the two logits' difference).
+    ``noise`` is the largest change in the logit difference between any two leading tokens that the batch size alone
+    causes, over all positions in the texts that diverged.
     """
 
     prompt: Count
@@ -55,13 +55,13 @@ class BenchVerdict:
 
 @dataclass(frozen=True, slots=True)
 class BenchDisturbance:
-    """Other programs' CPU use while speculative and target-only answers were compared, and which pairs count."""
+    """Other programs' CPU use while speculative and target-only answers were compared, and how many pairs count."""
 
     busy_share: float  # share of the time during which other programs used half a CPU or more
     others_cpus: float  # maximum number of CPUs that other programs used during a segment of an answer
-    pairs: int  # number of pairs of segments, each of which is the same part of both answers
-    counting: int  # number of pairs that count
-    part: str  # pairs that count: quiet, similar load, all
+    pairs: int  # number of segment pairs; a pair is the same part of both answers
+    counting: int  # number of pairs that count towards the result
+    part: str  # pairs that count: ``quiet``, ``similar load`` or ``all``
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class BenchDocument:
     notes: tuple[str, ...] = ()
     interrupted: bool = False  # True after Ctrl-C; the results so far are complete
     hook: HookComparison | None = None  # comparison with llama-cpp-python, only with ``--engine hook``
-    failures: dict[str, Failure] = field(default_factory=dict)  # failures by run, if any run crashed
+    failures: dict[str, Failure] = field(default_factory=dict)  # reasons for failure by run, if any run crashed
     by_kind: tuple[Portion, ...] = ()  # results by kind of prompt, if there are several
     disturbance: BenchDisturbance | None = None
     by_part: tuple[Portion, ...] = ()  # results for thinking and for the answer, if the model thinks

@@ -14,7 +14,7 @@ class ChatFigures:
 
     ``prompt_tokens`` counts the conversation as the model received it; ``prompt_read`` of these tokens were decoded for
     this answer, in ``prompt_s`` seconds. The first token comes from the prompt's batch, so ``tokens_per_s`` and
-    ``rounds`` cover only the others. ``time_to_first_token_s`` is None if the answer has no tokens.
+    ``rounds`` cover only later tokens. ``time_to_first_token_s`` is None if the answer has no tokens.
     """
 
     prompt_tokens: Count

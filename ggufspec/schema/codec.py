@@ -23,13 +23,13 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def dump(value: object, kind: Any = None) -> Any:
-    """Convert a value to plain data; ``kind`` is its type if its class does not suffice, such as ``list[int]``."""
+    """Convert a value to plain data; pass its type as ``kind`` if its class is not enough (``list[int]``)."""
     with interrupts.held():
         return _adapter(kind or type(value)).dump_python(value, mode="json")
 
 
 def load(kind: type[Value], data: object) -> Value:
-    """Convert plain data to a value of type ``kind``; raise pydantic.ValidationError if it does not fit."""
+    """Convert plain data to a value of type ``kind``; raise pydantic.ValidationError if the data do not fit."""
     with interrupts.held():
         value: Value = _adapter(kind).validate_python(data)
     return value

@@ -10,7 +10,7 @@ from ggufspec.schema.base import Amount, Count, Failure, MeasuredRun, Portion, S
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Similarity of a quantised target to the reference, which is the largest given target, on the bundled text.
+    """Similarity of a quantised target to the reference (the largest given target), measured on the bundled text.
 
     Each estimate has a standard error over the tokens in the text. ``mean_kl`` is KL(reference ‖ this target), in nats
     per token; ``top1_agreement`` is the share of positions at which both have the same top token. The reference itself
@@ -29,7 +29,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class ComparedModel:
-    """Target or draft file in a comparison; ``name`` is unique among its files, and drafts have no quality."""
+    """Target or draft file in a comparison; ``name`` is unique among all files, and drafts have no ``quality``."""
 
     name: str
     file: str
@@ -43,9 +43,9 @@ class CompareCell:
     """Target with a draft, or target-only, at its own best placement.
 
     ``speedup`` is relative to the same target file's best target-only run, paired by repetition; absent for that run.
-    ``bytes`` has the plan's parts by device: ``target weights``, ``target kv``, ``target compute``, ``draft weights``,
-    ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``. ``energy_j_per_token`` is the total of all
-    GPUs, if NVML measures energy, and covers complete answers, including idle power.
+    ``bytes`` are planned, by device and part: ``target weights``, ``target kv``, ``target compute``, ``draft weights``,
+    ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``. ``energy_j_per_token`` is summed over
+    all GPUs, if NVML measures energy; it covers complete answers and includes idle power.
     """
 
     target: str
@@ -54,7 +54,7 @@ class CompareCell:
     speedup: Spread | None
     bytes: dict[str, dict[str, Count]] = field(default_factory=dict)
     energy_j_per_token: Amount | None = None
-    leads: bool = False  # True if this cell is the fastest, or its interval overlaps that of the fastest
+    leads: bool = False  # True if this cell is the fastest, or its interval overlaps the fastest cell's
     failure: Failure | None = None
     by_kind: tuple[Portion, ...] = ()  # results by kind of prompt, if there are several
     by_part: tuple[Portion, ...] = ()  # results for thinking and for the answer; empty if the target does not think

@@ -29,7 +29,7 @@ class LlamaDevice:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """Installed llama-cpp-python, or why it is missing."""
+    """Installed llama-cpp-python, or the reason why it is missing."""
 
     version: str | None
     backends: tuple[str, ...] = ()
@@ -37,14 +37,14 @@ class LlamaCpp:
     error: str | None = None  # reason why the library cannot be loaded
     fix: str = ""
     system: str = ""  # llama.cpp's own description of its build
-    lacks: dict[str, str] = field(default_factory=dict)  # missing function that a drafter's head needs, by drafter
+    lacks: dict[str, str] = field(default_factory=dict)  # by drafter, the missing function that its head needs
     without_device: tuple[str, ...] = ()  # compiled-in backends that find no device
     without_chat: str = ""  # reason why llama.cpp's chat library cannot be used
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaBuild:
-    """Build of llama.cpp by ``scripts/bootstrap``: its ``--cpu`` value, why, and all CMake options."""
+    """Build of llama.cpp by ``scripts/bootstrap``: its ``--cpu`` value, the reason for it, and all CMake options."""
 
     cpu: str
     why: str
@@ -134,8 +134,8 @@ class DoctorDocument:
 class Gpu:
     """GPU as NVML sees it; values that the GPU or its driver does not report are None.
 
-    ``pcie_generation`` and ``pcie_width`` describe the link at its best in its slot: the highest generation that both
-    ends support (an idle link uses a lower one) and the connected lanes. ``pcie_max_…`` is the GPU's own maximum.
+    ``pcie_generation`` and ``pcie_width`` describe the best link in this slot: the highest generation that both ends
+    support (an idle link uses a lower one) and the number of connected lanes. ``pcie_max_…`` is the GPU's own maximum.
     """
 
     index: int

@@ -36,9 +36,9 @@ def stopping() -> Iterator[None]:
 def held(wake: Callable[[], None] = lambda: None) -> Iterator[Callable[[], None]]:
     """Hold signals back until the end of the block if it runs in the main thread; a second signal is not held back.
 
-    SIGINT is held back if it would raise KeyboardInterrupt, SIGTERM and SIGHUP if Python handles them. When a signal
-    arrives, ``wake`` is called. The yielded function calls the original handler of a signal that has arrived, which
-    raises KeyboardInterrupt for SIGINT.
+    SIGINT is held back if it would raise KeyboardInterrupt; SIGTERM and SIGHUP are held back if Python handles them.
+    ``wake`` is called when a signal arrives. The yielded function calls the original handler of a signal that has
+    arrived; for SIGINT, this raises KeyboardInterrupt.
     """
     came: list[int] = []
     before: dict[int, Any] = {}

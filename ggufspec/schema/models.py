@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class ModelRow:
     """Model on this disk.
 
-    ``options`` select the model as a target, ``draft_options`` as a draft. ``drafts`` lists the paths of listed models
-    that can draft for it, best first; ``suggestion`` is a draft from a profile, if this disk has none.
+    ``options`` select the model as a target, and ``draft_options`` select it as a draft. ``drafts`` lists the paths of
+    listed models that can draft for it, best first; ``suggestion`` is a draft from a profile if none is on this disk.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LeftOutFile:
 class ModelsDocument:
     """Document ``ggufspec/models@1``. ``next`` is the command to chat with the best pair; empty without a model.
 
-    ``folders`` are the searched folders; ``complete`` is False if a limit left some files unread.
+    ``folders`` are the searched folders; ``complete`` is False if a limit ended the search before every file was read.
     """
 
     models: tuple[ModelRow, ...]

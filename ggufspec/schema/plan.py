@@ -14,7 +14,7 @@ class PlannedModel:
 
     ``bytes`` has ``weights``, ``kv``, ``compute`` and ``overhead`` by device; the host is ``CPU``. With ``op_offload``,
     a GPU also computes with the host's weights, in batches of at least ``op_offload_min_batch`` tokens; otherwise, it
-    computes only with its own. ``load_mode`` and ``no_host`` say how weights are loaded.
+    computes only with its own weights. ``load_mode`` and ``no_host`` say how weights are loaded.
     """
 
     file: str
@@ -49,7 +49,7 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOption:
-    """Option with its predicted speed: ``target_only``, ``speculative`` (fixed length) or ``default`` (as ``run``)."""
+    """Option with predicted speed: ``target_only``, ``speculative`` (fixed length) or ``default`` (as in ``run``)."""
 
     target: PlannedModel
     draft: PlannedModel | None
@@ -68,7 +68,7 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True)
 class DraftLengthRow:
-    """Expected speed at a draft length and the pair's placement, and the acceptance needed to break even.
+    """Expected speed of the pair, as placed, at one draft length, and the acceptance needed to break even.
 
     ``accepted_share`` is the expected ratio of accepted to drafted tokens at that length, which other programs log. The
     pair is as fast as target-only at the ratio ``break_even_accepted_share`` or the acceptance probability per token
@@ -84,10 +84,10 @@ class DraftLengthRow:
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """Faster option at a context size, with its predicted tokens/s at an empty and a full context."""
+    """Faster option (pair or target-only) at a context size, with predicted tokens/s at an empty and a full context."""
 
     ctx_size: Count
-    fits: bool  # False if GPUs or RAM are too small; if the GPUs are, the other values keep their defaults
+    fits: bool  # False if GPUs or RAM are too small; if the GPUs are too small, the other fields keep their defaults
     target_layers: Count | None = None
     n_cpu_moe: Count = 0
     n_cpu_ffn: Count = 0
@@ -105,7 +105,7 @@ class PlanDocument:
 
     pair: dict[str, Any]
     devices: tuple[PlannedDevice, ...]
-    target: PlannedModel  # target in the chosen option, as is ``draft``
+    target: PlannedModel  # target as placed in the chosen option; the same holds for ``draft``
     draft: PlannedModel | None
     options: dict[str, PlannedOption | None]
     predicted: dict[str, Amount | None]  # predictions at ``depth`` cached tokens; ``acceptance`` is per token
@@ -118,7 +118,7 @@ class PlanDocument:
     notes: tuple[str, ...]
     guessed: bool = False  # True if the host's speed was not measured
     sweep: tuple[SweepRow, ...] = ()
-    contexts: tuple[ContextRow, ...] = ()  # rows for other context sizes, unless one was given
+    contexts: tuple[ContextRow, ...] = ()  # rows for several context sizes; empty if the user gave one
     draft_lengths: tuple[DraftLengthRow, ...] = ()
     assumptions: tuple[str, ...] = ()  # assumed values, which were neither measured nor given
     tuned: dict[str, Any] | None = None  # measurement by ``tune`` on this machine

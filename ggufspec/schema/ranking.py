@@ -10,7 +10,7 @@ from ggufspec.schema.base import Amount, Count, Share
 
 @dataclass(frozen=True, slots=True)
 class RankedModel:
-    """Ranked model, of which only the name and size are known if ``error`` is set.
+    """Ranked model; if ``error`` is set, only its name and size are known.
 
     ``pareto``: True if the model is Pareto-optimal in speed and quality within its repository. Quality is compared by
     ``divergence`` (lower is better) if both models have one, otherwise by bits per weight.

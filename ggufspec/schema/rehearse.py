@@ -10,7 +10,7 @@ from ggufspec.schema.base import Spread
 
 @dataclass(frozen=True, slots=True)
 class RehearsedModel:
-    """Measurements of a model. ``batch_s`` is T(n) by batch size; ``layers`` counts the blocks, without the output.
+    """Measurements of a model. ``batch_s`` is T(n) by batch size n; ``layers`` counts the blocks, without the output.
 
     ``bytes`` holds llama.cpp's figures for ``weights``, ``kv`` and ``compute`` by device; the host is ``CPU``.
     """
@@ -28,14 +28,14 @@ class RehearsedModel:
 
 @dataclass(frozen=True, slots=True)
 class RehearsedRun:
-    """Models loaded together (``pair``, ``target_only``, ``half`` of its layers or ``none``), or why they were not."""
+    """Models loaded together: ``pair``, ``target_only``, or the target with ``half`` or ``none`` of its GPU layers."""
 
     name: str
     target: RehearsedModel | None
     draft: RehearsedModel | None
     ram_bytes: int
     vram_bytes: int
-    left_out: str = ""
+    left_out: str = ""  # reason why the models were not loaded
     disturbed: int = 0  # number of samples that do not count because other programs used the CPUs
     others_cpus: float = 0.0  # maximum number of CPUs that other programs used
 

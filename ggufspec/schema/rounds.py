@@ -145,13 +145,13 @@ class AddedToken:
 
 @dataclass(frozen=True, slots=True)
 class DrafterReading:
-    """Work of a drafter's model between drafts: reading unread tokens of the text, or only a timing of the model."""
+    """Work of a drafter's model between drafts: decoding text that it has not decoded yet, or only being timed."""
 
     drafter: str
-    tokens: int  # number of tokens that the drafter read at the end of the text; 0 if the drafter was only timed
+    tokens: int  # number of tokens that the drafter decoded at the end of the text; 0 if the drafter was only timed
     seconds: float
     hoped: float  # expected gain in this answer, in target-only token times, averaged over possible drafter qualities
-    why: str = ""  # reason for timing the drafter; empty if it read tokens
+    why: str = ""  # reason for timing the drafter; empty if it decoded tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,5 +174,5 @@ class TracedRound:
     verify_s: float
     total_s: float
     penalised: bool = False  # True if there are penalties, which all recorded logits include
-    readings: tuple[DrafterReading, ...] = ()  # unread tokens that drafters read, and timings of drafters
+    readings: tuple[DrafterReading, ...] = ()  # drafters' work between drafts
     schema: str = field(default=ROUND)

@@ -10,7 +10,7 @@ from ggufspec.schema.base import Count, MeasuredRun, SpeculativeRun
 
 @dataclass(frozen=True, slots=True)
 class WrittenToken:
-    """Token in a traced answer, with the text that became final when it was added.
+    """Token in a traced answer, with the text that was output when it was added.
 
     ``source`` is the drafter whose token was accepted. For the target's own tokens, it is ``bonus`` after a fully
     accepted draft and ``target`` otherwise.

@@ -33,16 +33,16 @@ class TunedSetting:
 
 @dataclass(frozen=True, slots=True)
 class TuneTrial:
-    """Measurement that ``tune`` made; trials are in the order of measurement."""
+    """Measurements of one setting by ``tune``; settings are in the order of their first measurements."""
 
     index: Count
     setting: TunedSetting
     predicted_tokens_per_s: Amount  # speed predicted before the measurement
-    tokens_per_s: Spread | None  # measured speed; in the final round, if the setting took part in it
+    tokens_per_s: Spread | None  # measured speed; from the final round if the setting took part in it
     prompt_tokens_per_s: Amount | None
-    seconds: Amount  # duration of the trial, including loading
-    why: str  # reason for the measurement
-    failure: Failure | None = None  # failure; if there is a speed too, only one of several trials failed
+    seconds: Amount  # total duration of the setting's trials, including loading
+    why: str  # reason for the first measurement
+    failure: Failure | None = None  # first failure; if there is also a speed, other trials succeeded
     searched: tuple[Amount, ...] = ()  # earlier samples in tokens/s, if the setting was measured again at the end
 
 
@@ -57,11 +57,11 @@ class TuneDocument:
     winner: Count | None  # index of the trial whose setting won; None if none succeeded
     baseline: Count | None  # index of the planner's first choice
     target_only: Count | None  # index of the fastest trial without a draft
-    gain: Spread | None  # speed of winner ÷ baseline, measured interleaved at the end
+    gain: Spread | None  # speed of winner ÷ baseline, from interleaved trials at the end
     stopped: str  # reason why the search ended
     saved: str | None  # profile to which the winner was saved
-    speedup: Spread | None = None  # speed of winner ÷ target_only, measured interleaved at the end
-    decided: bool = False  # True if the winner was planned, or its intervals show it beats baseline and target_only
+    speedup: Spread | None = None  # speed of winner ÷ target_only, from interleaved trials at the end
+    decided: bool = False  # True if the winner was planned, or if it clearly beats baseline and target_only
     close: tuple[Count, ...] = ()  # indices of trials whose speed cannot be distinguished from the winner's
     verdict: str = ""  # verdict in sentences
     advice: str = ""  # next step that may settle the verdict; empty if decided

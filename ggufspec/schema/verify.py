@@ -28,7 +28,7 @@ class AnswerDifference:
 
 @dataclass(frozen=True, slots=True)
 class RankCounts:
-    """Observed and expected counts of tokens with a certain rank in the target's own distribution."""
+    """Observed and expected counts of an event, such as that a token is the target's likeliest."""
 
     name: str
     tokens: Count

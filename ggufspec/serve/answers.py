@@ -31,7 +31,7 @@ class AnswerWriter:
     _reasoning: list[str] = field(default_factory=list)
     _calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     _logprobs: list[Mapping[str, Any]] = field(default_factory=list)
-    _offset: int = 0  # characters in a completion's tokens so far
+    _offset: int = 0  # number of characters in a completion's tokens so far
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
@@ -185,7 +185,7 @@ def _call(delta: Delta) -> dict[str, Any]:
 
 
 def usage(reply: session.ServeReply) -> dict[str, Any]:
-    """Return token counts; the prediction's counts do not depend on what was drafted."""
+    """Return token counts; predicted tokens count as accepted if the answer contains them, drafted or not."""
     took = reply.statistics
     return {
         "prompt_tokens": took.prompt_tokens,
@@ -216,7 +216,7 @@ def timings_of(reply: session.ServeReply) -> dict[str, Any]:
 def timings(
     cached: int, read: int, prompt_s: float, tokens: int, decode_s: float, drafted: int, accepted: int
 ) -> dict[str, Any]:
-    """Return timings as in llama-server's server-task.cpp (``result_timings``); the prompt's batch yields one token."""
+    """Return timings like llama-server's (``result_timings``, server-task.cpp); the prompt's batch yields one token."""
     return {
         "cache_n": cached,
         "prompt_n": read,

@@ -43,7 +43,7 @@ _RETRY_S = "5"
 _MOST_GRAMMARS = 64  # maximum number of cached grammars
 _WAITING = b": waiting\n\n"  # an SSE comment, so that proxies do not consider the connection dead
 
-_FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # a field, not a type name in pydantic's error locations
+_FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # a field, not a type, in pydantic's error locations
 
 Finished = Callable[[session.ServeReply, float], None]
 _Event = dict[str, Any]  # event from the child process, see :mod:`ggufspec.serve.session`
@@ -119,7 +119,7 @@ class Endpoint:
     """The ASGI application.
 
     Args:
-        engine: the engine, already started.
+        engine: the running engine.
         desk: tokenizer process, for requests that need no weights.
         names: the model's names; the first is shown.
         tags: further labels in the model list.
@@ -215,7 +215,8 @@ class Endpoint:
         return HTMLResponse(page.html(self._name, self._ready), headers=headers)
 
     async def _figures(self, _: Request) -> Response:
-        return JSONResponse(self.metrics.figures(), headers={"Cache-Control": "no-store"})
+        figures = self.metrics.figures(waiting=self.engine.waiting, running=self.engine.running)
+        return JSONResponse(figures, headers={"Cache-Control": "no-store"})
 
     async def _metrics(self, _: Request) -> Response:
         engine, kept = self.engine, self._ready.parallel
@@ -381,7 +382,7 @@ class Endpoint:
         return JSONResponse(together(found) | more)
 
     async def _grammar(self, asked: ChatBody | CompletionBody) -> str:
-        """Return a request's grammar, or its schema's, checked in a child process without blocking the event loop."""
+        """Return the grammar of a request or its schema, checked in a child process without blocking the event loop."""
         key = bool(asked.schema_text), asked.schema_text or asked.grammar
         if key[1] and key not in self._grammars:
             async with self._converting:
@@ -481,7 +482,7 @@ async def _all(first: _Event | None, events: AsyncIterator[_Event]) -> AsyncIter
 
 @contextlib.asynccontextmanager
 async def _watched(receive: Receive, answer: PendingAnswer) -> AsyncIterator[None]:
-    """Cancel the answer if its client disconnects in the meantime or the waiting task is cancelled."""
+    """Cancel the answer if, within the block, its client disconnects or the waiting task is cancelled."""
     watching = asyncio.ensure_future(_gone(receive, answer))
     try:
         yield

@@ -34,7 +34,7 @@ class GoneError(GgufspecError):
 
 
 class RefusedError(GgufspecError):
-    """A request that cannot be answered, with details from the child (its event ``refused``)."""
+    """A request that cannot be answered, with details from the child's ``refused`` event."""
 
     def __init__(self, error: GgufspecError, details: Mapping[str, Any]) -> None:
         super().__init__(error.message, error.hint)
@@ -42,10 +42,10 @@ class RefusedError(GgufspecError):
 
 
 class FairQueue(Generic[_Item]):
-    """Queue that serves clients in turn, so that a client with many requests delays only its own."""
+    """Queue that serves clients in turn, so that a client with many requests delays only itself."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, deque[_Item]] = {}  # the next client in turn is first
+        self._clients: dict[str, deque[_Item]] = {}  # items by client, in order of turns
 
     def __len__(self) -> int:
         return sum(map(len, self._clients.values()))
@@ -132,7 +132,7 @@ class PendingAnswer:
             self._killing.cancel()
 
     def kill_later(self, kill: Callable[[], None]) -> None:
-        """Schedule a call of ``kill`` in case no reply arrives in a long time; must be called in the event loop."""
+        """Schedule a call of ``kill`` in case no reply arrives for a long time; must be called in the event loop."""
         self._killing = self._loop.call_later(_STUCK_S, kill)
 
 
@@ -148,7 +148,7 @@ class ServerProcess:
         spec: models to load.
         on_restart: called from the engine's thread with the reason when the child is restarted.
         ready: description of the last loaded pair.
-        failure: why no child is running; None while one is running, or during the first start.
+        failure: reason why no child is running; None while one is running, or during the first start.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class ServerProcess:
             number = self._number_of(answer)
             if number is not None:
                 self._session.stop(number)
-            elif answer is not self._starting:  # it has ended; a starting one is stopped once it is sent
+            elif answer is not self._starting:  # it has ended; a starting answer is stopped once sent
                 return
         with contextlib.suppress(RuntimeError):  # the loop has ended, and ``close`` kills the child
             answer.kill_later(lambda: self._kill_if_at(answer))
@@ -253,7 +253,7 @@ class ServerProcess:
                 self._session.stop(number)
 
     def close(self, patience_s: float = 2.0) -> None:
-        """End the child in any state; running answers have ``patience_s`` to stop."""
+        """End the child in any state; running answers have ``patience_s`` seconds to stop."""
         self.cut()
         with self._changed:
             self._closed = True
@@ -308,7 +308,7 @@ class ServerProcess:
             self._send() if self._starting else self._receive()
         except ChildError as error:
             self._lose(error)
-        except Exception as error:  # a bug of ours costs the running requests, not all later ones
+        except Exception as error:  # a bug of ours must fail only the running requests
             self._lose(ChildError(f"{type(error).__name__}: {error}", ""))
         return True
 

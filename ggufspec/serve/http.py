@@ -114,7 +114,7 @@ def serve_http(
         verbose: send uvicorn's log to standard error.
 
     Returns:
-        the signal number, if its previous handler ignores it.
+        the signal's number, if its previous handler ignores the signal.
     """
     if not verbose:
         for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):

@@ -1,7 +1,7 @@
 """Counters of a server's answers, for Prometheus and for the web page of recent answers. Pure: no clock or I/O.
 
-Metrics with the same meaning as in llama-server (llama.cpp's tools/server) use its names, ``llamacpp:…``, so that its
-dashboards work. ``n_decode_total`` is missing, because only rounds are counted here, not the prompts' batches.
+Metrics with the same meaning as in llama-server (llama.cpp's tools/server) have the same names, ``llamacpp:…``, so that
+llama-server dashboards work. ``n_decode_total`` is missing, because only rounds are counted, not the prompts' batches.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Metrics:
             count, self._target = self._counts, reply.target or self._target
             count["answers", _label(stop_reason=reason)] += 1
             totals = {"prompt_tokens": took.prompt_read, "prompt_tokens_cached": reply.cached, "tokens": took.tokens}
-            for name, tokens in (totals | {"rounds": took.rounds, "plain_rounds": took.plain_rounds}).items():
+            totals |= {"rounds": took.rounds, "plain_rounds": took.plain_rounds, "batches": reply.batches}
+            for name, tokens in totals.items():
                 count[name, ()] += tokens
             for drafter, (drafted, accepted) in reply.accepted_by_drafter.items():
                 count["drafted", _label(drafter=drafter)] += drafted
@@ -107,6 +108,10 @@ class Metrics:
             "llamacpp:predicted_tokens_seconds": (f"Generated tokens/s over the last {_LAST} answers.", speed or 0.0),
             "llamacpp:requests_processing": ("Requests being answered.", running),
             "llamacpp:requests_deferred": ("Requests waiting in the queue.", waiting),
+            "llamacpp:n_busy_slots_per_decode": (
+                "Mean number of answers in a batch of the target.",
+                _ratio(counts["rounds", ()], counts["batches", ()]) or 0.0,
+            ),
             "ggufspec:conversations_kept": ("Maximum number of cached conversations.", kept),
         }
         if last:
@@ -129,15 +134,20 @@ class Metrics:
         ]
         return "".join(families)
 
-    def figures(self) -> dict[str, Any]:
-        """Return the last answers (newest first), totals and the target's speed (None if unknown) as plain JSON."""
+    def figures(self, *, waiting: int = 0, running: int = 0) -> dict[str, Any]:
+        """Return the last answers (newest first), totals, the target's speed (None if unknown), and the given numbers
+        of waiting and running requests as plain JSON.
+        """
         with self._lock:
             totals = dict.fromkeys(_SHOWN, 0)
             for (name, _), value in self._counts.items():
                 if name in totals:
                     totals[name] += value
             target = asdict(self._target) if self._target else None
-            return {"answers": [figures for _, figures in reversed(self._last)], "totals": totals, "target": target}
+            shared = _ratio(self._counts["rounds", ()], self._counts["batches", ()])
+            now = {"running": running, "waiting": waiting, "answers_per_batch": shared}
+            answers = [figures for _, figures in reversed(self._last)]
+            return {"answers": answers, "totals": totals, "target": target, "now": now}
 
 
 def _figures(number: int, reply: session.ServeReply, seconds: float, reason: str) -> dict[str, Any]:
@@ -172,7 +182,7 @@ def _label(**labels: str) -> Labels:
 
 
 def _metric(name: str, about: str, samples: Mapping[Labels, float]) -> str:
-    """Return a counter, if its name ends in _total, or a gauge."""
+    """Return a metric as text: a counter if ``name`` ends in _total, otherwise a gauge."""
     kind = "counter" if name.endswith("_total") else "gauge"
     return _family(name, kind, about, ((name, labels, samples[labels]) for labels in sorted(samples, key=_order)))
 

@@ -71,5 +71,5 @@ def html(name: str, ready: ChatReady) -> str:
 
 
 def _model(model: LoadedModel) -> str:
-    on_gpu = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU"  # counts the output layer, too
+    on_gpu = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU"  # including the output layer
     return f"{model.description}, {on_gpu if model.gpu_layers else 'on the CPU'}"

@@ -1,4 +1,4 @@
-"""Incremental parsing of an answer: takes pieces of text and returns what they add to the chat message."""
+"""Incremental parsing of an answer: converts pieces of text to additions to the chat message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ggufspec.llamacpp.chat_library import AnswerReader, AppliedTemplate, ChatError, MessageDelta
 from ggufspec.prompting.workarounds import new_id
 
-_SHARE = 0.01  # maximum share of time for parsing, which starts at the beginning of the answer each time
+_SHARE = 0.01  # maximum share of time for parsing, because each parse starts at the beginning of the answer
 _PIECES = 64  # number of pieces in which an invalid answer is parsed
 
 
@@ -54,7 +54,7 @@ class AnswerReading:
         self._names: dict[int, str] = {}  # names of calls not yet returned, which may still grow
 
     def push(self, text: str) -> list[MessageDelta]:
-        """Add a piece of the answer; return the deltas that are now certain."""
+        """Add a piece of the answer; return the deltas that later text cannot change."""
         if self._reader is None:
             return [MessageDelta(text)] if text else []
         self._unread += text
@@ -64,7 +64,7 @@ class AnswerReading:
         return self._read(final=False)
 
     def finish(self) -> list[MessageDelta]:
-        """End the answer; return what was held back. If the answer does not parse, the rest becomes content."""
+        """End the answer; return the deltas held back. If the answer does not parse, the rest becomes content."""
         return [] if self._reader is None else self._read(final=True)
 
     def _read(self, *, final: bool) -> list[MessageDelta]:
@@ -90,7 +90,7 @@ class AnswerReading:
         return found
 
     def _read_in_part(self) -> tuple[list[MessageDelta], str]:
-        """Parse the valid start of the unread text; return (deltas, rest). On failure, rest is all unreturned text."""
+        """Parse the valid start of the pending text; return (deltas, rest). On failure, rest is all unreturned text."""
         assert self._reader is not None
         deltas: list[MessageDelta] = []
         read, end, step = 0, 0, max(8, len(self._unread) // _PIECES)

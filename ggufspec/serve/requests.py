@@ -1,6 +1,6 @@
-"""OpenAI's requests as pydantic models, and their conversion to requests to the child process.
+"""OpenAI-style requests as pydantic models, converted to child-process requests.
 
-Unknown fields are ignored, as OpenAI's clients expect; known but unsupported ones are refused. Sources: OpenAI's API
+Unknown fields are ignored, as OpenAI's clients expect; known but unsupported fields are refused. Sources: OpenAI's API
 reference, and llama-server's extensions (``min_p``, ``repeat_penalty``, ``grammar``, …).
 """
 

@@ -28,16 +28,17 @@ def choose_sequence(
 ) -> SequenceChoice:
     """Choose the cached conversation that a prompt continues, or one to replace.
 
-    The first choice is the conversation with the longest common prefix, if none of its last prompt would be lost (a
-    turn is added, or the last one retried); then an empty one; then the one with the longest prefix, if little is lost
-    (an edit near its end); then the least recently used one. An empty or replaced one gets a copy of a common prefix.
+    The conversation with the longest common prefix is continued if its whole last prompt stays (a turn is added, or the
+    last turn is retried). Otherwise an empty conversation is used. If there is none, the one with the longest prefix is
+    continued if little is lost (an edit near its end); otherwise the least recently used one is replaced. If another
+    conversation has a much longer prefix in common, that prefix is copied first.
 
     Args:
         held: cached tokens of each conversation.
-        prompts: number of these tokens that belong to its last prompt; the rest is the answer.
-        used: time of last use, in any increasing unit; 0: never used.
-        prompt: token ids.
-        free: conversations to choose from, at least one; None: all. From any other, only a prefix may be copied.
+        prompts: how many of them belong to its last prompt; the rest are its answer.
+        used: time of its last use, in any increasing unit; 0 if never used.
+        prompt: token ids of the prompt.
+        free: conversations to choose from (at least one; None: all); from others, only a prefix may be copied.
     """
     free = range(len(held)) if free is None else free
     shared = [common(text, prompt) for text in held]

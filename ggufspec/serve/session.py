@@ -5,14 +5,14 @@ The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this 
 
 - ``prompt`` {tokens}: number of prompt tokens;
 - ``progress`` {total, cache, processed, time_ms}, if requested: prompt progress, in tokens;
-- ``round`` {deltas, tokens, sources, logprobs, took}: what one round adds to the answer. Each delta is a
+- ``round`` {deltas, tokens, sources, logprobs, took}: additions of one round to the answer. Each delta is a
   :class:`~ggufspec.llamacpp.chat_library.MessageDelta`; each emitted token has an id, a source (a drafter's name,
   ``target`` or ``bonus``) and, if requested, {text, bytes, logprob, top}: its natural log-probability under the
   target's own distribution, before temperature, and those of the most likely tokens. ``took``, if requested, holds
   the answer's timings so far. The last round has no tokens, only text that was held back.
 
-A request that cannot be answered raises UsageError, after an event ``refused`` {code, type, n_prompt_tokens, n_ctx} if
-the prompt does not fit in the context.
+A request that cannot be answered raises UsageError. If the prompt does not fit in the context, an event ``refused``
+{code, type, n_prompt_tokens, n_ctx} comes first.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ServeRequest:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 0  # maximum answer length; 0: as many as the context holds
     stop: tuple[str, ...] = ()
-    grammar: str = ""  # GBNF grammar of the answer, all of which is then content
+    grammar: str = ""  # GBNF grammar of the answer; if set, the whole answer is content
     bias: dict[int, float] = field(default_factory=dict)  # logit offsets by token id
     echo: bool = False  # the answer begins with the prompt
     ends: bool = True  # the model may end the answer
@@ -82,7 +82,8 @@ class ServeReply:
     target_only_s: float | None  # expected target-only seconds for the tokens that took ``decode_s``; None if unknown
     speculation: bool  # True if drafting was on at the end; it pauses while it does not pay off
     accepted_by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) by drafter
-    notes: tuple[str, ...] = ()  # notes for the user, each once per session, except changes in the target's speed
+    batches: int = 0  # target batches since the last reply; with several answers at once, fewer than their rounds
+    notes: tuple[str, ...] = ()  # notes for the user; each appears once per session, except for speed changes
     target: TargetSpeed | None = None  # the target's speed; None if the answer did not allow measuring it
 
 
@@ -120,10 +121,11 @@ class ServePair(SessionPair):
             None if request.grammar else applied,
             tools=bool(wishes.tools),
             goes_on=wishes.goes_on,
-            most_calls=1 if wishes.parallel is False else 0,  # not every template's grammar limits tool calls
+            most_calls=1 if wishes.parallel is False else 0,  # not every template's grammar limits them
         )
         if len(prompt) >= ctx_size:
-            named = {"code": "context_length_exceeded", "type": "exceed_context_size_error"}  # OpenAI's, llama-server's
+            # The code is OpenAI's, the type llama-server's.
+            named = {"code": "context_length_exceeded", "type": "exceed_context_size_error"}
             emit({"event": "refused", **named, "n_prompt_tokens": len(prompt), "n_ctx": ctx_size})
             larger = -(-(len(prompt) + min(request.max_tokens or 512, 4096)) // 256) * 256
             raise UsageError(
@@ -157,7 +159,7 @@ class ServePair(SessionPair):
 
             running = self._group.begin(choice.sequence, asked, take, choice.copy)
             emitting.rounds = running.answer.rounds
-            emit({"event": "prompt", "tokens": len(prompt)})  # no request before this one can hang any more
+            emit({"event": "prompt", "tokens": len(prompt)})  # the request has begun; later hangs are not blamed on it
             if request.echo:
                 emitting.echo()
             self._answering[running] = _Answering(number, reading, emitting, SystemCounters.now())
@@ -177,7 +179,7 @@ class ServePair(SessionPair):
             self._group_open.close()
 
     def _choose(self, prompt: Sequence[int]) -> SequenceChoice:
-        """Choose a conversation without a running answer, and one to copy from."""
+        """Choose a conversation without a running answer, and a conversation to copy a prefix from."""
         decoder, running = self._decoder, {one.sequence for one in self._answering}
         held, prompts = zip(*map(decoder.held, range(self.ready.parallel)), strict=True)
         free = [index for index in range(self.ready.parallel) if index not in running]
@@ -191,14 +193,16 @@ class ServePair(SessionPair):
         asked.emitting.finish()
         self._remember("".join(asked.emitting.text), tuple(asked.emitting.tokens))
         statistics, only_s = answer.statistics, answer.target_only_s
-        seconds = None if answer.shared else only_s  # tokens are slower next to other answers
+        seconds = None if answer.shared else only_s  # tokens are slower while other answers run
         target = self._target_speed(asked.before, statistics, seconds)
         if reading.is_enough and not statistics.stop_reason:
             statistics = replace(statistics, stop_reason="stop")
         if answer.shared_prompt or decoder.target_only_s is None:
             only_s = None
+        batches, self._group.batches = self._group.batches, 0
         return ServeReply(
             statistics=statistics,
+            batches=batches,
             cached=statistics.prompt_tokens - statistics.prompt_read,
             sequence=one.sequence,
             target_only_s=None if only_s is None else only_s * statistics.decoded,
@@ -225,13 +229,13 @@ class ServePair(SessionPair):
         return self._prompter.of_messages([self._message(one) for one in request.messages], request.wishes)
 
     def _control_tokens(self, texts: Iterable[str]) -> frozenset[int]:
-        """Return the ids of the texts that are a single token; such tokens appear in an answer's text, or stop it."""
+        """Return the ids of texts that are a single token; such a token appears in an answer's text, or stops it."""
         found = (self._decoder.target.tokenize(text, special=True, start=False) for text in texts)
         return frozenset(ids[0] for ids in found if len(ids) == 1)
 
     @cached_property
     def _never_end(self) -> dict[int, float]:
-        """Bias that prevents the model from ending its answer."""
+        """Logit offsets that prevent the model from ending its answer."""
         target = self._decoder.target
         return {token: -math.inf for token in range(target.vocab_size) if target.is_end(token)}
 
@@ -311,7 +315,7 @@ class _Events:
             self._send(deltas, [one for one in waiting if one.token >= 0])
 
     def finish(self) -> None:
-        """Send waiting tokens and text that was held back."""
+        """Send the waiting tokens and the text that was held back."""
         self.flush()
         if deltas := self._reading.finish():
             self._send(deltas, [])

@@ -39,11 +39,11 @@ class TokenizerReady:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerRequest:
-    """Text to tokenize, tokens to detokenize, or messages to turn into a prompt; the first that is set counts."""
+    """Text to tokenize, tokens to detokenize, or messages to turn into a prompt; only the first that is set is used."""
 
     text: str | None = None
     start: bool = False  # add the BOS token
-    special: bool = True  # parse texts of control tokens as tokens
+    special: bool = True  # parse control-token text as special tokens (llama.cpp's parse_special)
     tokens: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] = ()
     wishes: TemplateOptions = field(default_factory=TemplateOptions)

@@ -2,8 +2,8 @@
 
 A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add a field here, use
 ``settings.NAME``, and run ``scripts/commands.py``. A sampling option also needs a field in ``Sampling``
-(:mod:`ggufspec.decoding.sampling`) and in the server's requests (``serve/requests.py``); one that truncates must also
-be added to ``sampled`` in ``chat/commands.py`` and to ``bench/hooked.py``. Profiles and keywords set no such option.
+(:mod:`ggufspec.decoding.sampling`) and in the server's requests (``serve/requests.py``); if it truncates, add it also
+to ``sampled`` in ``chat/commands.py`` and to ``bench/hooked.py``. Profiles and keywords cannot set sampling options.
 
 - Command line: :mod:`ggufspec.cli.parameters` makes a command's parameters from the groups that it takes. The help,
   ``docs/commands.md`` and the man page show flags, metavar, help, default and variable; only ``--help-all`` shows
@@ -529,7 +529,7 @@ class Settings:
         "context",
         where="profile sweep tune python",
         variable="THREADS",
-        shown="one per fast core; fewer next to busy programs",
+        shown="one per fast core; fewer while other programs are busy",
         least=1,
         most=MAX_THREADS,
         usual="omit -t to use one thread per fast core",

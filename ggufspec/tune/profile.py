@@ -36,13 +36,13 @@ _COMMENTS = {
     "results": "log of all measurements",
 }
 _TUNED = "Tuned on this machine: "
-_OURS = (_TUNED, "The fastest setting of this pair that tuning found")  # beginnings that tune wrote, now or earlier
+_OURS = (_TUNED, "The fastest setting of this pair that tuning found")  # prefixes of descriptions that tune has written
 
 
 def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft: bool) -> str:
-    """Return the name of the profile to write: ``save``, the tuned profile's, or a new one made from the files' names.
+    """Return the name of the profile to write: ``save``, or else the tuned profile's name or the target file's.
 
-    ``own_draft`` is True if the profile is tuned with a draft other than its own.
+    ``own_draft`` is True if the user replaced the profile's draft; the draft file's name is then appended.
 
     Raises:
         UsageError: ``save`` is not a valid name, or ``profile`` does not exist.
@@ -60,7 +60,7 @@ def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft
 def template(name: str, profile: str | None, pair: Pair) -> Path | None:
     """Check before the search that its winner can be saved, and return the profile whose other keys are retained.
 
-    It is the profile called ``name``, otherwise the tuned ``profile`` (None with another draft); None without either.
+    This is the profile called ``name``, otherwise ``profile`` (None if there is none or its draft was replaced).
 
     Raises:
         GgufspecError: a profile of another pair has this name, or the file cannot be written.

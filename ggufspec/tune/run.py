@@ -1,4 +1,4 @@
-"""Search for the fastest setting with trials in child processes, followed by a final round between the leaders."""
+"""Search for the fastest setting with trials in child processes, followed by a final round of the leaders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOG = "ggufspec/tune-log@1"
 _LOAD_BYTES_PER_S = 1e9  # load speed assumed until a trial has been measured
 _MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", "buffer")
 _START_S = 1.0  # seconds to start a child process
-_LATE = 1.25  # ratio of measured to predicted seconds above which a trial explains why more budget is needed
+_LATE = 1.25  # ratio of measured to predicted seconds above which the verdict mentions that the first trial was slow
 _LETTERS = 4  # assumed characters per token
 _READ = 8  # prompt tokens processed in the time of one generated token; assumed until a trial has been measured
 _SAME = 1.0
@@ -107,7 +107,7 @@ class LoggedFinal:
     settings: tuple[TunedSetting, ...]  # settings of the finalists
     above: int  # last repetition number of an earlier final round; the numbering continues from there
     searched: int  # number of trials in the search
-    rules: str  # key of the search, which continues if the key changes (e.g. with a larger budget)
+    rules: str  # key of the search space and limits; if it changes (e.g. by a larger budget), the search continues
     stopped: str  # reason why the search ended
     left_out: tuple[TunedSetting, ...] = ()  # settings that would have been finalists if the budget had allowed
 
@@ -173,7 +173,7 @@ class Tuning:
         self._end()
 
     def tries(self) -> dict[int, list[float]]:
-        """Return the CPUs that other programs used in each search trial of settings that succeeded."""
+        """Return the CPUs that other programs used in each search trial, for every setting that succeeded."""
         found: dict[int, list[float]] = {}
         for kept in self.kept:
             index, counts = self._index.get(kept.setting), self._by_round[kept.setting, kept.repetition]
@@ -209,7 +209,7 @@ class Tuning:
     def _side_by_side(self, show: Show) -> None:
         """Measure the finalists in turn, and repeat if first place is undecided or they ran under different loads.
 
-        With a budget, repetitions continue until it is spent.
+        With a budget, these repetitions may continue until it is spent.
         """
         finalists, above = self.finalists(), self._final.above if self._final else 0
         if len(finalists) < _FEWEST_FINALISTS:
@@ -331,7 +331,7 @@ class Tuning:
         return len(self.experiment.spec.prompts) * self.experiment.spec.max_tokens
 
     def _trial_s(self, index: int) -> float:
-        """Return the expected seconds of a setting's trial: the mean fixed time of trials plus time for its tokens."""
+        """Return the expected seconds of a setting's trial: the mean fixed time plus the time for its tokens."""
         fixed = [kept.seconds - self._tokens() / kept.tokens_per_s for kept in self.kept if kept.tokens_per_s]
         if not fixed:
             return self._predicted_s(self.search.expected(index))
@@ -377,7 +377,7 @@ class Tuning:
             )
 
     def slower(self) -> str:
-        """Return how long the first trial took if that is clearly longer than predicted; else empty."""
+        """Return how long the first trial took if that is clearly longer than predicted; otherwise an empty string."""
         took, predicted_s = self.kept[0].seconds, self._predicted_s(self.kept[0].predicted_tokens_per_s)
         is_late = took > _LATE * predicted_s
         return f"took {duration(took)} instead of about {duration(predicted_s)}" if is_late else ""
@@ -436,7 +436,7 @@ class Tuning:
         return list(dict.fromkeys(found))
 
     def rounds(self) -> list[int]:
-        """Return complete repetitions of the final round that count: those with similar loads, or else all."""
+        """Return the final round's repetitions that count: complete and under similar loads, or else just complete."""
         uneven = self.uneven()
         return [number for number in self._whole() if number not in uneven] or self._whole()
 
@@ -482,7 +482,7 @@ class Tuning:
         return paired_mean([own for own, _ in pairs], [other for _, other in pairs]) if pairs else None
 
     def loads(self) -> list[float]:
-        """Return the CPUs that other programs used per trial behind the result (the search's without a final round)."""
+        """Return the CPUs that other programs used in each trial of the final round or, without one, of the search."""
         numbers = self.rounds() or [0]
         rows = [kept for (_, number), kept in self._by_round.items() if number in numbers]
         return [kept.others_cpus for kept in rows if kept.others_cpus is not None]

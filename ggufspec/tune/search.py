@@ -3,9 +3,9 @@
 Pure: no model, clock or I/O. Simulators and real runs drive the same :class:`TuneSearch` through suggest and observe.
 
 It learns the planner's errors. The logarithm of measured ÷ predicted is modelled as a sum of unknown errors, each with
-a prior: a device slower than its data sheet is weighted by its share of the time, an acceptance below the expected one
-by drafting's contribution, a thread count by the CPU's share. A Gaussian process over the layers and a term per setting
-explain the rest. So each trial is evidence about all settings, especially similar ones.
+a prior and a weight: an error in a device's speed is weighted by its share of the time, one in the acceptance by how
+much drafting contributes, and one in a thread count by the CPU's share of the time. A Gaussian process over the layers
+and a term per setting explain the rest. So each trial is evidence about all settings, especially similar ones.
 
 Sources: for the acquisition, Jones, Schonlau and Welch 1998, equation 15 (expected improvement); for its product with
 the probability of fitting, Gardner et al. 2014, equation 5; for the model, Rasmussen and Williams 2006, 2.23 and 2.24.
@@ -24,7 +24,7 @@ from ggufspec.tune.space import TuneCandidate, difference
 
 Array = npt.NDArray[np.float64]
 
-_LAYERS_SPREAD, _LAYERS_NEAR = 0.06, 0.12  # standard deviation of unexplained errors; length scale in offloaded share
+_LAYERS_SPREAD, _LAYERS_NEAR = 0.06, 0.12  # unexplained errors: standard deviation, length scale (in offloaded share)
 _ALONE_SPREAD = 0.025  # standard deviation of errors specific to one setting
 _NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)  # possible noise levels of a measurement; the most likely one is used
 _SCALES = (1.0, 2.0)  # possible factors on all prediction errors; the most likely one is used
@@ -106,9 +106,9 @@ class TuneSearch:
         Args:
             index: index of the setting.
             tokens_per_s: the measured speed; None if the trial failed.
-            of_memory: True if it failed for lack of memory, which excludes settings that need as much or more; None
-                means probably, unless a larger setting succeeded. Two failures of another kind exclude a value (such
-                as a KV type) that never succeeded.
+            of_memory: True if it failed for lack of memory, which excludes settings that need as much or more. None
+                means that it probably did, unless a larger setting succeeded. Two failures of another kind exclude a
+                value (such as a KV type) that never succeeded.
         """
         self.trials += 1
         if tokens_per_s is not None and tokens_per_s > 0:
@@ -118,7 +118,7 @@ class TuneSearch:
         fitted = [i for i, _ in self._measured]
         if of_memory is None:
             of_memory = not any((self._use[i] >= self._use[index]).all() for i in fitted)
-        of_memory = of_memory and bool(self._use[index].any())  # nothing was on a GPU, so no GPU was full
+        of_memory = of_memory and bool(self._use[index].any())  # if nothing was on a GPU, none was full
         self._failed[index] = of_memory
         if of_memory:
             self._out |= (self._use >= self._use[index]).all(axis=1)
@@ -278,6 +278,6 @@ def _likelihood(covariance: Array, off: Array, noise: float) -> float:
 
 
 def _below(z: Array) -> Array:
-    """Return the standard normal distribution function."""
+    """Return the standard normal distribution function at ``z``."""
     below: Array = np.vectorize(lambda value: 0.5 * (1 + math.erf(value / math.sqrt(2))), otypes=[np.float64])(z)
     return below

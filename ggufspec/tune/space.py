@@ -1,7 +1,7 @@
 """Settings that tuning chooses from, with predicted speed and memory. Pure.
 
-Settings that cannot win are left out: those with fewer layers on the GPU than fit (except a few, which separate its
-speed from the CPU's), and those with a smaller micro-batch although the usual one fits.
+Settings that cannot win are left out: those with fewer layers on the GPU than fit (except a few, which show how fast
+the GPU is relative to the CPU), and those with a smaller micro-batch although the usual one fits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _KINDS = ((True, False), (False, True), (True, True))  # (drafts with the model 
 _LOOKUP_ACCEPTANCE = 0.3  # assumed acceptance rate of n-gram lookup
 _BOTH_GAIN = 1.03  # assumed ratio of acceptance rates: draft with lookup ÷ draft only
 
-# Standard deviations of log(true ÷ predicted): for a part's time and the acceptance, and for everything else. More
-# detailed ones, and correlations between them, did not lead to faster settings.
+# Standard deviations of log(true ÷ predicted): for a part's time and the acceptance, and for everything else. Finer
+# distinctions and correlations between errors did not lead to faster settings.
 _PART, _OTHER = 0.35, 0.12
 
 
@@ -46,14 +46,14 @@ class TuneCandidate:
     setting: TunedSetting
     options: DecoderOptions  # the setting as decoder options, with splits over several GPUs
     predicted: float  # tokens/s that the planner's model predicts
-    features: tuple[float, ...]  # possible errors of ``predicted``, in standard deviations of log(true ÷ predicted)
-    memory: tuple[float, ...]  # share of each GPU's free memory; without GPUs, only a rank, because RAM may be exceeded
+    features: tuple[float, ...]  # standard deviation of log(true ÷ predicted) by possible error
+    memory: tuple[float, ...]  # share of each GPU's free memory; without GPUs, only for ranking, as RAM may be exceeded
     offloaded: float  # share of the target's layers on GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class FreeValues:
-    """Values that tuning may choose from; a single one if the user fixed it. Placements come from the plan."""
+    """Values that tuning may choose from; only one if the user fixed the option. Placements come from the plan."""
 
     threads: tuple[int, ...]
     drafters: tuple[str, ...]
@@ -61,16 +61,16 @@ class FreeValues:
     flash_attn: tuple[str, ...] = ("auto", "off")
     kv_types: tuple[tuple[str, str], ...] = (("f16", "f16"),)  # (cache_type_k, cache_type_v)
     ubatch_sizes: tuple[int, ...] = (DEFAULT_MICRO_BATCH, 256, 128)
-    within_budget: bool = False  # stay in the memory budget; False: search up to the GPUs' limits (shown by failures)
+    within_budget: bool = False  # True to stay in the memory budget; False to search up to the GPUs' limits
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Return the thread counts to try: all cores, three quarters, half; fewer threads often reach full bandwidth."""
+    """Return the thread counts to try: all cores, three quarters, half. Fewer threads often reach full bandwidth."""
     return tuple(sorted({max(1, cores // 2), max(1, round(0.75 * cores)), cores}, reverse=True))
 
 
 def policies(draft_max: int) -> tuple[tuple[str, int], ...]:
-    """Return the adaptive policy with up to ``draft_max`` tokens, and fixed draft lengths up to it."""
+    """Return the adaptive policy with up to ``draft_max`` tokens, and fixed draft lengths up to that."""
     return (("adaptive", draft_max), *(("fixed", length) for length in _FIXED if length <= draft_max))
 
 
@@ -213,7 +213,7 @@ class _Space:
 
     def _draft_layers(self) -> list[int]:
         assert self.request.draft is not None
-        if self.request.draft.in_target:  # the draft's layers are the target's last ones
+        if self.request.draft.in_target:  # the draft's layers are the target's last layers
             return [0]
         layers = self.request.draft.header.layers
         if "gpu_layers" not in self.request.draft.free:
@@ -232,7 +232,7 @@ class _Space:
 
     @cached_property
     def _families(self) -> tuple[list[Placement], list[Placement]]:
-        """Target placements in order of GPU memory: varied by layers and experts, and by feed-forward weights."""
+        """Two lists of target placements by GPU memory: varied by layers and experts, and by feed-forward weights."""
         target = self.request.target
         layers, wanted = target.header.layers, replace(target.placement, split=self.splits[0])
         if not self.machine.cards:
@@ -365,7 +365,7 @@ class _Space:
 
     @property
     def _edges(self) -> tuple[float, float]:
-        """Shares of memory that (should fit, might fit)."""
+        """Maximum shares of memory that (should fit, might fit)."""
         return (1.0, 1.0) if self.free.within_budget else (_EDGE, _OVER)
 
     # ---- speed

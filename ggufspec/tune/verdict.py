@@ -1,4 +1,4 @@
-"""Verdict of a tuning run: the winner, settings too close to call, and what may settle it."""
+"""Verdict of a tuning run: the winner, settings too close to call, and how to decide between them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def tune_verdict(tuning: Tuning) -> TuneVerdict:
 
 
 def not_worth_it(tuning: Tuning) -> str:
-    """Return a sentence on drafters that are clearly slower in all settings measured with them; else empty."""
+    """Return a sentence on drafters that are clearly slower in all settings measured with them; otherwise empty."""
     space, winner = tuning.experiment.space, tuning.winner()
     if winner is None:
         return ""
@@ -143,7 +143,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# ---- what may settle it
+# ---- how to settle it
 
 
 def _more_time(tuning: Tuning, rounds: int = 0) -> str:

@@ -2,12 +2,12 @@
 
 It has three sections, each compared with target-only. In strict mode every drafter must produce exactly target-only's
 tokens. In default mode an answer may differ only at a near tie (:mod:`ggufspec.bench.divergence`). Answers sampled by
-the residual rule need not be identical, only follow the same distribution, so the target scores them. How often a token
-was the likeliest, the second likeliest, any other, one that the draft favours, or the lookup's proposal is compared
-with the target's own probabilities. If the rule is correct, these events are independent and have known probabilities,
-so the p-value of their count is exact, however rare they are.
+the residual rule need not be identical but must follow the same distribution, so the target scores them. We count how
+often a token was the likeliest, the second likeliest, any other, one that the draft favours, or the lookup's proposal,
+and compare the counts with the target's own probabilities. If the rule is correct, these events are independent and
+have known probabilities, so the p-value of their count is exact, however rare they are.
 
-The job that produces it is :mod:`ggufspec.verify.run`.
+The job that produces the certificate is :mod:`ggufspec.verify.run`.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ TWO_POLICIES = (ADAPTIVE, CertifiedPolicy("fixed", 4))
 class CertificateJob(WithOptions):
     """Job that certifies ``drafters`` under lossless ``rules``, in strict mode with ``policies``.
 
-    The drafter, policy, rule and mode in ``options`` are varied. ``sampling`` is for the answers that are not greedy;
-    its seed is the first, and ``seeds`` is the number of answers per prompt, each with its own seed, in every variant.
+    The job varies the drafter, policy, rule and mode of ``options``. ``sampling`` is for answers that are not greedy;
+    its seed is the first. In every variant, each prompt gets ``seeds`` such answers, each with its own seed.
     """
 
     target: Path
@@ -95,18 +95,18 @@ class CertificateAnswer:
 
 
 Answers = Mapping[CertificateRequest, tuple[int, ...]]
-Divergent = tuple[CertificateRequest, tuple[int, ...]]  # a request and its answer up to the divergent token
+Divergent = tuple[CertificateRequest, tuple[int, ...]]  # request, and answer up to and including the divergent token
 
 
 def identical_requests(spec: CertificateJob) -> list[CertificateRequest]:
-    """Return the requests whose answers must equal target-only's: for each prompt one greedy and one with each seed."""
+    """Return the requests whose answers must equal target-only's: for each prompt, a greedy one and one per seed."""
     samplings = [replace(spec.sampling, temperature=0.0)]
     samplings += [_seeded(spec.sampling, number) for number in range(spec.seeds)]
     return [CertificateRequest(prompt, sampling) for prompt in range(len(spec.prompts)) for sampling in samplings]
 
 
 def sampled_requests(spec: CertificateJob, leg: int) -> list[CertificateRequest]:
-    """Return requests for samples from one distribution, with distinct seeds, because they must be independent."""
+    """Return requests for samples from one distribution; seeds are distinct, because samples must be independent."""
     count = len(spec.prompts) * spec.seeds
     return [
         CertificateRequest(number % len(spec.prompts), _seeded(spec.sampling, leg * count + number))
@@ -126,7 +126,7 @@ def answers_needed(spec: CertificateJob) -> int:
 
 
 def proposed_tokens(rounds: Iterable[Round]) -> dict[int, int]:
-    """Return the lookup's proposals for the answer's tokens at positions where everything before was accepted.
+    """Return the lookup's proposals for the answer's tokens, by index, including each round's first rejected token.
 
     Like the target's probabilities, a proposal depends only on the text before it; a sampled token does not.
     """
@@ -236,7 +236,7 @@ def token_events(
 
     Returns:
         ``likeliest``, ``second`` and ``others`` in the target's ranking; ``favoured``, a token with a higher
-        probability in the draft than in the target, where most faults show; ``proposed``, the lookup's proposal.
+        probability in the draft than in the target, which reveals most faults; ``proposed``, the lookup's proposal.
     """
     target = Distribution.of(token_candidates(rows[0], sampling))
     order = np.argsort(-target.probabilities, kind="stable")

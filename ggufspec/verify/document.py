@@ -1,4 +1,4 @@
-"""Document of the certificate, with the model files that it names."""
+"""Certificate document, including the model files that it names."""
 
 from __future__ import annotations
 

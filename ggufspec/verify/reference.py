@@ -18,7 +18,7 @@ def logits(weights: Mapping[str, Floats], keys: Mapping[str, Any], tokens: Seque
     """Return the logits after each token, in the precision of the weights.
 
     Args:
-        weights: tensors by their names in the GGUF file, rows first; tied embeddings have no ``output.weight``.
+        weights: tensors by their names in the GGUF file, rows first; with tied embeddings, no ``output.weight``.
         keys: metadata from the same file's header, such as ``llama.block_count``.
         tokens: (n,) ids.
 

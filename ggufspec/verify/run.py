@@ -117,7 +117,7 @@ class _Job:
         self._done, self._total = 0, answers_needed(spec)
 
     def strict(self) -> None:
-        """Check that answers equal target-only's token by token, in batch sizes of one class."""
+        """Check that answers equal target-only's token by token, with all batch sizes from one class."""
         drafter = "all"
         try:
             alone = self._alone(identical_requests(self.spec), strict=True)
@@ -146,7 +146,7 @@ class _Job:
             self._add(compare_answers(DEFAULT, drafter, alone, by_policy, explained))
 
     def _explain(self, alone: Answers, answers: Iterable[CertificateAnswer]) -> dict[Divergent, Divergence]:
-        """Explain each divergence from target-only, once."""
+        """Explain every distinct divergence from target-only."""
         cases: dict[Divergent, divergence.DivergenceCase] = {}
         for answer in answers:
             request, expected = answer.request, alone[answer.request]
@@ -187,7 +187,7 @@ class _Job:
                 self._add([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
 
     def _readers(self, stack: ExitStack) -> tuple[Model, list[Reader]]:
-        """Return the target and readers of logits: its own, and the draft's or head's, which shows faults best."""
+        """Return the target and readers of logits: the target's, and the draft's or head's, which shows faults best."""
         spec, options = self.spec, self.spec.options
         own = options.head == "mtp" and spec.draft in (None, spec.target)
         target = stack.enter_context(Model(spec.target, replace(options.target, mtp=own)))

@@ -1,15 +1,15 @@
 """Self-check that llama.cpp, as built for this machine, computes correctly; a crash ends only a child process.
 
-The bundled target is expanded to row sizes that the K types allow (:mod:`ggufspec.models.expansion`), written in common
-file types, and decoded at batch sizes 1, 4 and 16 with flash attention on and off, on the host's kernels and, if there
-is a device, with all layers on it. There are two comparisons, both of logits:
+The bundled target is expanded to row sizes that the K types allow (:mod:`ggufspec.models.expansion`) and written in
+common file types. Each file is decoded at batch sizes 1, 4 and 16 with flash attention on and off, by the host's
+kernels and, if there is a device, with all layers on it. There are two comparisons, both of logits:
 
 - llama.cpp against plain NumPy on the same file's numbers (:mod:`ggufspec.verify.reference`) finds wrong kernels.
 - NumPy on the file's numbers against stored logits of the F16 model (``selfcheck.json``, made with float64 arithmetic
   and another reader, tests/evidence/selfcheck.py) finds wrong files, a wrong quantiser, and faults in NumPy.
 
 The stored logits therefore depend neither on the machine nor on how a version of llama.cpp rounds weights. The error is
-the root mean square of the difference over the spread of the correct logits, at the worst position;
+the root mean square difference divided by the standard deviation of the correct logits, at the worst position;
 docs/decisions/023-a-build-proves-itself.md explains the limits.
 """
 
@@ -54,7 +54,7 @@ STORED = Path(__file__).with_name("selfcheck.json")
 
 
 def error_of(found: Floats, right: Floats) -> float:
-    """Return the root mean square difference of logits over their spread, in the worst row; offsets are ignored.
+    """Return the worst row's RMS difference divided by the correct row's standard deviation; offsets are ignored.
 
     Args:
         found: (rows, ids) logits to check.
@@ -81,7 +81,7 @@ class SelfcheckJob:
 
 @dataclass(frozen=True, slots=True)
 class SelfcheckResult:
-    """Empty result; the measurements are events: ``step`` before each step that may fail, ``row`` with an error."""
+    """Empty result; the measurements are events: ``step`` before each step that may fail, ``row`` for each error."""
 
 
 def run(spec: SelfcheckJob, emit: child.Emit, stopping: threading.Event) -> SelfcheckResult:
@@ -120,7 +120,7 @@ def _check_type(step: CheckStep, folder: Path, emit: child.Emit) -> None:
         with Model(path, Placement(layers)) as model:
             for flash in FLASH:
                 step = begin(CheckStep(step.type, place, flash))
-                # One thread, because llama.cpp's threads spin: next to a busy process this would take a minute.
+                # One thread, because llama.cpp's threads spin: several would take a minute if another process is busy.
                 options = ContextOptions(ctx_size=64, max_outputs=max(BATCHES), threads=1, flash_attn=flash)
                 with closing(Context(model, options)) as context:
                     for batch in BATCHES:

@@ -17,6 +17,7 @@ from test_rpc import worker  # noqa: F401
 from ggufspec import SpeculativeDecoder, load_pair
 from ggufspec.api.python import plan_pair
 from ggufspec.bench import divergence
+from ggufspec.decoding.batch import decode_all
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.loop import decode_prompt, rounds
 from ggufspec.decoding.options import DecoderOptions
@@ -34,7 +35,7 @@ from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import HOST, MemoryRequest
 from lab.mimo2 import write_mimo2
 from tests.support import heads
-from tests.support.driving import decode_rounds, prefill
+from tests.support.driving import decode_rounds
 from tests.support.heads import HEAD_SIZE
 from tests.support.processes import Cli
 
@@ -74,7 +75,7 @@ def answer(
     rule = make_rule("exact", sampling, None)
     drafters = [drafter] if drafter else []
     context.rewind(0)
-    rows = prefill(context, decode_prompt(prompt, drafters, batch=context.batch, apart=4))
+    rows = decode_all(context, decode_prompt(prompt, drafters, batch=context.batch, apart=4))
     steps = rounds(
         prompt,
         rows,

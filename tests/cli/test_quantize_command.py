@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def test_the_grid(cli: Cli, target: Path, folder: Path) -> None:
     done = cli("quantize", target, "--types", "q8_0, Q4_0,Q4_K_M,Q8_0", "-o", folder, "--json")
     assert done.code == 0
-    unfit = "{}: another type for {} of 74 tensors, because their rows are not a multiple of its block\n"
+    unfit = "{}: another type for {} of 74 tensors, because their row length is not a multiple of its block size\n"
     assert done.stderr == unfit.format("Q4_0", 1) + unfit.format("Q4_K_M", 56)
     document = done.document()
     assert next(iter(document)) == "schema"

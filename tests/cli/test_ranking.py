@@ -374,7 +374,7 @@ def test_a_search(online: Callable[..., Finished], hub: Server, drafts: str) -> 
         (("--search", " "), {}, "--search has no words"),
         (("--search", "x", "-hf", REPO), {}, "both --search and a target are given"),
         (("-hf", REPO, "--draft-repo", "user/x", "-hfd", "user/y"), {}, "both --draft-repo and a draft are given"),
-        (("-hf", REPO, "--draft-repo", "user/x:Q8_0"), {}, "'user/x:Q8_0' is not a repository of the hub"),
+        (("-hf", REPO, "--draft-repo", "user/x:Q8_0"), {}, "'user/x:Q8_0' is not a repository on the hub"),
         (("-hf", REPO, "--draft-repo", "user/nothing"), {}, "there is no repository user/nothing"),
         (("-hf", REPO, "--sweep"), {}, "--sweep needs a single pair"),
         (("-hf", "user/nothing"), {}, "there is no repository user/nothing"),

@@ -842,7 +842,7 @@ def test_clients_are_served_in_turn() -> None:
 
 
 def test_a_full_queue_is_503(tmp_path: Path) -> None:
-    with serving(tmp_path, "--queue", "1", "-c", "4096") as endpoint, endpoint.client() as client:
+    with serving(tmp_path, "--queue", "1", "--parallel", "1", "-c", "4096") as endpoint, endpoint.client() as client:
         body = {"prompt": "def f(", "max_tokens": 4000, "temperature": 1.5, "stream": True, "seed": 2}
         with client.stream("POST", "/v1/completions", json=body) as running:
             found = events(running)  # kept: a generator that is collected closes the stream

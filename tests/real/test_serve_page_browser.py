@@ -219,6 +219,7 @@ def test_figures_come_by_themselves(chromium, endpoint):
         ]
         tiles = opened.page.locator("#tiles dd").all_inner_texts()
         assert tiles == ["22.5", "1.40×", "75%", "4.00", "250 ms", "on"]
+        opened.has("#now", "2 answers running, 1 waiting; 1.75 answers per batch of the target so far.")
         opened.has("#target.warning", "Target without drafts: 22.7 tokens/s, expected 44.0 (a & <b>).")
         endpoint.figures = figures(3)
         opened.has("#answers tbody tr:first-child td:first-child", "#3")

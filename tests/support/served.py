@@ -65,6 +65,7 @@ def figures(count: int = 20) -> dict[str, Any]:
     names = ("answers", "tokens", "drafted", "accepted", "refused", "restarts")
     speed = {"tokens_per_s": 22.7, "expected": 44.0, "state": "slower", "reason": "a & <b>", "change": ""}
     return {
+        "now": {"running": 2, "waiting": 1, "answers_per_batch": 1.75 if count else None},
         "target": speed if count else None,
         "answers": answers,
         "totals": dict.fromkeys(names, 7) | {"answers": count},

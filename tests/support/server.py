@@ -70,7 +70,7 @@ class Server:
         return f"{self.address}/{name}"
 
     def add_repo(self, repo: str, folder: Path, **more: Any) -> None:
-        """Serve a folder's files as a repository of the hub, from a CDN at another path as the hub does."""
+        """Serve a folder's files as a repository on the hub, from a CDN at another path as the hub does."""
         self.repos[repo] = {path.name: Served(path, **more) for path in sorted(folder.glob("*.gguf"))}
 
     def add_models(self, repo: str, folder: Path, *bodies: str, **more: Any) -> dict[str, Served]:

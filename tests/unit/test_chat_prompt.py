@@ -228,7 +228,7 @@ def test_a_template_that_rewrites_must_not_make_tokens_of_a_message() -> None:
         assert prompter(shouts).tokens(Conversation().ask(said)).count(END) == 1
     cuts = CHATML.replace("m.content", "m.content[:9]")
     assert prompter(cuts).tokens(Conversation().ask("banana and more")).count(END) == 1
-    with pytest.raises(UsageError, match=re.escape("so that <|e|> in one of them would become a token")):
+    with pytest.raises(UsageError, match=re.escape("so that <|e|> in one of them would become a control token")):
         prompter(cuts).tokens(Conversation().ask("ban<|e|>ana"))
 
 

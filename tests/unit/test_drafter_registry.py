@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from ggufspec import SpeculativeDecoder
-from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, ShadowEvaluation
+from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, FreeDrafter, ShadowEvaluation
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules.base import AcceptanceRule, DraftToken
 from ggufspec.errors import ModelError
@@ -21,19 +21,16 @@ from ggufspec.settings.registry import DRAFTERS, DrafterRow
 PROMPT = "import os\n\ndef "
 
 
-class Parrot:
+class Parrot(FreeDrafter):
     """Always drafts the token that came last; tells of no position, so that only the fixed policy lets it draft on."""
 
-    name, failure = "parrot", ""
+    name = "parrot"
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
     def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         return []
-
-    def pending(self, length: int) -> int:
-        return 0
 
     def propose(self, text: Sequence[int], rule: AcceptanceRule) -> DraftCandidate | None:
         return DraftCandidate(0.5, lambda: DraftToken(text[-1]))

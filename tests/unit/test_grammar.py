@@ -117,7 +117,7 @@ def test_wrong_positions_are_refused():
     path.follow([1])
     with pytest.raises(ValueError, match="ends at 8, before position 9"):
         path.permits(1, 9)
-    with pytest.raises(ValueError, match="at 8 do not follow a text of 7"):
+    with pytest.raises(ValueError, match="cannot begin at 8: the settled text ends at 7"):
         path.settle(8, [1])
 
 

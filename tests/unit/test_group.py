@@ -18,6 +18,7 @@ from ggufspec.decoding.group import AnswerGroup
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.policy.adaptive import AdaptivePolicy
 from ggufspec.decoding.policy.base import Load
+from ggufspec.decoding.policy.draft_latency import DraftLatency
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.model import Context, Model, SequencePart
@@ -170,6 +171,87 @@ def test_a_long_prompt_is_read_between_the_rounds_of_others(
         run(group)
     assert order.index("second") > before + 5, "the prompt takes several steps, and each of them a round of the other"
     assert "first" in order[order.index("second") :]
+
+
+def test_a_draft_batch_holds_a_token_of_each_answer(pair: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is drafted is what the draft proposes alone, near ties aside."""
+    pair.configure(drafters=("draft",))
+    expected = []
+    for prompt in PROMPTS[:3]:
+        list(pair.generate(prompt, max_tokens=40))
+        expected.append([round_.drafted for round_ in pair.rounds])
+    sizes, together = [], Context.decode_together
+
+    def counted(self: Context, parts: Any, *more: Any) -> Any:
+        if self is pair._pair.draft:
+            sizes.append(len(parts))
+        return together(self, parts, *more)
+
+    monkeypatch.setattr(Context, "decode_together", counted)
+    with pair.group() as group:
+        running = [group.begin(index, request(PROMPTS[index], 40), lambda _: True) for index in range(3)]
+        run(group)
+    assert max(sizes) == 3
+    assert len(sizes) > 20
+    found = [[round_.drafted for round_ in one.answer.rounds] for one in running]
+    same = sum(one == other for pairs in zip(found, expected, strict=True) for one, other in zip(*pairs, strict=False))
+    assert same > 0.8 * sum(map(len, expected))
+
+
+def test_a_draft_reads_a_long_prompt_between_the_rounds_of_others(
+    pair: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ggufspec.decoding.group._PAUSE_S", 0.0)
+    parts, decode = [], Context.decode
+
+    def counted(self: Context, tokens: Any, *more: Any, **named: Any) -> Any:
+        if self is pair._pair.draft:
+            parts.append(len(tokens))
+        return decode(self, tokens, *more, **named)
+
+    pair.configure(drafters=("draft",), draft_policy="adaptive")
+    monkeypatch.setattr(AdaptivePolicy, "_worth_reading", lambda *_, **__: 300)
+    monkeypatch.setattr(Context, "decode", counted)
+    order: list[str] = []
+    with pair.group() as group:
+        group.begin(0, request(PROMPTS[0], 100), lambda _: not order.append("first"))
+        for _ in range(3):
+            group.step()
+        group.begin(1, request("import os\n" * 100, 8), lambda _: not order.append("second"))
+        run(group)
+    assert parts.count(32) > 5, "the draft reads the prompt in small parts"
+    between = order[order.index("second") : len(order) - order[::-1].index("second")]
+    assert between.count("first") > 5, "while the other answer goes on"
+
+
+def test_a_drafted_token_is_cheaper_in_company() -> None:
+    """The draft's weights are read once for all answers, so a draft that is too slow alone may pay."""
+    target, draft = LatencyModel({1: 0.1, 32: 0.11}, limit=32), LatencyModel({1: 0.05, 16: 0.051}, limit=16)
+
+    def length(load: Load) -> int:
+        policy = AdaptivePolicy(target, {"draft": DraftLatency(draft, target)})
+        policy.load = load
+        policy.begin(8, 100, may_trim=False)
+        while policy.choose({}, {"draft": 1}) == "draft":
+            policy.proposed("draft", 0, 0.05 / (1 + load.drafting))
+            if not policy.extend("draft", 0.6):
+                break
+        return policy.verify_count()
+
+    assert length(Load(3, 3.0, drafting=3.0)) > length(Load(3, 3.0))
+
+
+def test_a_draft_waits_with_a_prompt_while_another_answer_waits_for_its_first_token() -> None:
+    target, draft = LatencyModel({1: 0.1, 32: 0.11}, limit=32), LatencyModel({1: 0.001, 16: 0.002}, limit=16)
+
+    def count(load: Load) -> int:
+        policy = AdaptivePolicy(target, {"draft": DraftLatency(draft, target)})
+        policy.load = load
+        policy.begin(8, 100, may_trim=False)
+        return policy.catch_up_count("draft", 60)
+
+    assert count(Load(1, 1.0)) == 60
+    assert count(Load(1, 1.0, prompt=32)) == 0
 
 
 def test_one_that_is_given_up_leaves_the_others(pair: SpeculativeDecoder) -> None:

@@ -724,7 +724,7 @@ def test_a_token_that_cannot_be_sent_is_named(
         (HubFile("user/gated", "m-Q9.gguf"), {}, "has no file 'm-Q9.gguf'", "/user/gated"),
         (HubFile("user/gated", "m-Q8_0.gguf", "v2"), {}, "has no revision 'v2'", "/user/gated"),
         (HubFile("user/none", "m-Q8_0.gguf"), {}, "no repository user/none", "/user/none"),
-        (HubFile("a/b/c", "m-Q8_0.gguf"), {}, "is not a repository of the hub", "USER/NAME"),
+        (HubFile("a/b/c", "m-Q8_0.gguf"), {}, "is not a repository on the hub", "USER/NAME"),
     ],
 )
 def test_what_the_hub_refuses(

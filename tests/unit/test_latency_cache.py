@@ -255,7 +255,8 @@ def test_a_curve_that_was_kept_on_a_busy_machine_is_measured_again(tmp_path, one
     points = latency.points()
     save_latency(tmp_path, one, LatencyModel({batch_size: factor * seconds for batch_size, seconds in points.items()}))
     latency, notes = load_or_measure(model, one, tmp_path, model.clock)
-    assert notes == ["cached timings of target.gguf are from a busier machine: measured again"]
+    said = "cached timings of target.gguf were taken while the machine was busier; they were measured again"
+    assert notes == [said]
     assert latency.points() == pytest.approx(points)
     assert load_latency(tmp_path, one).points == pytest.approx(points)
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggufspec.decoding import loop
-from ggufspec.decoding.drafters.base import DraftCandidate, ShadowEvaluation
+from ggufspec.decoding.batch import decode_all
+from ggufspec.decoding.drafters.base import AloneDrafter, DraftCandidate, ShadowEvaluation
 from ggufspec.decoding.drafters.lookup import LookupDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
@@ -185,7 +186,7 @@ class TableModel:
 def prefill(target, prompt, drafters=(), policy=None, **rest):
     """The rows of a prompt that is read from its beginning."""
     target.rewind(0)
-    return driving.prefill(target, loop.decode_prompt(prompt, drafters, policy, batch=target.batch, **rest))
+    return decode_all(target, loop.decode_prompt(prompt, drafters, policy, batch=target.batch, **rest))
 
 
 def generate(target, prompt, rows, rule, **rest):
@@ -193,7 +194,7 @@ def generate(target, prompt, rows, rule, **rest):
     return driving.decode_rounds(target, loop.rounds(prompt, rows, rule, capacity=target.capacity, **rest))
 
 
-class Scripted:
+class Scripted(AloneDrafter):
     """Offers what it was reported to, round by round; then nothing. What it ``lags`` it has to be asked for."""
 
     name = "script"
@@ -1046,10 +1047,10 @@ class NeverRewound(ModelDrafter):
 class LastForgotten(ModelDrafter):
     """Believes that its cache holds the last drafted token after a full acceptance."""
 
-    def propose(self, text, rule):
+    def to_propose(self, text):
         if self.model.length == len(text) - 2:
-            return super().propose([*text[:-2], text[-1]], rule)
-        return super().propose(text, rule)
+            return super().to_propose([*text[:-2], text[-1]])
+        return super().to_propose(text)
 
 
 class RewoundTooLittle(ModelDrafter):
@@ -1075,8 +1076,8 @@ class Narrow(ModelDrafter):
 class ReviewsTooMuch(ModelDrafter):
     """Reads the newest token too, which an offer has to read."""
 
-    def catch_up(self, text, rule, most):
-        return super().catch_up([*text, 0], rule, most)
+    def to_catch_up(self, text, most):
+        return super().to_catch_up([*text, 0], most)
 
 
 class Watched(CoupledRule):
@@ -1168,8 +1169,8 @@ def test_the_check_passes_without_a_bug(damaged):
 @pytest.mark.parametrize("drafter", [NeverRewound, LastForgotten, RewoundTooLittle, ReviewsTooMuch])
 def test_a_drafter_with_a_bug_is_found(drafter):
     with pytest.raises(
-        (BrokenError, ValueError, AssertionError),
-        match=r"cache disagrees with the text|cache is not the text|empty|> 0|outputs of 0 tokens",
+        (BrokenError, ValueError, AssertionError, IndexError),
+        match=r"cache disagrees with the text|cache is not the text|empty|> 0|outputs of 0 tokens|out of range",
     ):
         check_many(drafter=drafter)
 

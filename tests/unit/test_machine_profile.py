@@ -322,7 +322,7 @@ def test_every_plan_says_that_its_measurement_was_disturbed(tmp_path: Path, monk
         assert result.plan.notes == result.document().notes
         return [note for note in result.plan.notes if "measured" in note]
 
-    said = f"this machine was measured while {BUSY}: ggufspec plan --calibrate measures it again when that is over"
+    said = f"this machine was measured while {BUSY}: measure it again with ggufspec plan --calibrate when it is idle"
     for _ in range(2):
         assert notes() == [said]
     assert notes(gpu=("RTX 4090",), gpu_layers=1) == [said]

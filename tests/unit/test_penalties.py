@@ -230,5 +230,5 @@ def test_a_position_that_is_not_known_is_an_error() -> None:
     known.follow(0, [1, 2])
     with pytest.raises(ValueError, match="the text ends at 2"):
         known.apply(np.zeros(4, np.float32), 3)
-    with pytest.raises(ValueError, match="do not follow"):
+    with pytest.raises(ValueError, match="the text ends at 2, before position 3"):
         known.follow(3, [1])

@@ -312,7 +312,7 @@ def test_a_file_that_the_hub_is_known_not_to_have_is_not_here(cache, tmp_path):
 
 @pytest.mark.parametrize("repo", ["a/b/c", "no repo", "..", "a--b"])
 def test_what_cannot_be_a_repository_is_refused(load, tmp_path, cache, repo):
-    with pytest.raises(GgufspecError, match="is not a repository of the hub") as caught:
+    with pytest.raises(GgufspecError, match="is not a repository on the hub") as caught:
         local_pair(load(REMOTE.replace("someone/models", repo)))
     assert "USER/NAME" in caught.value.hint
 

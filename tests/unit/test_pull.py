@@ -236,7 +236,7 @@ def test_the_parts_of_a_name(text: str, name: choice.HubName) -> None:
 
 @pytest.mark.parametrize("text", ["a", "a@v1", "a/b@", "a/b/", "https://huggingface.co/a/b", "/a/b.gguf"])
 def test_what_is_no_name(text: str) -> None:
-    with pytest.raises(GgufspecError, match="is not a repository of the hub"):
+    with pytest.raises(GgufspecError, match="is not a repository on the hub"):
         choice.parse_name(text)
 
 
@@ -655,7 +655,7 @@ def test_a_proxy_is_no_traceback(online: Cli, server: Server) -> None:
         (f"{BIG}/big-Q4_K_S.gguf", {}, "has no file 'big-Q4_K_S.gguf'", f"did you mean {TARGET}"),
         (f"{BIG}:Q5_K_M", {}, "has no model in Q5_K_M; it has F16, Q4_K_M, Q8_0", f"{BIG}:Q4_K_M"),
         ("user/none:Q8_0", {}, "no repository user/none", "/user/none"),
-        ("none", {}, "is not a repository of the hub", "USER/NAME"),
+        ("none", {}, "is not a repository on the hub", "USER/NAME"),
     ],
 )
 def test_refusals_are_explained(
@@ -838,19 +838,19 @@ def answer(body: bytes, headers: str = "", status: str = "200 OK") -> bytes:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (PORTAL, "a web page perhaps"),
-        (b"", "something other than the hub"),
-        (b"[" * 1_000_000, "something other than the hub"),
-        (b"{}", "something other than the hub"),
+        (PORTAL, "it may be a web page"),
+        (b"", "did not come from the hub"),
+        (b"[" * 1_000_000, "did not come from the hub"),
+        (b"{}", "did not come from the hub"),
         (b'{"id": "a"}', "has no GGUF file"),
         (b'{"id": "a", "siblings": []}', "has no GGUF file"),
-        (b'{"id": "a", "siblings": 1}', "something other than the hub"),
-        (b'{"id": "a", "siblings": [1, 2]}', "something other than the hub"),
-        (b'{"id": "a", "siblings": [{"size": 1}]}', "something other than the hub"),
-        (b'{"id": "a", "siblings": [{"rfilename": "a.gguf", "size": "large"}]}', "something other than the hub"),
-        (b'{"id": "a", "lastModified": 1}', "something other than the hub"),
-        (b"[1, 2]", "something other than the hub"),
-        (b"\xff\xfe\x00", "something other than the hub"),
+        (b'{"id": "a", "siblings": 1}', "did not come from the hub"),
+        (b'{"id": "a", "siblings": [1, 2]}', "did not come from the hub"),
+        (b'{"id": "a", "siblings": [{"size": 1}]}', "did not come from the hub"),
+        (b'{"id": "a", "siblings": [{"rfilename": "a.gguf", "size": "large"}]}', "did not come from the hub"),
+        (b'{"id": "a", "lastModified": 1}', "did not come from the hub"),
+        (b"[1, 2]", "did not come from the hub"),
+        (b"\xff\xfe\x00", "did not come from the hub"),
         (b'{"id": "a", "siblings": [{"rfilename": "../../x.gguf"}]}', "leaves the repository"),
         (b'{"id": "a", "siblings": [{"rfilename": "\\u001b[2J.gguf"}]}', "leaves the repository"),
     ],
@@ -866,7 +866,7 @@ def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, w
 @pytest.mark.parametrize("body", [PORTAL, b"[1]", b'[{"name": "a"}]'])
 def test_a_search_that_the_hub_does_not_answer(here: Path, server: Server, body: bytes) -> None:
     server.raw["/api/models"] = [answer(body)]
-    with pytest.raises(client.ForeignError, match="something other than the hub answers about a search for 'x'"):
+    with pytest.raises(client.ForeignError, match="the reply about a search for 'x' did not come from the hub"):
         client.search("x", 5)
 
 
@@ -929,7 +929,7 @@ INSTEAD = {  # what answers in place of the hub: (pieces, what the note says)
     "a proxy": ([REFUSED.format("407 Who", "").encode()], "refuses .*407"),
     "a token that ran out": ([REFUSED.format("401 No", "X-Error-Code: RepoNotFound\r\n").encode()], "private"),
     "gone": ([REFUSED.format("404 No", "X-Error-Code: RepoNotFound\r\n").encode()], "no repository"),
-    "a login page": ([answer(PORTAL, 'ETag: "x"\r\nContent-Type: text/html\r\n')], "something other|does not return"),
+    "a login page": ([answer(PORTAL, 'ETag: "x"\r\nContent-Type: text/html\r\n')], "did not come from|does not return"),
     "another page": ([answer(b"", "Location: /login\r\n", "302 Found")], "small-GGUF"),
     "not HTTP": ([b"SSH-2.0-OpenSSH_9.9\r\n"], "small-GGUF"),
     "silence": ([b"", b""], "does not answer within"),

@@ -94,7 +94,7 @@ def test_one_process_at_a_time(path):
     with RunLog(path, SCHEMA) as run_log:
         run_log.put("a", 1)
         for fresh in (False, True):
-            with pytest.raises(GgufspecError, match="another process is making the same measurements") as error:
+            with pytest.raises(GgufspecError, match="another process is running the same measurements") as error:
                 RunLog(path, SCHEMA, fresh=fresh)
             assert "--results" in error.value.hint
     assert kept(path)[0] == {"a": 1}

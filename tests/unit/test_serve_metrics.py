@@ -205,7 +205,8 @@ def test_the_parser_is_strict(wrong):
 def test_figures_are_the_last_answers_newest_first():
     metrics = Metrics()
     totals = dict.fromkeys(metrics.figures()["totals"], 0)
-    assert metrics.figures() == {"answers": [], "totals": totals, "target": None}
+    now = {"running": 1, "waiting": 2, "answers_per_batch": None}
+    assert metrics.figures(waiting=2, running=1) == {"answers": [], "totals": totals, "target": None, "now": now}
     for number in range(25):
         metrics.answered(reply(tokens=number + 1), seconds=2.75)
     figures = json.loads(json.dumps(metrics.figures(), allow_nan=False))
@@ -230,6 +231,16 @@ def test_figures_are_the_last_answers_newest_first():
     }
     assert figures["totals"]["tokens"] == sum(range(1, 26))
     assert figures["totals"]["drafted"] == 150
+
+
+def test_answers_that_share_batches_have_more_rounds_than_the_target_has_batches():
+    metrics = Metrics()
+    assert read(metrics)["llamacpp:n_busy_slots_per_decode", ()] == 0
+    metrics.answered(reply(rounds=9, batches=9), seconds=1.0)
+    assert read(metrics)["llamacpp:n_busy_slots_per_decode", ()] == 1
+    metrics.answered(reply(rounds=9, batches=3), seconds=1.0)
+    assert read(metrics)["llamacpp:n_busy_slots_per_decode", ()] == 1.5
+    assert metrics.figures()["now"]["answers_per_batch"] == 1.5
 
 
 def test_what_is_not_known_is_none():

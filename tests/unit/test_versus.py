@@ -754,6 +754,16 @@ def test_a_bench_goes_on_while_too_little_was_quiet(measured):
     assert bench.document().speedup.median == pytest.approx(gain(32))
 
 
+def test_a_bench_of_two_prompts_needs_no_pass_in_which_both_were_quiet(measured):
+    """Other programs are busy during the second and the third of the four answers."""
+    machine = Machine(alternates=True)
+    machine.busy = lambda now: float(len([way for way, *_ in machine.asked if way == "pair"]) in (2, 3))
+    document = measured(machine, prompted(2, max_tokens=32), 2).document()
+    assert (document.disturbance.part, document.disturbance.counting) == ("quiet", document.disturbance.pairs // 2)
+    assert document.speedup.median == pytest.approx(gain(32))
+    assert "interrupted" not in document.verdict.text
+
+
 @pytest.mark.parametrize("crashing", ["pair", "target"])
 def test_where_answers_that_alternate_crash_the_way_that_does_is_found(measured, crashing):
     machine = Machine(alternates=True, crashing=(crashing,))

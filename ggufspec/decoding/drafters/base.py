@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ggufspec.decoding.batch import Batch
 from ggufspec.decoding.rules.base import AcceptanceRule, DraftToken
 from ggufspec.decoding.sampling import Logits, confidence
 from ggufspec.errors import ModelError
@@ -65,6 +66,21 @@ class Drafter(Protocol):
         """Return the number of tokens to decode before the token at index ``length`` can be proposed; 0 if none."""
         ...
 
+    def to_propose(self, text: Sequence[int]) -> Batch | None:
+        """Return the batch to decode before the token after ``text`` can be proposed, if other answers may share it.
+
+        Its logits go to :meth:`receive`. None: there is nothing to decode, or :meth:`propose` decodes it.
+        """
+        ...
+
+    def to_catch_up(self, text: Sequence[int], most: int) -> Batch | None:
+        """Return the batch to decode before :meth:`catch_up` with the same arguments, as :meth:`to_propose` does."""
+        ...
+
+    def receive(self, rows: Logits) -> None:
+        """Take the logits of the batch that was asked for; the next method called is the one that needs them."""
+        ...
+
     def propose(self, text: Sequence[int], rule: AcceptanceRule) -> DraftCandidate | None:
         """Return the candidate after ``text`` (emitted tokens and the chain so far); None if the drafter has none."""
         ...
@@ -89,7 +105,20 @@ class Drafter(Protocol):
         ...
 
 
-class FreeDrafter:
+class AloneDrafter:
+    """Base of drafters whose batches, if any, no other answer can share."""
+
+    def to_propose(self, text: Sequence[int]) -> Batch | None:  # noqa: ARG002
+        return None
+
+    def to_catch_up(self, text: Sequence[int], most: int) -> Batch | None:  # noqa: ARG002
+        return None
+
+    def receive(self, rows: Logits) -> None:  # noqa: ARG002
+        raise AssertionError("nothing was asked for")
+
+
+class FreeDrafter(AloneDrafter):
     """Base of drafters without a model, which process text at no cost."""
 
     failure = ""

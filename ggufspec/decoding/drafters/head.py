@@ -1,9 +1,9 @@
 """Drafter with a prediction head (MTP blocks or EAGLE-3), whose inputs include the target's hidden states.
 
-The head decodes final tokens with the target's hidden states. It decodes drafted tokens with its own hidden states, and
-again with the target's once they are accepted. Unread tokens share one decode with the first step of a chain, so n
-drafted tokens take n decodes, and rejected tokens are never decoded again. (llama.cpp's common/speculative.cpp decodes
-unread tokens separately, and rejected tokens with them.)
+The head decodes accepted tokens with the target's hidden states. It decodes drafted tokens with its own hidden states,
+and again with the target's once they are accepted. Accepted tokens that it has not decoded yet share one decode with
+the first step of a chain, so n drafted tokens take n decodes, and rejected tokens are never decoded again. (llama.cpp's
+common/speculative.cpp decodes accepted tokens separately, and rejected tokens with them.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, RowDrafter, ShadowEvaluation
+from ggufspec.decoding.drafters.base import (
+    AloneDrafter,
+    DraftCandidate,
+    DrafterParts,
+    RowDrafter,
+    ShadowEvaluation,
+)
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.timing import time_token
 from ggufspec.decoding.rules.base import AcceptanceRule
@@ -20,7 +26,7 @@ from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context, Logits
 
 
-class HeadDrafter(RowDrafter):
+class HeadDrafter(AloneDrafter, RowDrafter):
     """Drafter with a head on the target's context, whose cache persists across rounds; named ``mtp`` or ``eagle3``."""
 
     def __init__(self, head: Head, target: Context, name: str) -> None:

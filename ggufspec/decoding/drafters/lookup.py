@@ -1,8 +1,8 @@
 """Drafter without a model, which proposes the token that followed the same n-gram earlier in the text.
 
 Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) and llama.cpp's
-common/ngram-cache.cpp. Unlike them it examines the newest occurrences rather than the oldest, measures how long each
-match really is, and lets several of them vote.
+common/ngram-cache.cpp. Unlike both, it examines the newest occurrences instead of the oldest, measures the full length
+of each match, and lets several matches vote.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, FreeDr
 from ggufspec.decoding.rules.base import AcceptanceRule, DraftToken
 
 REACH = 32  # maximum match length, in tokens
-# A few orders are better than many: only occurrences of the longest n-gram vote, and if every n were an order, there
-# would often be just one. Without order 1, Python, Markdown and JSON had a fifth fewer hits; 3 and 6 add none.
+# Lengths n of the indexed n-grams. Few are better than many: only occurrences of the longest match vote, and with every
+# n that would often be just one. Without n = 1, Python, Markdown and JSON had a fifth fewer hits; 3 and 6 add none.
 ORDERS = (1, 2, 4, 8)
-OCCURRENCES = 8  # occurrences to examine, newest first; with 4, confidence ranks guesses worse, with 16 no better
+OCCURRENCES = 8  # occurrences to examine, newest first; with 4, confidence ranks guesses worse; with 16, no better
 FADE = 0.9  # weight of an occurrence, relative to the next newer one
 # VOTES: votes per occurrence, by match length in tokens; DOUBT: votes for no token.
-# Matches were right in 21, 42, 60, 63, 75, 91 and 97 % of a real model's answers at 1, 2, 3, 4, 8, 12 and 32 tokens,
-# roughly n ** 1.5 / (n ** 1.5 + 4). On replayed answers a DOUBT of 7 was 1 % faster than 5 or 10.
+# In a real model's answers, matches of 1, 2, 3, 4, 8, 12 and 32 tokens were right in 21, 42, 60, 63, 75, 91 and 97 % of
+# cases, roughly n ** 1.5 / (n ** 1.5 + 4). Replayed answers were 1 % faster with a DOUBT of 7 than with 5 or 10.
 VOTES = [n**1.5 for n in range(REACH + 1)]
 DOUBT = 7.0
 
 # Number of tokens evaluated after a cooldown. Earlier tokens of the cooldown are only indexed, all at once, which
-# takes a sixth as long. On replayed answers, 8 is as good as all; with 4, decoding is 1 to 2 % slower.
+# takes a sixth as long. On replayed answers, 8 is as good as evaluating all; with 4, decoding is 1 to 2 % slower.
 EVALUATED = 8
 
 _TOKEN_BITS = 32
@@ -40,7 +40,7 @@ _WHOLE = (1 << _BITS) - 1
 _WINDOW = struct.Struct(f"<{REACH}I")
 _EDGE = 0xFFFFFFFF  # placeholder before the first token of an index
 _BLANK = 0xFFFFFFFE  # placeholder before the first token of a text to look up, which must not match _EDGE
-_PRIME = 999_999_937  # largest prime below 10**9: one digit of a Python integer, and 64-bit products in NumPy
+_PRIME = 999_999_937  # largest prime below 10**9: it fits in one digit of a Python integer, its products in 64 bits
 _RADIX = 2**_TOKEN_BITS % _PRIME
 _BUCKETS = 1024  # minimum number of buckets, for short texts
 
@@ -50,12 +50,12 @@ class LookupGuess(NamedTuple):
 
     token: int  # predicted token id
     length: int  # length in tokens of the longest match that supports it, 1 to REACH
-    # The token's votes ÷ (all votes + DOUBT), in (0, 1). A second match raises it if it agrees, else lowers it.
+    # The token's votes ÷ (all votes + DOUBT), in (0, 1). A second match raises this if it agrees, and lowers it if not.
     confidence: float
 
 
 def window_of(text: Sequence[int]) -> int:
-    """Return the last ``REACH`` tokens of a text as one integer with 32-bit digits, the newest token on top."""
+    """Return the last ``REACH`` tokens of a text as one integer of 32-bit digits; the newest is the highest digit."""
     last = text[-REACH:]
     return int.from_bytes(_WINDOW.pack(*[_BLANK] * (REACH - len(last)), *last), "little")
 
@@ -95,7 +95,7 @@ class NgramIndex:
         if self._length - 1 > self._mask:
             self._build()
             return
-        windows = [*accumulate(tokens, slide, initial=window)]  # the last window is that of the whole text
+        windows = [*accumulate(tokens, slide, initial=window)]  # the last one, for the whole text, is not used
         for _, shift, newest, older in self._chains:
             for position, window in zip(range(start, self._length), windows, strict=False):
                 bucket = (window >> shift) % _PRIME & self._mask
@@ -103,7 +103,7 @@ class NgramIndex:
                 newest[bucket] = position
 
     def rewind(self, length: int) -> None:
-        """Remove all but the first ``length`` tokens, as if the others had never been appended."""
+        """Remove all but the first ``length`` tokens, as if no more had been appended."""
         while self._length > length:
             self._length -= 1
             del self._tokens[-4:]
@@ -112,10 +112,10 @@ class NgramIndex:
                 newest[(window >> shift) % _PRIME & self._mask] = older.pop()
 
     def find(self, window: int) -> LookupGuess | None:
-        """Guess what follows a text that ends with this window; None if even its last token is new.
+        """Guess the token after a text that ends with this window; None if even the text's last token is new.
 
-        Only the longest n-gram that occurs at all counts: its newest occurrences vote for what followed them, each with
-        the ``VOTES`` of its match length, fading with age. In a tie the newest wins.
+        Only the longest n-gram that has occurred counts. Each of its newest occurrences votes for the token that
+        followed it, with the ``VOTES`` of its match length; older ones weigh less. In a tie the newest wins.
         """
         tokens = self._tokens
         for order, shift, newest, older in self._chains:
@@ -141,11 +141,11 @@ class NgramIndex:
         return None
 
     def _build(self) -> None:
-        """Build all buckets and chains at once, as if by appending; there are more buckets than tokens."""
+        """Build all buckets and chains at once, with the same result as appending; buckets outnumber tokens."""
         count = self._length
         self._mask = max(_BUCKETS, 1 << count.bit_length()) - 1
-        # For each order, longest first: window bits to drop, newest position by bucket, next older position by
-        # position. Position 0 has nothing before it and marks the end of a chain.
+        # (order, window bits to drop, newest position by bucket, next older position by position), highest order first.
+        # Position 0 has no tokens before it and marks the end of a chain.
         self._chains: list[tuple[int, int, array[int], array[int]]] = []
         tokens = np.frombuffer(bytes(self._tokens), "<u4").astype(np.int64)
         key, back = np.zeros(count, np.int64), 0
@@ -166,10 +166,10 @@ class NgramIndex:
 
 
 class LookupDrafter(FreeDrafter):
-    """Drafter that proposes what followed the longest match in the text so far or in a corpus (n,), e.g. files that an
-    answer may quote; the text wins ties.
+    """Drafter that proposes the token after the longest match in the text so far or in a corpus (n,), e.g. files that
+    an answer may quote; the text wins ties.
 
-    The index holds only final tokens. A drafted chain is part of the text that is looked up, never of the index.
+    The index holds the prompt and the emitted tokens. Drafted tokens extend the text to look up, but not the index.
     """
 
     name = "lookup"
@@ -182,10 +182,10 @@ class LookupDrafter(FreeDrafter):
         self,
         prompt: Sequence[int],
         choices: Sequence[int] = (),
-        same: int = 0,  # noqa: ARG002 - reading is free
+        same: int = 0,  # noqa: ARG002 - indexing is free
     ) -> list[ShadowEvaluation]:
         choices = choices[-len(prompt) :] if prompt else ()
-        self._evaluated = len(prompt) - len(choices)  # earlier positions have been evaluated or never will be
+        self._evaluated = len(prompt) - len(choices)  # positions before this are never evaluated again
         self._unreported: list[ShadowEvaluation] = []
         self._certain = len(prompt)
         self._index = NgramIndex(prompt[: self._evaluated])
@@ -200,7 +200,7 @@ class LookupDrafter(FreeDrafter):
             return None
         return DraftCandidate(guess.confidence, lambda: DraftToken(guess.token))
 
-    def catch_up(self, text: Sequence[int], rule: AcceptanceRule, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002 - reading is free
+    def catch_up(self, text: Sequence[int], rule: AcceptanceRule, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002 - indexing is free
         self._evaluated = max(self._evaluated, len(text) - EVALUATED)
         seen, self._unreported = self._unreported + self._append(text, len(text)), []
         return seen
@@ -228,7 +228,7 @@ class LookupDrafter(FreeDrafter):
         return seen
 
     def _guess(self, window: int) -> LookupGuess | None:
-        """Return the guess after ``window``; the last one is cached, because evaluating a round looks it up again."""
+        """Return the guess after ``window``. The last guess is cached, because evaluating a round asks for it again."""
         wanted = len(self._index), window
         if wanted != self._last:
             self._last, self._found = wanted, self._look_up(window)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ggufspec.decoding.batch import Batch
 from ggufspec.decoding.drafters.base import DraftCandidate, DrafterParts, RowDrafter, ShadowEvaluation
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.timing import time_token
 from ggufspec.decoding.rules.base import AcceptanceRule
-from ggufspec.llamacpp.model import Context
+from ggufspec.llamacpp.model import Context, Logits
 
 
 class ModelDrafter(RowDrafter):
@@ -24,7 +25,8 @@ class ModelDrafter(RowDrafter):
     """
 
     name = "draft"
-    _first = 0  # index in the text of the first token in the draft's cache; earlier tokens are forgotten
+    _rows: Logits | None = None  # logits of the batch that the drafter asked for, until they are used
+    _first = 0  # index in the text of the first token in the draft's cache; earlier tokens were removed from it
 
     def __init__(
         self, model: Context, target_vocab_size: int, batch_size: Callable[[int], int] = lambda count: count
@@ -34,7 +36,7 @@ class ModelDrafter(RowDrafter):
         self.shared_vocab = min(model.vocab_size, target_vocab_size)
 
     def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
-        self.failure, self._prompt, self._choices = "", len(prompt), choices
+        self.failure, self._prompt, self._choices, self._rows = "", len(prompt), choices, None
         end = len(prompt) - 1
         cached = min(same, self.has_read, end)
         kept = cached - self._first
@@ -58,18 +60,25 @@ class ModelDrafter(RowDrafter):
 
     @property
     def has_read(self) -> int:
-        """Number of text tokens that the draft has decoded, including forgotten ones."""
+        """Number of text tokens that the draft has decoded, including those since removed from its cache."""
         return self._first + self.model.length
 
-    def propose(self, text: Sequence[int], rule: AcceptanceRule) -> DraftCandidate | None:
+    def to_propose(self, text: Sequence[int]) -> Batch | None:
         if self.failure or len(text) - self._first > self.model.capacity:
             return None
-        unread = text[self.has_read :]
-        logits = self.model.decode(self._known(unread), outputs=1, batch_size=self._batch_size(len(unread)))
-        row = rule.penalised(logits[0, : self.shared_vocab], len(text))
-        return self._candidate(row, rule, len(text))
+        unread = self._known(text[self.has_read :])
+        return Batch(unread, 1, self._batch_size(len(unread)), draft=self.model)
 
-    def catch_up(self, text: Sequence[int], rule: AcceptanceRule, most: int) -> list[ShadowEvaluation]:
+    def receive(self, rows: Logits) -> None:
+        self._rows = rows
+
+    def propose(self, text: Sequence[int], rule: AcceptanceRule) -> DraftCandidate | None:
+        rows = self._taken(self.to_propose(text) if self._rows is None else None)
+        if rows is None:
+            return None
+        return self._candidate(rule.penalised(rows[0, : self.shared_vocab], len(text)), rule, len(text))
+
+    def to_catch_up(self, text: Sequence[int], most: int) -> Batch | None:
         end = len(text) - 1
         if end - self.has_read > most:
             self.model.rewind(0)
@@ -77,12 +86,23 @@ class ModelDrafter(RowDrafter):
         end = min(end, self._first + self.model.capacity)
         count = min(ROWS, end - self.has_read)
         if self.failure or count < 1:
+            return None
+        return Batch(self._known(text[self.has_read : end]), count, is_prompt=True, draft=self.model)
+
+    def catch_up(self, text: Sequence[int], rule: AcceptanceRule, most: int) -> list[ShadowEvaluation]:
+        rows = self._taken(self.to_catch_up(text, most) if self._rows is None else None)
+        if rows is None:
             return []
-        unread = self._known(text[self.has_read : end])
-        rows = self.model.decode(unread, outputs=count)[:, : self.shared_vocab]
-        seen = self._foretold(rows, text, end, rule)
+        seen = self._foretold(rows[:, : self.shared_vocab], text, self.has_read, rule)
         self.model.rewind(self.model.length)  # all of these tokens are final
         return seen
+
+    def _taken(self, batch: Batch | None) -> Logits | None:
+        """Return the logits that the drafter received, or else those of a batch to decode now."""
+        rows, self._rows = self._rows, None
+        if batch is not None:
+            rows = self.model.decode(batch.tokens, outputs=batch.outputs, batch_size=batch.batch_size)
+        return rows
 
     def _batch_size(self, count: int) -> int:
         return self.batch_size(count) if count <= ROWS else 0

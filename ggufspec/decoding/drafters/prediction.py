@@ -25,7 +25,7 @@ class Place(NamedTuple):
         """Probability that the next token is the predicted one.
 
         Share of correct predictions in 250 edited files with 1 to 80 changed lines: .36 for the first token; .22, .47,
-        .69, .80, .88, .93, .96, .98, .991, .998 after 1, 2, 3, 4, 6, 8, 12, 16, 24, 32 matches; .08 while texts differ.
+        .69, .80, .88, .93, .96, .98, .991, .998 after 1, 2, 3, 4, 6, 8, 12, 16, 24, 32 matches; .08 during a mismatch.
         """
         return self.matched**2 / (self.matched**2 + 4) if self.matched else 0.35
 
@@ -33,8 +33,8 @@ class Place(NamedTuple):
 class Alignment:
     """Alignment of an answer with its prediction, token by token.
 
-    After a difference, alignment resumes where the prediction matches most of the answer's last tokens; if there are
-    several such positions, at the one nearest to where the difference began.
+    After a mismatch, alignment resumes where the longest run of the answer's last tokens occurs in the prediction; ties
+    go to the occurrence nearest to the start of the mismatch.
 
     Args:
         prediction: (n,) token ids.
@@ -47,7 +47,7 @@ class Alignment:
             self._where.setdefault(token, []).append(index)
 
     def follow(self, place: Place, before: Sequence[int], token: int) -> Place:
-        """Return the position after one more ``token`` of the answer, which follows the tokens ``before``."""
+        """Return the position after one more ``token`` of the answer; ``before`` holds the tokens before it."""
         expected = place.next
         if not place.differs and expected < len(self.prediction) and self.prediction[expected] == token:
             return Place(expected + 1, min(place.matched + 1, REACH))
@@ -63,7 +63,7 @@ class Alignment:
         return Place(expected, differs=True)
 
     def _matched(self, index: int, before: Sequence[int]) -> int:
-        """Return how many predicted tokens up to ``index`` equal the answer's last tokens; at least one does."""
+        """Return how many predicted tokens ending at ``index`` equal the answer's last tokens, at least 1."""
         most = min(REACH, index + 1, len(before) + 1)
         return next((n for n in range(1, most) if self.prediction[index - n] != before[-n]), most)
 
@@ -83,7 +83,7 @@ def appeared(prediction: Sequence[int], answer: Sequence[int]) -> int:
 
 
 class PredictionDrafter(FreeDrafter):
-    """Drafter that proposes what follows in a predicted answer.
+    """Drafter that proposes the next token of a predicted answer.
 
     Args:
         prediction: (n,) token ids.

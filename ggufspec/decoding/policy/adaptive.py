@@ -13,7 +13,7 @@ new tokens now and then, in a small share of the time, and drafts again if its s
 If other answers share the batches (:class:`~ggufspec.decoding.policy.base.Load`), rho is the rate of all of them
 together, and T(k + 1) becomes T(their tokens + k + 1): a draft must pay for the time that it costs everyone. Because
 all decide at once, none knows the final batch size. T is therefore replaced by its least concave majorant, so that each
-answer expects the steepest step ahead.
+answer expects the steepest step ahead. The draft model decodes for all of them at once, so c is a share of its batch.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class AdaptivePolicy(DraftPolicy):
         self._last_batch_size: int | None = None
         self._checks_target_only = False  # True if this round times target-only decoding
         self._checks = CONSTANTS.most_checks  # rounds that may still re-time a single target token
-        self._proposed: dict[tuple[str, int], list[float]] = {}  # seconds of proposals by drafter and pending tokens
+        self._proposed: dict[
+            tuple[str, int], list[float]
+        ] = {}  # seconds per proposal, keyed by drafter and number of pending tokens
         self._verified = 0
 
     def estimator(self, name: str) -> AcceptanceEstimator:
@@ -211,7 +213,7 @@ class AdaptivePolicy(DraftPolicy):
         switched = self._last_batch_size != batch_size
         self._last_batch_size = batch_size
         total_s = outcome.total_s + outcome.learning_s
-        self._trials.elapsed_s += min(total_s, CONSTANTS.longest_s)
+        self._trials.elapsed_s += min(total_s, CONSTANTS.longest_s) / (1 + load.gained)  # the others count it, too
         if back_off.active:  # the previous round was active too, and ``learning_s`` belongs to it
             back_off.learning_s = outcome.learning_s
         expected_s = self.target.seconds(1)
@@ -243,7 +245,7 @@ class AdaptivePolicy(DraftPolicy):
         self._wanted = decay * self._wanted + (1 - decay) * wanted
         for (name, count), spent in self._proposed.items():
             draft = self.drafts[name]
-            if count <= draft.limit:
+            if 0 < count <= draft.limit:
                 draft.observe(count, sum(spent) / len(spent), self._trials.elapsed_s)
 
     def probe(self, name: str, pending: int) -> str:
@@ -299,6 +301,8 @@ class AdaptivePolicy(DraftPolicy):
     def catch_up_count(self, name: str, pending: int) -> int:
         if name not in self.drafts or pending <= ROWS or self._checks_target_only:
             return 0
+        if self.load.prompt:  # other answers wait for their first token, and the load is not known before they decode
+            return 0
         first = name not in self._begun
         if 0 <= pending - self._looked.get(name, -ROWS) < ROWS:
             return 0  # once per sixteen tokens is enough
@@ -312,8 +316,8 @@ class AdaptivePolicy(DraftPolicy):
     def _worth_reading(self, name: str, pending: int, *, first: bool) -> int:
         """Return how many of the last tokens are worth decoding; 0 if too few are.
 
-        The cost must be covered by the drafter's known gain or, for exploration within its share of the time, by the
-        possible gain if the drafter is better than it seems.
+        The drafter's known gain must cover the cost. For exploration, within its share of the time, it is enough that
+        the gain would cover the cost if the drafter were better than it seems.
         """
         estimator = self.estimator(name)
         stale = 0.0 if first else 1 - math.exp(-pending / CONSTANTS.forgotten)
@@ -411,9 +415,11 @@ class AdaptivePolicy(DraftPolicy):
         draft = self.drafts.get(name)
         if draft is None:
             return 0.0
+        others = min(round(self.load.drafting), draft.limit - 1)
         one = draft.seconds(1)
+        shared = draft.seconds(1 + others) / (1 + others) if others else one
         rounds = 1 + (CONSTANTS.amortised_rounds - 1) * self._wanted if pending > ROWS else 1
-        return one + (self._reading_s(name, pending) - one) / rounds
+        return shared + (self._reading_s(name, pending) - one) / rounds
 
     def _reading_s(self, name: str, count: int) -> float:
         draft = self.drafts[name]

@@ -1,8 +1,8 @@
 """Back-off: rounds without drafts (a cooldown) when deciding about drafts costs more than drafts gain.
 
-A decision takes about 0.1 ms. If that is more than 1 % of a target token's time, and the rounds since the last cooldown
-produced fewer tokens than target-only decoding would have in the same time, the policy pauses for about as many rounds
-as it takes to bring deciding down to 1 % of the time.
+A decision takes about 0.1 ms. If that is more than 1 % of a target token's time, the policy pauses when the rounds
+since the last cooldown produced fewer tokens than target-only decoding would have in the same time. The pause lasts
+about as many rounds as it takes to bring deciding down to 1 % of the time.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class BackOff:
     """Costs and gains of drafting decisions; lives as long as the pair."""
 
     cooldown: int = 0  # remaining rounds without a decision or a draft
-    # (batch size, seconds) of target batches without a draft that the target's latency model has yet to observe
+    # (batch size, seconds) of target batches without a draft that the target's latency model has not yet observed
     target_only: list[tuple[int, float]] = field(default_factory=list)
     overhead_s: float = 0.0  # seconds that a cooldown round spends outside the target
     learning_s: float = 0.0  # seconds of updating the policy after a round
     active: int = 0  # rounds since the last cooldown
-    gain: float = 0.0  # decayed tokens that these rounds gained over target-only decoding in the same time
+    gain: float = 0.0  # decayed sum of tokens gained in these rounds, compared with target-only for the same time
     deciding: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds of the last decisions
-    earned: float = 0.0  # gain over all rounds of this answer
+    earned: float = 0.0  # sum of tokens gained in this answer, not decayed
     fruitless: int = 0  # consecutive answers that ended without a gain
-    patience: float = CONSTANTS.least_patience  # multiplier for the next cooldown; doubles after one without a gain
+    patience: float = CONSTANTS.least_patience  # multiplier for the next cooldown; doubles with each until drafts gain
     trial: int = CONSTANTS.trial_rounds  # number of rounds within which drafts must show a gain
 
     def begin_answer(self) -> None:
-        """Begin an answer without a cooldown; drafts must show a gain sooner if the last answer ended without one.
+        """Begin an answer without a cooldown; after an answer without a gain, drafts must show a gain sooner.
 
         After several answers without a gain, the first cooldown has full length.
         """
@@ -53,8 +53,8 @@ class BackOff:
     def observe_active(self, outcome: RoundOutcome, target_only_s: float, drafting_s: float, *, drafted: bool) -> None:
         """Account for a round in which the policy decided about drafts; may begin a cooldown.
 
-        ``target_only_s`` is the time of a one-token batch, ``drafting_s`` the time spent in draft models; ``drafted``
-        is True if any drafted token was verified.
+        ``target_only_s`` is the time of a target batch without a draft, ``drafting_s`` the time spent in draft models;
+        ``drafted`` is True if any drafted token was verified.
         """
         target_only_s += self.overhead_s
         spent_s = outcome.total_s - outcome.verify_s - drafting_s - self.overhead_s + self.learning_s
@@ -63,7 +63,7 @@ class BackOff:
         if not self.active:
             self.gain = 0.0
         self.active += 1
-        if drafted:  # a batch takes at most as long as its tokens one by one; any excess is preemption
+        if drafted:  # a batch takes at most as long as its tokens one by one; more means that it was preempted
             worst = outcome.emitted - outcome.batch_size - deciding_s / target_only_s
             brought = max(worst, outcome.emitted - (outcome.total_s + self.learning_s) / target_only_s)
         else:  # the batch was target-only, whatever time it took

@@ -16,17 +16,18 @@ class RoundOutcome:
     verify_s: float  # seconds that the target took to decode the batch
     total_s: float
     learning_s: float = 0.0  # seconds of updating the policy after the previous round
-    shared: int = 0  # total batch size if it held other answers' tokens, or ``WITH_PROMPT``; 0 if it held none
+    shared: int = 0  # batch size with other answers' tokens, or ``WITH_PROMPT``; 0 if the batch was not shared
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load from other answers that are decoded in the same batches, as of the last round."""
+    """Load that the other answers put on shared batches, as of the last round."""
 
     tokens: float = 0.0  # the other answers' tokens in a batch
     gained: float = 0.0  # tokens that a round adds to the other answers
     seconds: float = 0.0  # seconds per round that the other answers spend outside the target, e.g. drafting
     prompt: int = 0  # tokens of a prompt in the same batch; their time is not charged to drafts
+    drafting: float = 0.0  # the other answers' tokens in a batch of the draft model
 
 
 class DraftPolicy:
@@ -59,7 +60,10 @@ class DraftPolicy:
         return next(iter((*confidences, *pending)), None)
 
     def proposed(self, name: str, pending: int, seconds: float) -> None:
-        """Observe that the chosen drafter decoded ``pending`` tokens and proposed a candidate in ``seconds``."""
+        """Observe that the chosen drafter decoded ``pending`` tokens and proposed a candidate in ``seconds``.
+
+        ``pending`` is 0 if the batch also held tokens of other answers: its time says little about a batch of one.
+        """
 
     def extend(self, name: str, confidence: float) -> bool:  # noqa: ARG002 - every candidate does
         """Return True if the candidate is to extend the chain."""

@@ -1,10 +1,10 @@
 """Latency of a draft model by batch size, kept up to date while the draft is unused. Pure: no model, clock or I/O.
 
-The target decodes in every round and its latency is observed there. A draft model is timed only when it drafts, so its
-latency goes stale when the machine changes: a draft that was timed while other programs ran would look too slow
-forever. Its latency therefore follows the target's if both compute on the same device, and its uncertainty grows with
-every change of the target's and with time. If the uncertainty can change a decision, the policy has the draft timed for
-one token (``AdaptivePolicy.probe``).
+The target's latency is observed in every round. A draft model is timed only when it drafts, so its latency goes stale
+when the machine changes: a draft that was timed while other programs ran would look too slow forever. The draft's
+latency therefore follows the target's if both compute on the same device, and its uncertainty grows with time and with
+the change in the target's latency. If the uncertainty can change a decision, the policy has the draft timed for one
+token (``AdaptivePolicy.probe``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DraftLatency:
 
     @property
     def target_change(self) -> float:
-        """Ratio of the target's seconds per token now to the value at the draft's last timing."""
+        """Target's seconds per token now, divided by those when the draft was last timed."""
         return self._target.seconds(1) / self._target_token_s
 
     def age_s(self, now_s: float) -> float:
@@ -50,7 +50,7 @@ class DraftLatency:
         return seconds * self.target_change if self._same_device else seconds
 
     def spread(self, now_s: float) -> float:
-        """Return the standard deviation of log seconds, in nats, at ``now_s`` seconds of decoding."""
+        """Return the standard deviation, in nats, of the draft's log seconds at ``now_s`` seconds of decoding."""
         change = CONSTANTS.unshared_change * log(self.target_change)
         return sqrt(change**2 + CONSTANTS.drift_per_s * self.age_s(now_s))
 

@@ -1,4 +1,4 @@
-"""Online estimation of the probability that a drafted token is accepted, from similar tokens.
+"""Online estimation of the probability that a drafted token is accepted, from earlier tokens of similar confidence.
 
 Pure: no model, clock or I/O.
 """
@@ -25,12 +25,12 @@ class DrafterPrior:
     """Assumptions about a drafter before any observation."""
 
     usual: tuple[float, ...]  # frequency of each confidence bin
-    mean: float  # acceptance of a candidate, over all confidences
-    run: float  # acceptance of a candidate after an accepted one
+    mean: float  # acceptance probability of a candidate, over all confidences
+    run: float  # acceptance probability of a candidate after an accepted one
 
 
-# The priors are slightly below what tests/evidence/traces show for Qwen2.5-Coder's answers, which repeat more than
-# most: 0.87 and 0.92 for the draft model, 0.51 and 0.85 for the lookup.
+# Mean and run are slightly below those of Qwen2.5-Coder's answers in tests/evidence/traces, which repeat more than most
+# texts: 0.87 and 0.92 for the draft model, 0.51 and 0.85 for the lookup.
 MODEL = DrafterPrior((0.01, 0.02, 0.04, 0.07, 0.06, 0.08, 0.07, 0.06, 0.07, 0.05, 0.07, 0.4), 0.7, 0.8)
 LOOKUP = DrafterPrior((0.05, 0.15, 0.25, 0.2, 0.1, 0.1, 0.1, 0.05, 0.0, 0.0, 0.0, 0.0), 0.3, 0.6)
 # This prior was measured on the edited files described in drafters/prediction.py
@@ -41,8 +41,8 @@ class AcceptanceEstimator:
     """Estimate of the probability that a drafter's candidate is accepted, given its confidence.
 
     It keeps decayed counts in confidence bins, for each draft position and pooled over all positions. A position's bin
-    with few counts relies on the pooled bin, and the pooled bin on two forecasts, the confidence itself and the mean
-    over all bins, weighted by how accurate each has been.
+    with few counts relies on the pooled bin, and a pooled bin with few counts on two forecasts: the confidence itself
+    and the mean over all bins, weighted by their past accuracy.
     """
 
     def __init__(self, prior: DrafterPrior = MODEL) -> None:
@@ -81,7 +81,7 @@ class AcceptanceEstimator:
         return self._chance(bisect_right(EDGES, confidence), position)
 
     def outlook(self, position: int) -> list[tuple[float, float]]:
-        """Return (frequency, acceptance) of each bin at this position; the frequencies sum to 1."""
+        """Return (frequency, acceptance probability) of each bin at this position; the frequencies sum to 1."""
         position = min(position, _POSITIONS - 1)
         known = self._outlooks.get(position)
         if known is None:
@@ -91,13 +91,13 @@ class AcceptanceEstimator:
 
     @property
     def known(self) -> float:
-        """Share of the estimate that comes from observations rather than the forecast; 0 to 1."""
+        """Share of the estimate that comes from observations rather than from the forecasts; 0 to 1."""
         seen = sum(self._seen[_POSITIONS])
         return seen / (seen + CONSTANTS.prior)
 
     @property
     def spread(self) -> float:
-        """Standard deviation in nats of how much better or worse the drafter may be than it seems."""
+        """Standard deviation of the drafter's level (how much better or worse it is than it seems), in nats."""
         return math.sqrt(self._variance)
 
     @property
@@ -106,7 +106,7 @@ class AcceptanceEstimator:
         return min(self._run[0] / self._run[1], CONSTANTS.longest_run)
 
     def fade(self) -> None:
-        """Reduce the weight of observations, because the next answer may be a different kind of text."""
+        """Reduce the weight of earlier observations, because the next answer may be a different kind of text."""
         self._outlooks.clear()
         for counts in (self._seen, self._accepted):
             counts[:] = [[CONSTANTS.carried * count for count in row] for row in counts]
@@ -143,7 +143,7 @@ class AcceptanceEstimator:
             self._seen[row][bin_] = self._seen[row][bin_] * decay + 1
             self._accepted[row][bin_] = self._accepted[row][bin_] * decay + accepted
         decay = CONSTANTS.mean_decay
-        self._all = [decay * self._all[0] + 0.03 * 0.5 + accepted, decay * self._all[1] + 0.03 + 1]  # never 0, never 1
+        self._all = [decay * self._all[0] + 0.03 * 0.5 + accepted, decay * self._all[1] + 0.03 + 1]  # never 0 or 1
         if position:
             decay = CONSTANTS.run_decay
             self._run = [decay * self._run[0] + accepted, decay * self._run[1] + 1]

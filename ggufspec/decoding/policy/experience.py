@@ -18,10 +18,10 @@ class PairExperience:
     Args:
         folder: the cache folder; with None, nothing is read or written.
         target: the target's fingerprint; if it is empty, nothing is read or written.
-        drafters: by name, the fingerprint of a drafter's file, or its name if it has none.
+        drafters: by drafter name, the fingerprint of the drafter's file, or the name again if it has no file.
 
     Attributes:
-        estimators: estimators by drafter; answers add to them.
+        estimators: acceptance estimators by drafter name; every answer updates them.
         trials: cost of exploring drafters.
     """
 

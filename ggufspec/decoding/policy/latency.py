@@ -1,8 +1,8 @@
 """Seconds per batch by batch size, T(n), updated with every batch that runs. Pure: no model, clock or I/O.
 
 T(n) is neither flat nor monotonic: three tokens may be faster padded to four. It also changes: a busy machine or a deep
-context affects all batch sizes alike, and individual sizes may have been mistimed. The time of a batch size is
-therefore (its own point) × (a factor shared by all), both estimated from the batches as they run.
+context affects all batch sizes alike, and individual sizes may have been mistimed. T(n) is therefore the product of a
+point for each batch size and a factor shared by all sizes, both estimated from the batches as they run.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 
 from ggufspec.llamacpp.options import SLACK
 
-_CLEARLY = 0.97  # another batch size is chosen if it takes less than this share of the time; smaller gains are noise
+_CLEARLY = 0.97  # a larger batch size is chosen if it takes less than this share of the time; smaller gains are noise
 _FINE, _STEP = 16, 8  # batches above 16 are padded to multiples of 8: fewer graphs, and fewer sizes to learn
 _MOVED = 0.02  # change of a batch size's point, in nats, that triggers a new search for the best sizes
 
 # Standard deviations of the filter in `observe`, in nats
 _NOISE = 0.1  # noise in the time of a single batch
 _SHARED, _SHARED_STEP = 0.2, 0.03  # the shared factor's initial value and its drift per batch
-_MEASURED, _GUESSED, _OWN_STEP = 0.05, 0.3, 0.003  # a batch size's own point, if measured or if not, and its drift
-_RESHAPED = 0.3  # how far a single token's own point may deviate from a shared change, relative to that change
+_MEASURED, _GUESSED, _OWN_STEP = 0.05, 0.3, 0.003  # a batch size's own point, measured or not, and its drift per batch
+_RESHAPED = 0.3  # deviation of a single token's own point when all sizes change, as a share of the change
 _SURPRISE = 2.0  # standard deviations beyond which a time is clipped
 _CUT = log(2)  # minimum clipping threshold for a repeated surprise, in nats
 
@@ -33,8 +33,8 @@ class LatencyModel:
     Asking for more tokens than the largest batch holds raises IndexError.
 
     Args:
-        points: measured seconds by batch size, at least one. Sizes between them are interpolated. Beyond the last, the
-            slope of the last segment continues, or that of all points if it is steeper, because they may end in a dip.
+        points: measured seconds by batch size, at least one. Sizes between them are interpolated. Beyond the largest,
+            the last segment's slope continues, or the overall slope if that is steeper (the last point may be a dip).
         batch_sizes: allowed sizes (strict mode: one class); None: all up to ``limit``, in steps of 8 beyond 16.
         switch_s: extra seconds when the batch size changes, for a new graph.
         trusted: True if the measurement was undisturbed.
@@ -43,8 +43,7 @@ class LatencyModel:
         can_pad: True if the model can decode padding; otherwise a batch holds exactly its tokens.
 
     Raises:
-        ValueError: there is no point or no batch size, one of them is not positive, or padding is needed but
-            impossible.
+        ValueError: points or batch sizes are missing or not positive, or padding is needed but impossible.
     """
 
     def __init__(
@@ -75,8 +74,8 @@ class LatencyModel:
         if not can_pad and len(self._allowed) != self.limit:
             raise ValueError("only some batch sizes may be used, and the model cannot pad")
 
-        # State of the filter: index 0 is the shared factor, the others are the known batch sizes, by `_index`. For so
-        # few numbers, lists take half as long as arrays between two batches that evict the CPU caches.
+        # State of the filter: index 0 is the shared factor; `_index` gives the index of each batch size's point. With
+        # so few numbers, lists take half as long as arrays when every batch evicts the CPU caches.
         self._batch_sizes = sorted(points)
         self._index = {batch_size: index for index, batch_size in enumerate(self._batch_sizes, 1)}
         self._state = [0.0, *(log(points[batch_size]) for batch_size in self._batch_sizes)]
@@ -96,7 +95,8 @@ class LatencyModel:
         """Return the fastest allowed batch size that holds ``count`` tokens, 0 … ``limit``.
 
         It is the smallest one unless a larger one is clearly faster, and changes only to a clearly faster one. A single
-        token is never padded, because points that suggest padding are wrong and would never be corrected.
+        token is padded only if size 1 is not allowed: a point that suggests padding is wrong, and if size 1 were not
+        used, it would never be corrected.
         """
         return self._best[count]
 
@@ -115,9 +115,9 @@ class LatencyModel:
         """Update the model with the seconds of a batch of this size; call in the order in which batches ran.
 
         This is a Kalman filter on log seconds = shared factor + the size's own point; the times of other sizes separate
-        the two. A single outlier moves it little. If the next batch is off in the same direction, the shared factor has
-        changed, by as much as both agree on; if only the next batch of this size is off, its own point has changed.
-        Sizes beyond the limit and times of zero are ignored.
+        the two. A single outlier has little effect. If the next batch deviates in the same direction, the shared factor
+        has changed, at least by the smaller of both deviations. If instead the next batch of this size deviates again,
+        the size's own point has changed. Sizes beyond the limit and times of zero are ignored.
         """
         if seconds <= 0 or not 1 <= batch_size <= self.limit:
             return
@@ -150,7 +150,7 @@ class LatencyModel:
             gain = common / variance
             state[part] += gain * believed
             row[:] = [known - gain * other for known, other in zip(row, with_all, strict=True)]
-        single = self._index.get(self._best[1], index)  # drafts must beat this size, but keep it from being timed
+        single = self._index.get(self._best[1], index)  # a size that drafts must beat, but keep from being timed
         if single != index:
             covariance[single][single] += (_RESHAPED * believed * with_all[0] / variance) ** 2
 
@@ -159,7 +159,7 @@ class LatencyModel:
             self._build()
 
     def doubt(self, batch_size: int) -> float:
-        """Return the uncertainty of a batch's expected seconds at this size, as a standard deviation in nats."""
+        """Return the standard deviation, in nats, of the expected log seconds of a batch of this size."""
         index, covariance = self._index.get(batch_size), self._covariance
         if index is None:  # neither measured nor run
             return sqrt(covariance[0][0] + _GUESSED**2)
@@ -175,7 +175,7 @@ class LatencyModel:
             self._covariance[index][index] += spread**2
 
     def move(self, nats: float, spread: float) -> None:
-        """Scale all seconds by exp(``nats``), give or take ``spread`` nats, based on outside knowledge."""
+        """Scale all seconds by exp(``nats``) on outside evidence, whose uncertainty is ``spread`` nats."""
         self._state[0] += nats
         self._covariance[0][0] += spread**2
         self._factor = exp(self._state[0])

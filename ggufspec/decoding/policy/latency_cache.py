@@ -40,8 +40,8 @@ class LatencyKey:
     op_offload: bool
     op_offload_min_batch: int
     limit: int  # largest batch size
-    outputs: int | None  # maximum rows of logits per batch: 1 for a draft; None: one per token, to verify
-    strict: bool  # True if its batch sizes belong to one class
+    outputs: int | None  # maximum rows of logits per batch: 1 for a draft; None: one per token, for verification
+    strict: bool  # True if all batch sizes belong to one class (strict mode)
 
 
 def latency_key(
@@ -87,7 +87,7 @@ class SavedLatency:
 
 
 def timing_facts() -> tuple[Any, ...]:
-    """Return what cached models depend on besides their keys: llama-cpp-python, CPU, ggml's devices, GPU driver."""
+    """Return the facts besides its key that a cached model depends on: llama-cpp-python, CPU, devices, GPU driver."""
     names = [f"{device.name} {device.description}" for device in devices.devices()]
     return version("llama-cpp-python"), host.cpu_name(), names, gpus.survey().driver
 
@@ -107,7 +107,7 @@ def load_latency(folder: Path, key: LatencyKey) -> SavedLatency | None:
 def save_latency(folder: Path, key: LatencyKey, latency: LatencyModel) -> None:
     """Cache a latency model, as updated by the batches that ran; a disturbed one does not replace an undisturbed one.
 
-    The factor shared by all batch sizes, due to a long text or other programs, is omitted, as it ended with the run.
+    The factor shared by all batch sizes is not saved, because a long text or other programs caused it during this run.
     """
     mine = SavedLatency(latency.own_points(), latency.switch_s, latency.batch_sizes, latency.trusted)
     _table(folder).update(_name(key), lambda saved: saved if saved and saved.quiet and not mine.quiet else mine)
@@ -122,11 +122,11 @@ def load_or_measure(
     budget_s: float = 0.5,
     quiet: bool = True,
 ) -> tuple[LatencyModel, list[str]]:
-    """Return a model's latency model, from the cache or measured now, and sentences for the user.
+    """Return the latency model of ``model``, from the cache or measured now, and sentences for the user.
 
-    A cached model is checked against two batches now. A disturbed measurement is repeated if the machine is ``quiet``
-    now. In strict mode the class of batch sizes is determined first, and the model's KV cache is empty afterwards;
-    otherwise the KV cache is left as it was.
+    A cached model is measured again if two batches now are far faster than it says, or if its measurement was disturbed
+    and the machine is ``quiet`` now. In strict mode, the class of batch sizes is determined first unless it is cached,
+    and this leaves the KV cache empty; otherwise the KV cache is left as it was.
 
     Raises:
         ModelError: strict mode is requested and no class of batch sizes allows it.
@@ -139,7 +139,7 @@ def load_or_measure(
         if seconds >= _BUSY * latency.seconds(1):
             latency.observe(latency.batch_size(1), seconds)
             return latency, []
-        notes.append(f"cached timings of {key.name} are from a busier machine: measured again")
+        notes.append(f"cached timings of {key.name} were taken while the machine was busier; they were measured again")
     batch_sizes = saved.widths if saved is not None and model.can_pad else None
     if key.strict and batch_sizes is None and not isinstance(model, Head):
         batch_sizes = strict_batch_sizes(model, key.limit)
@@ -159,10 +159,10 @@ def measure_latency(
     budget_s: float,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[LatencyModel, str] | None:
-    """Measure a latency model now; also return a sentence for the user if the measurement was disturbed.
+    """Measure a latency model; return it with a sentence for the user, which is empty if nothing disturbed the timings.
 
     ``batch_sizes`` are the allowed batch sizes, None for all. ``goes_on`` is called before every batch; if it returns
-    False, the measurement stops and None is returned.
+    False, the measurement stops and the result is None.
     """
     streams = key.op_offload and streaming_card([one.name for one in devices.offloading(devices.devices())])
     try:

@@ -183,6 +183,11 @@ class PairLatency:
         if self._target is not None and self._in_use:
             self._target.observe(batch_size, seconds)
 
+    def observe_draft(self, count: int, seconds: float) -> None:
+        """Observe the seconds of a batch of the draft model with ``count`` tokens of several answers."""
+        if self._draft is not None and self._in_use and count <= self._draft.limit:
+            self._draft.observe(count, seconds, self._experience.trials.elapsed_s)
+
     def padded(self, count: int, most: int) -> int:
         """Return the fastest batch size for ``count`` tokens of several answers, with at most ``most`` of padding."""
         if not (self._target and self._in_use) or count > self._target.limit:

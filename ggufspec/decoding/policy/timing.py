@@ -1,4 +1,4 @@
-"""Measurement of a model's seconds per batch in a fraction of a second, with detection of a busy machine."""
+"""Measurement of a model's seconds per batch. It takes a fraction of a second and detects a busy machine."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def median(values: list[float]) -> float:
 {"name": "lisbon", "population": 545796, "rivers": ["Tagus"], "capital": true}
 """
 _NEEDED = (1, 2, 4, 8)  # batch sizes that are always timed
-_WIDE = 16  # size at which kernels may be far faster than smaller sizes suggest, so it is timed at the end
-_WIDE_PATIENCE = 3  # multiple of the budget within which size 16 may be timed
+_WIDE = 16  # size that may be far faster than smaller sizes suggest; if not timed with the others, it is timed last
+_WIDE_PATIENCE = 3  # size 16 is timed only if all timings then take at most this multiple of the budget
 _ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # other sizes, most informative first
 CHECKED = 2  # number of batches in a spot check; the fastest counts
 _AGREE = 1.25  # maximum ratio of two undisturbed timings of a size
-_TRIES = 3  # further timings of a size whose timings disagree, before giving up
+_TRIES = 3  # maximum number of further timings per visit if a size's timings disagree
 _SLOW = 1 / 8  # a size that takes more than this share of the budget is timed only once at first
-_VISITS = 3  # maximum visits to a size, if the budget allows
+_VISITS = 3  # maximum number of visits to a size, if the budget allows
 _PATIENCE = 2  # multiple of the budget after which nothing is timed again
-_TOO_FAST = 0.6  # a size was disturbed if a batch twice as large takes less than this share of its time
-_TOO_SLOW = 1.5  # maximum undisturbed time, relative to the same number of tokens in smaller batches
+_TOO_FAST = 0.6  # a size's timings are suspect if a batch twice as large takes less than this share of its time
+_TOO_SLOW = 1.5  # maximum undisturbed time, as a multiple of the time for as many tokens in smaller batches
 
 
 class StoppedError(Exception):
-    """A measurement was stopped; the cache is left as it was."""
+    """A measurement was stopped; the KV cache is left as it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLatency:
     points: dict[int, float]  # seconds by batch size
     switch_s: float  # extra seconds when the batch size changes; 0 if below noise
-    trusted: bool  # True if two timings of every size agreed and no disturbance is known
+    trusted: bool  # True if the timings of every size agreed and no disturbance was detected
     note: str = ""  # a sentence for the user if the timings are not trusted
 
 
@@ -66,16 +66,16 @@ def time_batch_sizes(
 ) -> MeasuredLatency:
     """Time batches of several sizes after the text in the cache, and leave the cache as it was.
 
-    A batch size is decoded once to build its graph and twice to time it, and again later if the budget allows. A slow
-    size is decoded once, because its graph hardly matters, and once more after the others, because a single timing is
-    too often 50 % longer than the next. Contradictory timings are repeated, and the shortest counts, because other
-    programs only ever add time.
+    Each size is decoded once to build its graph and twice to be timed, and again later if the budget allows. A slow
+    size is first decoded only once, because its graph hardly matters. It is timed again after the other sizes, because
+    a single timing is too often 50 % longer than the next. Contradictory timings are repeated, and the shortest counts,
+    because other programs only ever add time.
 
     Among the ``allowed`` sizes (None: all) up to ``limit``, 1, 2, 4 and 8 are timed even if they take more than
     ``budget_s``, and 16 if it fits in three times ``budget_s``. In batches of ``op_offload_min_batch`` tokens or more a
     GPU computes with copies of CPU weights; this size is timed, too, because smaller sizes do not predict it. A batch
     has at most ``outputs`` rows of logits; None: one per token, as in verification. ``counters`` detect disturbances,
-    ``with_gpus`` also on the GPUs. ``goes_on`` is called before every batch.
+    on the GPUs only if ``with_gpus``. ``goes_on`` is called before every batch.
 
     Raises:
         ValueError: no batch size is allowed.
@@ -90,7 +90,7 @@ def time_batch_sizes(
         if not goes_on():
             raise StoppedError
         seconds = _once(model, clock, text, batch_size, outputs)
-        before = before or counters()  # not before the first batch, which may read weights from the disk
+        before = before or counters()  # read after the first batch, which may load weights from the disk
         return seconds
 
     timer = _Timer(once, clock, budget_s)
@@ -128,7 +128,7 @@ def time_batch_sizes(
 
 
 def spot_check(model: Context | Head, clock: Callable[[], float], batch_size: int, outputs: int | None = None) -> float:
-    """Return the seconds of the shorter of two batches of one size; the cache is left as it was."""
+    """Time two batches of one size; return the shorter time in seconds. The cache is left as it was."""
     text = model.model.sample_tokens(_TEXT)
     return min(_once(model, clock, text, batch_size, outputs) for _ in range(CHECKED))
 
@@ -141,7 +141,7 @@ def _once(
 
 
 def time_token(model: Context | Head, clock: Callable[[], float], tokens: Sequence[int]) -> float:
-    """Return the seconds of the fastest of several one-token batches; the cache is left as it was."""
+    """Time several one-token batches; return the shortest time in seconds. The cache is left as it was."""
     return min(time_batch(model, clock, tokens, 1) for _ in range(CHECKED))
 
 
@@ -222,12 +222,12 @@ class _Timer:
             f"the machine was busy while batches were timed (one of {batch_size} took up to "
             f"{max(self.timings[batch_size]) * 1e3:.3g} ms): the first rounds use a rough estimate"
         )
-        # Drop points that are certainly too slow: a size that looks faster than it is will be tried, and then measured.
+        # Drop points that must be too slow. If a size then looks faster than it is, it will be used and thereby timed.
         points = {batch_size: seconds for batch_size, seconds in points.items() if seconds <= bounds[batch_size]}
         return MeasuredLatency(points, switch_s, False, note)
 
     def _bound(self, batch_size: int) -> float | None:
-        """Return the shortest time for as many tokens in smaller batches; None if none were timed."""
+        """Return the shortest time for as many tokens in smaller batches; None if no smaller size was timed."""
         return min(
             (-(-batch_size // narrow) * min(taken) for narrow, taken in self.timings.items() if narrow < batch_size),
             default=None,

@@ -20,7 +20,7 @@ __all__ = ["AcceptanceRule", "make_rule"]
 def make_rule(
     name: str, sampling: Sampling, grammar: Grammar | None = None, bias: Mapping[int, float] | None = None
 ) -> AcceptanceRule:
-    """Make the rule that ``--accept`` names. With a grammar, the rule's ``begin`` and ``follow`` must be called.
+    """Make the rule that ``--accept`` names. With a grammar, the caller must use the rule's ``begin`` and ``follow``.
 
     ``bias`` holds logit offsets by token id.
 

@@ -3,12 +3,12 @@
 Pure NumPy: no model, clock or I/O.
 
 With a grammar, drafts follow it and only permitted tokens are emitted. The target's own choice, greedy or by shared
-noise, is its choice without the grammar if that is permitted, and otherwise its choice among the permitted tokens (as
-in common/sampling.cpp, ``common_sampler_sample``): a function of the text, the row and the seed. Speculative sampling
-takes p and q over the permitted tokens. If none is permitted, the text ends.
+noise, is first made without the grammar, and made again among the permitted tokens if it is not permitted (as in
+common/sampling.cpp, ``common_sampler_sample``), so it depends only on the text, the row and the seed. Speculative
+sampling uses p and q over the permitted tokens. If no token is permitted, the text ends.
 
-With penalties, all of this uses penalised rows, the draft's included. A row is penalised for the text before its own
-position, in which preceding drafted tokens count as accepted.
+With penalties, both the target's and the draft's rows are penalised first. A row is penalised for the text before its
+own position, including drafted tokens, as if they had been accepted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class DraftToken:
     """A drafted token."""
 
     token: int
-    # Distribution that it was drawn from, after the draft's truncation and temperature. None if it was not drawn (by a
-    # lookup), and under the exact rule without truncation, where it would span the whole vocabulary.
+    # Distribution that it was drawn from, after the draft's truncation and temperature. None if it was not drawn (e.g.
+    # by the lookup), and under the exact rule without truncation, where it would span the whole vocabulary.
     q: TokenCandidates | None = None
-    row: Logits | None = None  # (vocab,) a copy of the draft's penalised logits, if the rule records
+    row: Logits | None = None  # (vocab,) a copy of the draft's penalised logits, if decisions are recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class AcceptanceResult:
     """Tokens that a round emits: the first ``accepted`` drafted tokens, then ``token``."""
 
     accepted: int  # number of accepted drafted tokens, 0..k
-    token: int | None  # the target's own token after them; None if the grammar permits none, which ends the text
+    token: int | None  # the token that the target adds; None if the grammar permits no token, which ends the text
 
     def emitted(self, drafted: Sequence[int]) -> tuple[int, ...]:
         accepted = tuple(drafted[: self.accepted])
@@ -54,19 +54,19 @@ class AcceptanceResult:
 
 @dataclass(slots=True)
 class RuleRecorder:
-    """Inputs and result of a rule's last verification, for the record that is made after the round."""
+    """Inputs and result of a rule's last verification, from which the round's record is made afterwards."""
 
     spell: Callable[[int], str]  # returns the text of a token
     uniforms: list[float] = field(default_factory=list)  # uniform variables drawn
     drafted: tuple[DraftToken, ...] = ()
     proposed: tuple[DraftedToken, ...] | None = None  # recorded before verification if there is a grammar
     position: int = 0  # position of the first drafted token
-    rows: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))  # penalised (accepted + 1, vocab)
+    rows: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))  # (accepted + 1, vocab), penalised
     result: AcceptanceResult = AcceptanceResult(0, None)
 
 
 class AcceptanceRule:
-    """Base of the rules that choose and accept tokens, which follows the text and keeps the record.
+    """Base class of the rules that accept and choose tokens; it follows the text and keeps the record.
 
     ``number`` is, for example, the 3 in ``--accept top-k:3``; 0 for a rule without a number.
     """
@@ -133,14 +133,14 @@ class AcceptanceRule:
         return self._path is None or self._path.permits(token, position)
 
     def verify(self, rows: Logits, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
-        """Accept a prefix of ``drafted`` and choose the token that follows it. The emitted tokens are final.
+        """Accept a prefix of ``drafted`` and choose the next token. The emitted tokens become part of the text.
 
         Args:
-            rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows after
-                the first rejection are not read, and none is retained. Rows that are read are penalised in place, for
-                the text and the first i drafted tokens.
+            rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows up to
+                the first rejection are penalised in place, for the text and the first i drafted tokens; later rows are
+                not used. No row is retained.
             drafted: k drafted tokens; without any, this is target-only sampling.
-            position: index in the sequence of the first drafted token.
+            position: index of the first drafted token in the sequence.
         """
         if self._path is None and self._penalties is None and self.recorder is None:
             return self._judge(rows, drafted, position)
@@ -152,7 +152,7 @@ class AcceptanceRule:
         if (recorder := self.recorder) is not None:
             recorder.uniforms.clear()
             recorder.drafted, recorder.position = tuple(drafted), position
-            # After the round, the grammar no longer knows what is permitted at a rejected token's position.
+            # After the round, the grammar's states at the positions of rejected tokens are gone.
             recorder.proposed = None if self._path is None else self._proposed(recorder)
         result = self._judge(rows, drafted, position)
         emitted = result.emitted(tokens)
@@ -192,8 +192,8 @@ class AcceptanceRule:
         self.recorder = RuleRecorder(spell)
 
     def decisions(self, drafters: Sequence[str]) -> tuple[tuple[DraftedToken, ...], AddedToken | None]:
-        """Return the decisions in the last verification of a recording rule: the drafted tokens, and the token after
-        them as if it were emitted, or None if the grammar permits none. ``drafters`` names each token's drafter.
+        """Return the recorded decisions of the last verification: the drafted tokens, and the target's token, assumed
+        to be emitted (None if the grammar permits no token). ``drafters`` names each drafted token's drafter.
         """
         recorder = self._recording
         proposed = self._proposed(recorder) if recorder.proposed is None else recorder.proposed
@@ -264,7 +264,7 @@ def log_probabilities(logits: Logits, temperature: float) -> Floats:
 
 
 def likeliest_ids(row: Logits, count: int = LIKELIEST) -> Ids:
-    """Return the ids of the highest logits, highest first, lower ids first in a tie, without logits of -inf."""
+    """Return the ids of the ``count`` highest logits above -inf, highest first; in a tie, the lower id comes first."""
     count = min(count, row.size)
     ids = np.flatnonzero(row >= np.partition(row, -count)[-count])  # including ties
     ids = ids[row[ids] > -np.inf]

@@ -1,7 +1,7 @@
 """Coupled sampling (shared-seed Gumbel-max): a drafted token is accepted if it is the target's own choice.
 
 Every emitted token is the target's own sample for (seed, position), so any drafter and any stopping rule give the same
-text as target-only. At temperature 0 it is the greedy choice.
+text as target-only. At temperature 0 this sample is the greedy choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.sampling import Logits, TokenCandidates, likeliest, token_candidates
 from ggufspec.schema.rounds import JudgedToken, NoisyScore, OwnChoice
 
-# (token, candidates left by truncation or None without truncation, masked row if the grammar changed the choice)
+# (token, candidates left by truncation or None without truncation, masked row if the grammar forced another choice)
 Choice = tuple[int, TokenCandidates | None, Logits | None]
 
 

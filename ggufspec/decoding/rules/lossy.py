@@ -1,4 +1,4 @@
-"""Lossy acceptance of drafted tokens that are good enough for the target. The text depends on what was drafted."""
+"""Lossy acceptance of drafted tokens that are likely enough for the target. The text depends on the draft."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class TopKRule(CoupledRule):
 class TypicalRule(CoupledRule):
     """Rule that also accepts drafted tokens with probability above ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
 
-    Probability and entropy are the target's over the whole vocabulary at the sampling temperature, or at 1 if that is
-    0, because a one-hot row would accept only the target's own choice. The grammar must permit the token.
+    Probability and entropy are the target's over the whole vocabulary at the sampling temperature. Temperature 0 counts
+    as 1, because a one-hot row would accept only the target's own choice. The grammar must permit the token.
 
     Source: Cai et al. 2024, section 3.3.1 (arXiv:2401.10774), with delta = sqrt(epsilon) as in its experiments.
     """

@@ -1,8 +1,7 @@
 """Speculative sampling (rejection): accept by p / q, and draw from the residual distribution after a rejection.
 
-The text has the target's distribution if every drafted token was drawn from the ``q`` that comes with it and is
-verified regardless of its value: drafting may stop for reasons known before a token was drawn, never because of the
-token itself.
+The text has the target's distribution if every drafted token was drawn from the ``q`` that comes with it, and is
+verified whatever token it is. Drafting may stop for reasons known before a draw, but never because of the drawn token.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from ggufspec.schema.rounds import AddedToken, DrawnToken, JudgedToken
 class SpeculativeRule(AcceptanceRule):
     """Rule that accepts x with probability min(1, p(x) / q(x)) and samples from max(p - q, 0) after a rejection.
 
-    Uniform variables are taken from ``rng`` (by default seeded by ``sampling``) in this order: one for each drafted
-    token; then, in a verification, one for each drafted token up to the first rejection, and one for the token that
-    follows.
+    Uniform variables are taken from ``rng`` (seeded by ``sampling`` by default) in this order: one for each drafted
+    token; then, in a verification, one for each drafted token up to the first rejection, and one for the added token.
 
     Source: Leviathan et al. 2023, Algorithm 1 (arXiv:2211.17192).
     """
@@ -51,7 +49,7 @@ class SpeculativeRule(AcceptanceRule):
         return token_candidates(logits, self.sampling) if left is None else left
 
     def _left(self, row: Logits, position: int) -> TokenCandidates | None:
-        """Return the candidates of a row that grammar and sampling permit; None if they permit none."""
+        """Return the candidates in a row that grammar and sampling permit; None if there are none."""
         masked = self._masked(row, position)
         return None if masked is None else token_candidates(masked, self.sampling)
 
@@ -105,7 +103,7 @@ def _drawn_from(drafted: DraftToken) -> Distribution:
 
 
 class Draws:
-    """Random decisions from one uniform variable each, which is appended to ``drawn`` if that is a list."""
+    """Random decisions, each from one uniform variable. If ``drawn`` is a list, the variables are appended to it."""
 
     drawn: list[float] | None = None
 
@@ -149,9 +147,9 @@ def acceptance_probability(p: Numbers, q: Numbers) -> Numbers:
 
 
 def residual(p: Numbers, q: Numbers) -> Numbers:
-    """Return max(p - q, 0), normalised on the last axis; ``p`` and ``q`` are for the target's ids.
+    """Return max(p - q, 0), normalised on the last axis; ``p`` and ``q`` are the probabilities of the same ids.
 
-    If the difference is 0 everywhere, a rejection is due to rounding alone, and the result is ``p``.
+    If the difference is 0 everywhere, only rounding can have caused the rejection, and the result is ``p``.
     """
     excess = np.maximum(p - q, 0)
     total = excess.sum(axis=-1, keepdims=True)
@@ -159,7 +157,7 @@ def residual(p: Numbers, q: Numbers) -> Numbers:
 
 
 def pick(probabilities: Numbers, uniform: Any) -> Numbers:
-    """Return the index that ``uniform`` in [0, 1) draws from (…, n) probabilities; never one with probability 0."""
+    """Return the index that ``uniform`` in [0, 1) draws from (…, n) probabilities; never an index of probability 0."""
     reached = np.cumsum(probabilities, axis=-1)
     wanted = (1 - np.asarray(uniform)[..., None]) * reached[..., -1:]  # in (0, total]
     return np.count_nonzero(reached < wanted, axis=-1)  # type: ignore[no-any-return]

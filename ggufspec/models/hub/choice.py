@@ -1,4 +1,4 @@
-"""Resolution of names in a hub repository: which files are models, their quantisations, which model a name means."""
+"""Names in a hub repository: which files are models, their quantisations, and which model a name refers to."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def parse_name(text: str) -> HubName:
 def hub_file(name: str, *, draft: bool = False) -> HubFile:
     """Resolve a :class:`HubName` as llama.cpp's ``-hf`` does; a split model resolves to its first part.
 
-    The default is Q4_K_M, or the repository's only model. For a draft, the quantisation may be replaced by the kind of
-    a head that is published with the target, optionally with the head's quantisation: ``mtp``, ``eagle3-Q8_0``.
+    The default is Q4_K_M, or the repository's only model. For a draft, the name may state a kind of head instead of the
+    quantisation, optionally followed by the head's own quantisation: ``mtp``, ``eagle3-Q8_0``.
 
     Raises:
         GgufspecError: the repository does not exist, not exactly one file matches (the message lists the choices), or
-            the match is a head where a target is needed, or is an unsupported kind of head.
+            the match is a head although a target is needed, or an unsupported kind of head.
     """
     wanted = parse_name(name)
     repo, file, revision = wanted.repo, wanted.model, wanted.revision
@@ -71,7 +71,7 @@ def hub_file(name: str, *, draft: bool = False) -> HubFile:
 
 
 def names_of_models(files: Iterable[str]) -> dict[str, list[str]]:
-    """Return the sorted files of each model or head by its file name without extension and part number. Pure."""
+    """Return the sorted files of each model or head, keyed by file name without extension and part number. Pure."""
     found: dict[str, list[str]] = {}
     for file in sorted(files):
         stem = file.removesuffix(".gguf")

@@ -42,7 +42,7 @@ _PROXIES = "ALL_PROXY, HTTPS_PROXY or HTTP_PROXY"
 _WITHOUT_NETWORK = "offline, ggufspec profiles list shows what fits, and ggufspec models what is on this disk"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
-_hurry = threading.local()  # its attribute ``soon`` is true in a thread whose request must be answered soon
+_hurry = threading.local()  # its attribute ``soon`` is True in a thread whose request must be answered soon
 _silent: dict[str, tuple[float, UnreachableError]] = {}  # servers that did not answer: (time of next request, error)
 
 
@@ -88,7 +88,7 @@ class HubFile:
 class HubLocation:
     """Location of a file on the hub. ``url`` contains ``commit``, so that every read sees the same version.
 
-    ``etag`` is a large file's SHA-256, and a small file's SHA-1 in git.
+    ``etag`` is the SHA-256 of a large file, or the git SHA-1 of a small one.
     """
 
     url: str
@@ -118,7 +118,7 @@ def check_names(repo: str, file: str, revision: str | None) -> None:
 
 
 def no_repository(repo: str) -> GgufspecError:
-    return GgufspecError(f"{repo!r} is not a repository of the hub", "a repository is USER/NAME")
+    return GgufspecError(f"{repo!r} is not a repository on the hub", "a repository is USER/NAME")
 
 
 def cached_file(repo: str, name: str, revision: str | None = None) -> Path | None:
@@ -171,7 +171,7 @@ def lacks(what: str, name: str) -> ModelError:
 
 
 def remote_parts(repo: str, files: Sequence[str], revision: str | None) -> list[HubLocation]:
-    """Call :func:`remote_file` for all parts of a model, with the commit of the first part."""
+    """Call :func:`remote_file` for all parts of a model, each at the first part's commit."""
     found: list[HubLocation] = []
     for file in files:
         found.append(remote_file(repo, file, (found[0].commit if found else "") or revision))
@@ -310,7 +310,7 @@ def from_url(url: str) -> HubFile | None:
 def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Iterator[httpx2.Response]:
     """GET a URL. The caller reads the body (``iter_raw``), which may be longer or shorter than the headers claim.
 
-    Redirects are followed, but credentials are not sent to another host. HF_HUB_DOWNLOAD_TIMEOUT limits any silence.
+    Redirects are followed, without credentials if the host changes. HF_HUB_DOWNLOAD_TIMEOUT limits the server's pauses.
     ``hub``: True to send the user's token; ``shown``: name for errors, because the URL may contain a signature.
 
     Raises:
@@ -360,7 +360,7 @@ def _headers() -> dict[str, str]:
 
 @contextmanager
 def _proxies_explained() -> Iterator[None]:
-    """Raise an error that explains why the environment's proxy settings prevent making a client."""
+    """Raise an explanatory error if the environment's proxy settings prevent the creation of a client."""
     import httpx2
 
     try:
@@ -374,9 +374,9 @@ def _proxies_explained() -> Iterator[None]:
 
 
 def with_retries(ask: Callable[[], Answer], doing: str = "") -> Answer:
-    """Call ``ask``, again after a pause if the server is busy or the connection breaks; other failures are final.
+    """Call ``ask``; if the server is busy or the connection breaks, pause and retry. Other errors are raised at once.
 
-    Within :func:`soon`, a busy server is not asked again. ``doing`` is shown meanwhile (:func:`show_requests_with`).
+    Within :func:`soon`, a busy server is not asked again. ``doing`` is shown to users (:func:`show_requests_with`).
     """
     is_hurried = getattr(_hurry, "soon", False)
     with _unseen(doing) if is_hurried else _show_requests(doing) as show:
@@ -407,7 +407,7 @@ _show_requests: Callable[[str], AbstractContextManager[Show]] = _unseen
 
 
 def show_requests_with(show: Callable[[str], AbstractContextManager[Show]]) -> None:
-    """Set how requests are shown: ``show(description)`` returns a context that yields a function to show pauses."""
+    """Set how requests are shown: ``show(description)`` returns a context manager that yields a ``Show`` callback."""
     global _show_requests
     _show_requests = show
 
@@ -582,7 +582,7 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
         raise _unreachable(shown, error) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a captive portal may have answered
         raise ForeignError(
-            f"something other than the hub answers about {shown}, a web page perhaps",
+            f"the reply about {shown} did not come from the hub; it may be a web page",
             "sign in to the network if it requires that (as in a hotel), and check HF_ENDPOINT",
         ) from None
 
@@ -596,7 +596,7 @@ def busy_error(shown: str, status: int, headers: Mapping[str, str]) -> HubBusyEr
 
 
 def _near(repo: str, file: str, revision: str | None) -> list[str]:
-    """Return files whose names are similar to that of a missing one; none if the hub does not answer."""
+    """Return files with names similar to the missing file's; none if the hub does not answer."""
     with suppress(Exception):
         return difflib.get_close_matches(file, contents(repo, revision)[1], n=2)
     return []

@@ -1,8 +1,8 @@
 """Downloads of models from the hub into its cache, which can be resumed and are verified before use.
 
-Data is appended to ``ETAG.ggufspec.incomplete`` next to the future blob, which it becomes when its digest matches the
-hub's, so an interrupted download leaves the beginning of the file. huggingface_hub provides the lock, client and cache,
-but its own downloads start over each time (``_download_to_tmp_and_move`` in file_download.py).
+Data is appended to ``ETAG.ggufspec.incomplete`` in the folder of blobs, so an interrupted download leaves the beginning
+of the file. The file becomes a blob when its digest matches the hub's. huggingface_hub provides the lock, client and
+cache, but its own downloads start over each time (``_download_to_tmp_and_move`` in file_download.py).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class DownloadOrder:
 
 
 def cached_model(source: HubFile) -> Path | None:
-    """Return a model's first part if all parts are cached, without network; raise for names outside the repository."""
+    """Return a model's first part if all parts are cached. Uses no network; raises ModelError for invalid names."""
     return next(iter(cached_parts(source)), None)
 
 
@@ -120,8 +120,8 @@ def check_disk(order: DownloadOrder) -> None:
 def fetch(order: DownloadOrder, on_event: Emit | None = None) -> DownloadOrder:
     """Download and verify the files of an order one after another; return the order with every ``path`` set.
 
-    ``on_event`` is called with ``{"event": "fetching", "file": …, "bytes": …, "total": …}``, with the same for
-    ``checking``, and in every second of a pause with ``waiting``, which adds ``seconds`` left and ``why``.
+    ``on_event`` is called with ``{"event": "fetching", "file": …, "bytes": …, "total": …}``. The event ``checking`` has
+    the same keys; ``waiting``, sent every second of a pause, adds ``seconds`` (time left) and ``why``.
 
     Raises:
         UnreachableError: the connection was lost; the next call resumes the download.
@@ -166,7 +166,7 @@ def _item(source: HubFile, found: client.HubLocation) -> DownloadItem:
 
 
 def _kept(source: HubFile) -> DownloadItem:
-    """Make an item from the cache alone, in which a blob's name is its ETag."""
+    """Make an item from the cache without network; in the cache, a blob's name is its ETag."""
     path = client.cached_file(source.repo, source.file, source.revision)
     assert path is not None
     commit = path.parents[len(Path(source.file).parts) - 1].name
@@ -301,7 +301,7 @@ class _File:
         return done
 
     def _verify(self, path: Path) -> None:
-        """Check a complete file's digest, or its size if the hub gives no digest; remove the file if it differs."""
+        """Check a complete file's digest, or its size if there is no digest; remove the file if the check fails."""
         found, done = hashlib.sha256(), 0
         if self._item.sha256 is None:
             is_whole = _size(path) == self._item.size_bytes

@@ -58,7 +58,7 @@ class RemoteFile:
 
 
 def probe(url: str) -> RemoteFile:
-    """Return a file with size and version by reading a byte, as HEAD may be refused; raise as ``read`` does."""
+    """Read one byte to get a file's size and version, because HEAD may be refused; raise as ``read`` does."""
     _, size, etag = client.with_retries(lambda: _range(url, 0, 1, ""))
     return RemoteFile(url, size, etag)
 

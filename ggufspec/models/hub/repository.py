@@ -51,7 +51,7 @@ class HubRepository:
     revision: str | None  # requested branch, tag or commit; None: main
     models: tuple[RepositoryModel, ...]  # targets or draft models, smallest first
     heads: tuple[str, ...] = ()  # files of heads, which draft for the models
-    left_out: tuple[str, ...] = ()  # files of models that exceed ``MOST_MODELS``
+    left_out: tuple[str, ...] = ()  # files of models beyond the first ``MOST_MODELS``
     commit: str = ""  # commit from which all files are read
 
     def source(self, model: RepositoryModel) -> HubFile:
@@ -70,7 +70,7 @@ class HubRepository:
 
 @dataclass(frozen=True, slots=True)
 class ReadModel:
-    """Model with its header or an error. ``like`` has the same shape, and its metadata-only file serves both."""
+    """Model with its header or an error; ``like`` is a model of the same shape whose metadata-only file serves both."""
 
     model: RepositoryModel
     header: ModelHeader | None = None
@@ -141,8 +141,8 @@ def read_models(repository: HubRepository, on_event: child.Emit | None = None) -
     found: dict[RepositoryModel, ReadModel] = {}
     located: dict[RepositoryModel, ModelFiles] = {}
     like, reason = None, None
-    # Read the header of -hf's default model completely, or of one of the next few if it is unreadable, because a file
-    # may not be a model or may have a weight type that this llama.cpp does not support.
+    # Read the header of -hf's default model completely. If it is unreadable (not a model, or a weight type that this
+    # llama.cpp does not support), read one of the next few.
     quants = {model: choice.quant_of(model.file) for model in repository.models}
 
     def doubts(model: RepositoryModel) -> tuple[bool, ...]:
@@ -188,7 +188,7 @@ def _of_shape(
     shapes: dict[object, headers.KnownHeader],
     on_event: child.Emit | None,
 ) -> ReadModel:
-    """Return the model with its header and a model of the same shape; without one, read this header completely."""
+    """Return the model with its header and a model of the same shape; if there is none, read this header completely."""
     if one.header is None:
         return ReadModel(model, error=one.error, hint=one.hint, bytes_read=one.bytes_read)
     shape, read = _shape(one.header), one.bytes_read

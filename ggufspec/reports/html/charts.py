@@ -19,7 +19,7 @@ from ggufspec.reports.html.figures import PARTS, Figure
 WIDTH = 500  # width of a figure in CSS pixels
 _VEGA_LITE = "5.21"
 _SVG = "http://www.w3.org/2000/svg"
-_FEW = 12  # maximum number of integers on an axis for each to have a label
+_FEW = 12  # maximum number of integers on an axis that are all labelled
 _CROSS = "M-1,-1L1,1M1,-1L-1,1"
 
 Spec = dict[str, Any]
@@ -46,7 +46,7 @@ def draw(figure: Figure) -> str:
     root.attrib |= {"class": "plot", "role": "group", "aria-label": figure.title}
     for element in root.iter():
         words = element.get("aria-label")
-        if words and element.get("role") == "graphics-symbol" and not element.tag.endswith("}g"):  # a group is an axis
+        if words and element.get("role") == "graphics-symbol" and not element.tag.endswith("}g"):  # groups are axes
             ElementTree.SubElement(element, f"{{{_SVG}}}title").text = words
     return ElementTree.tostring(root, encoding="unicode")
 

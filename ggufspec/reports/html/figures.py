@@ -61,7 +61,7 @@ class Figure:
 
 
 def drawable(figures: Iterable[Figure]) -> tuple[Figure, ...]:
-    """Return the figures with several positions, without infinite marks, which an overflowed divergence may cause."""
+    """Return the figures with bars or several positions, without infinite marks (from an overflowed divergence)."""
 
     def has_position(mark: FigureMark) -> bool:
         return isfinite(mark.y) and (isinstance(mark.x, str) or isfinite(mark.x))

@@ -25,7 +25,7 @@ def render(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def page(documents: Sequence[ResultDocument]) -> str:
-    """Return the page, with a section per document in each machine's section; GgufspecError without vl-convert."""
+    """Return the page, with a section per document, grouped by machine; raise GgufspecError without vl-convert."""
     from ggufspec.reports.html import sections
 
     machines = sections.report_section(documents)
@@ -34,7 +34,7 @@ def page(documents: Sequence[ResultDocument]) -> str:
 
 
 def filled(template: str, sheets: Sequence[str], **values: Any) -> str:
-    """Return a page from a template; values are escaped, and its security policy permits only its own style sheets.
+    """Return a page from a template; values are escaped, and the page's security policy permits only these sheets.
 
     ``template`` and ``sheets`` are file names of templates; ``values`` are its variables, which include ``title``.
     """

@@ -22,7 +22,7 @@ from ggufspec.schema.text import counted, number, of_memory
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings.table import OPTIONS
 
-_FEWEST = 3  # minimum number of trials for a gain to be called certain
+_FEWEST = 3  # minimum number of trials for a speedup to count as a gain
 # Settings to show in this order, with names for those that are not options
 _SETTINGS = {
     **dict.fromkeys(("ctx_size", "cache_type_k", "cache_type_v", "flash_attn", "ubatch_size", "threads")),
@@ -64,7 +64,7 @@ class MachineReport:
 
 
 def report_section(documents: Sequence[ResultDocument]) -> tuple[MachineReport, ...]:
-    """Group documents by machine in order; plans come last, under the first machine that has the plan's GPUs."""
+    """Group documents by machine, in order. Plans come last, each under the first machine with the plan's GPUs."""
     found: dict[str, MachineReport] = {}
     for document in sorted(documents, key=lambda document: isinstance(document, PlanDocument)):
         machine = _planned_for(document, found) if isinstance(document, PlanDocument) else _machine(document.machine)

@@ -71,7 +71,9 @@
   }
 
   let newest = -1;
-  function show({ answers, totals, target }) {
+  function show({ answers, totals, target, now }) {
+    $("now").textContent = `${counted(now.running, "answer")} running, ${whole(now.waiting)} waiting`
+      + (now.answers_per_batch === null ? "." : `; ${now.answers_per_batch.toFixed(2)} answers per batch of the target so far.`);
     $("target").textContent = !target ? "" : `Target without drafts: ${speed(target.tokens_per_s)} tokens/s`
       + (target.expected === null ? "" : `, expected ${speed(target.expected)}`)
       + (target.reason ? ` (${target.reason})` : "") + ".";
