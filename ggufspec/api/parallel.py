@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ggufspec.api.pairs import OpenedPair
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.errors import UsageError
+from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.planning.memory import HOST, ByDevice, resident, total
 from ggufspec.planning.plan import PlanMachine
 from ggufspec.schema.text import of_memory
@@ -15,18 +16,30 @@ DEFAULT_PARALLEL = 4
 _SHARE = 0.25  # maximum share of the memory left on each device that the other conversations take by default
 
 
-def default_parallel(opened: OpenedPair, options: DecoderOptions, machine: PlanMachine) -> int:
+def default_parallel(
+    opened: OpenedPair, options: DecoderOptions, machine: PlanMachine, planned: Mapping[str, int] = {}
+) -> int:
     """Return the default for a server: as many answers as need little of the memory that one answer leaves free.
 
-    ``options`` have the placements for one answer. Without shared batches more answers gain nothing, so it is 1.
+    ``options`` have the placements for one answer, and ``planned`` the bytes that it uses by device, if known. Without
+    shared batches more answers gain nothing, so it is 1.
     """
-    header = opened.target.header
+    try:
+        header = opened.target.header
+    except GgufspecError:  # llama.cpp, which loads the file, may be able to read it, or else says why not
+        return 1
     if any(header.recurrent) or header.sliding_window or not header.regular:
         return 1
     if not replace(options, parallel=DEFAULT_PARALLEL).shares_batches:
         return 1
     one, room = _resident(opened, options, 1, machine), _room(machine)
+    for name, used in planned.items():  # includes compute buffers and the driver's overhead
+        room[name] -= max(0, used - one[name].total)
+    original = header.metadata.get(f"{header.architecture}.rope.scaling.original_context_length")
     for count in range(DEFAULT_PARALLEL, 1, -1):
+        context = replace(options, parallel=count).context(with_draft=opened.draft is not None)
+        if isinstance(original, int) and not context.keeps_rope_factors(original):
+            continue
         needed = _resident(opened, options, count, machine)
         if all(needed[name].total - one[name].total <= _SHARE * (room[name] - one[name].total) for name in room):
             return count

@@ -58,7 +58,9 @@ def resolve(
         return placed
     machine = machine_to_plan_for(opened.wanted, placed.pair.threads or physical_cores())
     if asks:
-        return replace(placed, pair=replace(placed.pair, parallel=default_parallel(opened, placed.pair, machine)))
+        planned = {one.name: one.used_bytes for one in placed.plan.devices} if placed.plan else {}
+        count = default_parallel(opened, placed.pair, machine, planned)
+        return replace(placed, pair=replace(placed.pair, parallel=count))
     check_parallel(opened, placed.pair, machine)
     return placed
 

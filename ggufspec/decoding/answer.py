@@ -357,8 +357,8 @@ class PairAnswer:
             self._prompt_s = clock() - began
             if rows is None:
                 self._prompt_read = self._context.length - cached
-                if cache.now.drafter in self._drafters:
-                    cache.now.texts.pop("draft", None)  # the draft's cached text may not begin with this prompt
+            elif cache.now.drafter in self._drafters:
+                cache.drafts(self._text)
         if rows is not None and self._policy is not None:
             self._policy.prompt_read(self._prompt_read, self._prompt_s)
         return rows

@@ -113,7 +113,7 @@ class AnswerGroup:
         self._begin, self._end = begin, end
         self._prompt_rates: dict[Context, float] = {}  # tokens per second in the last batch with part of a prompt
         self.batches = 0  # target batches with the next tokens of one or more answers
-        self._drafting = 0.0  # tokens in a batch of the draft model, a decayed mean
+        self._drafting = 0.0  # number of answers in a batch of the draft model, a decayed mean
         self._is_stepping = False
 
     def begin(
@@ -128,6 +128,8 @@ class AnswerGroup:
         """
         if any(one.sequence == sequence for one in self.running):
             raise ValueError(f"the conversation {sequence} has an unfinished answer")
+        if self._is_stepping:
+            raise ValueError("a step is being taken")
         self._cache.use(sequence, copy)
         one = RunningAnswer(sequence, self._begin(request, [other.answer for other in self.running]), take)
         self.running.append(one)
@@ -175,7 +177,7 @@ class AnswerGroup:
         rate = self._prompt_rates.get(one.context, 0.0)
         size = min(max(_LEAST_BATCH, round(rate * _PAUSE_S / _TILE) * _TILE), one.context.batch)
         count = max(_TILE, size - others)
-        is_waited_for = any(other.decodes for other in self.running)
+        is_waited_for = any(other.decodes or other.context is not one.context for other in self.running)
         if self._pair.options.strict or not is_waited_for or count >= len(left):
             return _Part(one, left, batch.outputs)
         count = min(count, len(left) - max(batch.outputs, 1))  # the last part must contain all tokens that need logits
@@ -201,7 +203,6 @@ class AnswerGroup:
 
     def _decode(self, context: Context, parts: Sequence[_Part]) -> None:
         """Decode parts of batches, in as few batches of ``context`` as possible."""
-        self.batches += context is self._pair.target and any(part.one.decodes for part in parts)
         if len(parts) > 1 and context.can_share:
             self._decode_together(context, parts)
         else:
@@ -218,20 +219,25 @@ class AnswerGroup:
                 count, outputs = more, rows
                 batch.append(SequencePart(part.one.sequence, part.tokens, part.outputs))
             now, parts = parts[: len(batch)], parts[len(batch) :]
-            is_mixed, drafts = any(not part.one.decodes for part in now), now[0].one.is_drafting
-            spare = 0 if is_mixed or drafts else context.max_outputs - outputs
-            size = self._latency.padded(count, spare) if spare else count
+            if len(now) == 1:
+                self._decode_alone(now[0])
+                continue
+            of_target, is_mixed = context is self._pair.target, any(not part.one.decodes for part in now)
+            drafts, size = now[0].one.is_drafting, count
+            if not is_mixed and (of_target or drafts):
+                size = self._latency.padded(count, context.max_outputs - outputs, of_draft=not of_target)
+            self.batches += of_target and any(part.one.decodes for part in now)
             began = _clock()
             with self._failing([part.one for part in now]):
                 found = context.decode_together(batch, size)
                 seconds = _clock() - began
-                if drafts:
-                    self._latency.observe_draft(count, seconds)
-                    self._drafting += _STEP * (count - self._drafting)
-                elif is_mixed:
+                if is_mixed:
                     self._prompt_rates[context] = count / seconds
-                else:
+                elif of_target:
                     self._latency.observe(size, seconds)
+                elif drafts:
+                    self._latency.observe_draft(size, seconds)
+                    self._drafting += _STEP * (len(now) - self._drafting)
                 for part, logits in zip(now, found, strict=True):
                     share = len(part.tokens) / count if drafts else 1.0
                     self._decoded(part, logits, share * seconds, WITH_PROMPT if is_mixed else size)
@@ -242,10 +248,13 @@ class AnswerGroup:
         assert one.batch is not None
         self._cache.use(one.sequence, None)
         if one.is_drafting:
-            self._drafting += _STEP * (len(part.tokens) - self._drafting)
+            self._drafting += _STEP * (1 - self._drafting)
+        self.batches += one.decodes and one.context is self._pair.target
         began = _clock()
         with self._failing([one]):
             rows = one.context.decode(part.tokens, part.outputs, one.batch.batch_size)
+            if not part.outputs:
+                one.context.synchronize()
             seconds = _clock() - began
             if not one.decodes:
                 self._prompt_rates[one.context] = len(part.tokens) / seconds
@@ -318,16 +327,16 @@ class AnswerGroup:
 
     def _load_next_to(self, one: RunningAnswer) -> Load:
         """Return the load from the other answers on each batch."""
-        if not self._pair.target.can_share:
+        target, draft = self._pair.target, self._pair.draft
+        others = [other for other in self.running if other is not one and other.answer.context is target]
+        if not (target.can_share and others):
             return Load()
-        others = [other.load for other in self.running if other is not one and other.decodes]
-        if len(self.running) == 1:
-            return Load()
-        is_reading = any(not other.decodes for other in self.running if other is not one)
+        loads = [other.load for other in others if other.decodes]
         return Load(
-            sum(load.tokens for load in others),
-            sum(load.gained for load in others),
-            sum(load.seconds for load in others),
-            _LEAST_BATCH * is_reading,
-            max(0.0, self._drafting - 1) if self._pair.draft and self._pair.draft.can_share else 0.0,
+            sum(load.tokens for load in loads),
+            sum(load.gained for load in loads),
+            sum(load.seconds for load in loads),
+            prompt=_LEAST_BATCH * any(not other.decodes and other.context is target for other in others),
+            drafting=max(0.0, self._drafting - 1) if draft and draft.can_share else 0.0,
+            answers=len(loads),
         )

@@ -99,8 +99,12 @@ class PromptCache:
         elif isinstance(now.drafter, ModelDrafter):
             now.drafter.let_go()
         now.texts[alone or "target"] = text
-        if drafting:
-            now.texts["draft"] = text
+        if drafting:  # :meth:`drafts` follows once the drafter has turned to the prompt
+            now.texts.pop("draft", None)
+
+    def drafts(self, text: list[int]) -> None:
+        """Note that the drafter with a file now follows ``text``, which its cache may begin with."""
+        self.now.texts["draft"] = text
 
     def resume(self, text: list[int]) -> int:
         """Restore the target's cache to ``text`` without its last token, after another answer used it.

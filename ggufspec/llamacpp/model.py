@@ -465,6 +465,10 @@ class Context:
                 "lower -c or -ngl if memory is short; -v shows llama.cpp's log",
             )
 
+    def synchronize(self) -> None:
+        """Wait until the last batch is computed; without outputs, a GPU may still be at work when decoding returns."""
+        self._lib.llama_synchronize(self._handle)
+
     @property
     def batch(self) -> int:
         """Maximum number of prompt tokens decoded in one call."""

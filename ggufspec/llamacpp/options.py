@@ -158,6 +158,13 @@ class ContextOptions:
         """Environment variables for settings that are not llama.cpp parameters; set them before llama.cpp loads."""
         return {STREAM_VARIABLE: str(self.op_offload_min_batch)}
 
+    def keeps_rope_factors(self, original: int) -> bool:
+        """Return whether a pool of cells for all sequences has the RoPE factors that one sequence would have.
+
+        Contexts larger than ``original`` tokens have other factors.
+        """
+        return (self.cells > original) == (self.sequences * self.cells > original)
+
     @property
     def cells(self) -> int:
         """KV cache cells per text: ``ctx_size`` plus space for padding, rounded up as llama.cpp does."""

@@ -69,8 +69,7 @@ def _can_share_cells(lib: Any, model: Any, options: ContextOptions) -> bool:
     found = ctypes.create_string_buffer(16)
     if lib.llama_model_meta_val_str(model, key, found, len(found)) < 0:
         return True
-    original = int(found.value)
-    return (options.cells > original) == (options.sequences * options.cells > original)
+    return options.keeps_rope_factors(int(found.value))
 
 
 _CONTEXT_TYPE_MTP = 1  # enum llama_context_type, include/llama.h

@@ -234,7 +234,11 @@ def answer(loaded: session.ServePair, wishes: TemplateOptions, *, most: int = 10
     """Its stop reason and its deltas."""
     events: list[dict[str, Any]] = []
     asked = ({"role": "user", "content": "What is the weather in Oslo for 3 days? Keep a note of it."},)
-    reply = loaded.answer(session.ServeRequest(asked, wishes, max_tokens=most), events.append, threading.Event())
+    loaded.begin(0, session.ServeRequest(asked, wishes, max_tokens=most), events.append, threading.Event())
+    while not (ended := loaded.step()):
+        pass
+    ((_, reply),) = ended
+    assert isinstance(reply, session.ServeReply), reply
     deltas = [one for event in events if event["event"] == "round" for one in event["deltas"]]
     return reply.statistics.stop_reason, deltas
 

@@ -224,6 +224,51 @@ def test_a_draft_reads_a_long_prompt_between_the_rounds_of_others(
     assert between.count("first") > 5, "while the other answer goes on"
 
 
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+def test_a_prompt_longer_than_a_batch_next_to_another_answer(policy: str) -> None:
+    """Of which a draft of fixed length reads all before its first draft."""
+    options = DecoderOptions(
+        ctx_size=2048, threads=1, parallel=3, drafters=("draft",), draft_policy=policy, draft_max=3
+    )
+    prompts = [PROMPTS[0], "import os\n" * 300, PROMPTS[2]]
+    with SpeculativeDecoder(*demo_pair(), options) as decoder:
+        assert len(decoder.target.tokenize(prompts[1])) > decoder._pair.target.batch
+        expected = alone(decoder, prompts, max_tokens=24)
+        found = many(decoder, prompts, max_tokens=24)
+        assert [len(tokens) for tokens in found] == [len(tokens) for tokens in expected]
+        assert found[1] == expected[1]
+
+
+def test_a_copy_of_an_answer_whose_prompt_is_being_read_has_no_draft_of_the_old_text(
+    pair: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft's cache holds the old text until the prompt is read."""
+    monkeypatch.setattr("ggufspec.decoding.group._PAUSE_S", 0.0)
+    pair.configure(drafters=("draft",))
+    system = "import os\n" * 40
+    with pair.group() as group:
+        group.begin(0, request("class Reader:\n" * 30, 24, cache_prompt=True), lambda _: True)
+        run(group)
+        group.begin(2, request(PROMPTS[2], 60), lambda _: True)
+        group.step()
+        group.begin(0, request(system + "def ", 8, cache_prompt=True), lambda _: True)
+        group.step()
+        group.begin(1, request(system + "class ", 8, cache_prompt=True), lambda _: True, copy=0)
+        assert "target" in pair._cache.conversations[1].texts
+        assert "draft" not in pair._cache.conversations[1].texts
+        run(group)
+        for index in (0, 1):
+            conversation = pair._cache.conversations[index]
+            assert conversation.texts["draft"] == conversation.texts["target"]
+
+
+def test_an_answer_cannot_begin_within_a_step(pair: SpeculativeDecoder) -> None:
+    with pair.group() as group:
+        group.begin(0, request(PROMPTS[0], 8), lambda _: bool(group.begin(1, request(PROMPTS[1]), lambda _: True)))
+        with pytest.raises(ValueError, match="a step is being taken"):
+            run(group)
+
+
 def test_a_drafted_token_is_cheaper_in_company() -> None:
     """The draft's weights are read once for all answers, so a draft that is too slow alone may pay."""
     target, draft = LatencyModel({1: 0.1, 32: 0.11}, limit=32), LatencyModel({1: 0.05, 16: 0.051}, limit=16)

@@ -15,6 +15,7 @@ from ggufspec.api.resolve import resolve
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.models.profile import Pair
+from ggufspec.planning.memory import HOST
 from ggufspec.planning.plan import PlanMachine
 from ggufspec.settings.table import Settings
 from tests.support import random_weights
@@ -53,6 +54,21 @@ def test_the_default_takes_a_part_of_what_is_left_only() -> None:
     assert found == sorted(found)
     assert (found[0], found[-1]) == (1, 4)
     assert len(set(found)) > 2
+
+
+def test_memory_that_a_plan_uses_beyond_weights_and_caches_is_not_free() -> None:
+    pair, options = opened(*demo_pair()), DecoderOptions(ctx_size=32768)
+    assert default_parallel(pair, options, machine(8_000)) > 1
+    assert default_parallel(pair, options, machine(8_000), {HOST: 7_990 * MIB}) == 1
+
+
+def test_a_pool_that_would_change_the_rope_factors_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = opened(*demo_pair())
+    known = pair.target.header.metadata
+    monkeypatch.setitem(known, f"{pair.target.header.architecture}.rope.scaling.original_context_length", 6_000)
+    pair = replace(pair, read=pair.target)
+    found = {size: default_parallel(pair, DecoderOptions(ctx_size=size), machine(1e6)) for size in (1024, 2048, 8192)}
+    assert found == {1024: 4, 2048: 2, 8192: 4}
 
 
 @pytest.mark.parametrize("more", [{"strict": True}, {"drafters": ("eagle3",)}])

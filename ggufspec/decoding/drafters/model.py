@@ -67,7 +67,7 @@ class ModelDrafter(RowDrafter):
         if self.failure or len(text) - self._first > self.model.capacity:
             return None
         unread = self._known(text[self.has_read :])
-        return Batch(unread, 1, self._batch_size(len(unread)), draft=self.model)
+        return Batch(unread, 1, self._batch_size(len(unread)), is_prompt=len(unread) > ROWS, draft=self.model)
 
     def receive(self, rows: Logits) -> None:
         self._rows = rows

@@ -213,7 +213,7 @@ class AdaptivePolicy(DraftPolicy):
         switched = self._last_batch_size != batch_size
         self._last_batch_size = batch_size
         total_s = outcome.total_s + outcome.learning_s
-        self._trials.elapsed_s += min(total_s, CONSTANTS.longest_s) / (1 + load.gained)  # the others count it, too
+        self._trials.elapsed_s += min(total_s, CONSTANTS.longest_s) / (1 + load.answers)  # the others count it, too
         if back_off.active:  # the previous round was active too, and ``learning_s`` belongs to it
             back_off.learning_s = outcome.learning_s
         expected_s = self.target.seconds(1)

@@ -27,7 +27,8 @@ class Load:
     gained: float = 0.0  # tokens that a round adds to the other answers
     seconds: float = 0.0  # seconds per round that the other answers spend outside the target, e.g. drafting
     prompt: int = 0  # tokens of a prompt in the same batch; their time is not charged to drafts
-    drafting: float = 0.0  # the other answers' tokens in a batch of the draft model
+    drafting: float = 0.0  # number of other answers in a batch of the draft model
+    answers: int = 0  # number of other answers in a batch of the target
 
 
 class DraftPolicy:

@@ -183,16 +183,17 @@ class PairLatency:
         if self._target is not None and self._in_use:
             self._target.observe(batch_size, seconds)
 
-    def observe_draft(self, count: int, seconds: float) -> None:
-        """Observe the seconds of a batch of the draft model with ``count`` tokens of several answers."""
-        if self._draft is not None and self._in_use and count <= self._draft.limit:
-            self._draft.observe(count, seconds, self._experience.trials.elapsed_s)
+    def observe_draft(self, batch_size: int, seconds: float) -> None:
+        """Observe the seconds of a batch of the draft model with tokens of several answers."""
+        if self._draft is not None and self._in_use and batch_size <= self._draft.limit:
+            self._draft.observe(batch_size, seconds, self._experience.trials.elapsed_s)
 
-    def padded(self, count: int, most: int) -> int:
+    def padded(self, count: int, most: int, *, of_draft: bool = False) -> int:
         """Return the fastest batch size for ``count`` tokens of several answers, with at most ``most`` of padding."""
-        if not (self._target and self._in_use) or count > self._target.limit:
+        model = self._target if not of_draft else self._draft.model if self._draft else None
+        if not (model and self._in_use) or count > model.limit:
             return count
-        size = self._target.batch_size(count)
+        size = model.batch_size(count)
         return size if size <= count + most else count
 
     @property
