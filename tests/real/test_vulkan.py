@@ -217,8 +217,9 @@ outcomes = []
 for name in ("gemma2-9b", "tiny-llama"):
     path = write(Path(sys.argv[1]) / "model.gguf", SHAPES[name])
     try:
-        (answer,) = dryrun.ask(dryrun.DryRunJob(), [dryrun.PlacedModel(path, Placement(-1), ContextOptions(32768, 9,
-        1))]) outcomes.append("answered" if answer.devices else answer.error)
+        placed = dryrun.PlacedModel(path, Placement(-1), ContextOptions(32768, 9, 1))
+        (answer,) = dryrun.ask(dryrun.DryRunJob(), [placed])
+        outcomes.append("answered" if answer.devices else answer.error)
     except ChildError as error:
         assert "SIGABRT" in error.message, error.message
         outcomes.append("died")
