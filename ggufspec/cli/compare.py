@@ -84,8 +84,8 @@ def compare(
             model={"metavar": "FILE,FILE", "help": "Target models, GGUF files."},
             model_draft={
                 "metavar": "FILE,FILE",
-                "help": "Draft models for each target: files, lookup, or mtp (the target's own head). none means "
-                "target-only, which is always measured.",
+                "help": "Draft models: files, lookup, or mtp (own head). Target-only is always "
+                "measured (none: nothing else).",
             },
             hf_repo={"metavar": "REPO", "help": "Target models, USER/REPO:QUANT,QUANT."},
             hf_repo_draft={"metavar": "REPO", "help": "Draft models, USER/REPO:QUANT,QUANT."},

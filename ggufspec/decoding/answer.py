@@ -155,8 +155,8 @@ class PairAnswer:
     decoding to the caller.
 
     ``rounds`` and ``statistics`` cover what has been decoded so far. The ``drafters`` draft unless the request is
-    target-only or draft-only. ``apart`` is the argument of :meth:`PairLatency.policy`. ``beside`` is True if other
-    answers are running, which must not wait while the use of the CPUs is measured.
+    target-only or draft-only. ``apart`` is the argument of :meth:`PairLatency.policy`. ``has_others`` is True if
+    other answers are running, which must not wait while the use of the CPUs is measured.
 
     Raises:
         UsageError, ModelError: as in :meth:`ggufspec.decoding.decoder.SpeculativeDecoder.generate`.
@@ -172,11 +172,11 @@ class PairAnswer:
         drafters: Sequence[Drafter],
         *,
         apart: bool = False,
-        beside: bool = False,
+        has_others: bool = False,
     ) -> None:
         self._requested = _clock()
         check_one_of(request.alone, ("", "target", "draft"), "model")
-        self._request, self._pair, self._cache, self._beside = request, pair, cache, beside
+        self._request, self._pair, self._cache, self._has_others = request, pair, cache, has_others
         self.alone = request.alone
         self._context = pair.target
         if request.alone == "draft":
@@ -328,7 +328,7 @@ class PairAnswer:
         cached, draft_cached = cache.found(prompt, request.alone) if request.cache_prompt else (0, 0)
         self._prompt_read = len(prompt) - cached
         cache.begin(self._text, cached, request.alone, drafting=cache.now.drafter in self._drafters)
-        pair.follow_threads() if self._beside else pair.begin_threads()
+        pair.follow_threads() if self._has_others else pair.begin_threads()
         of_target = self._context is pair.target
         clock = self._prefill_clock
         began = clock()

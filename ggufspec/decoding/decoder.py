@@ -319,7 +319,7 @@ class SpeculativeDecoder:
         drafters = [self._drafter(name, self.options.lookup_corpus, in_use) for name in self._engaged]
         apart = any(answer.teaches for answer in others)
         parts = self.options, self._pair, self._cache, self._latency, drafters
-        answer = PairAnswer(request, *parts, apart=apart, beside=bool(others))
+        answer = PairAnswer(request, *parts, apart=apart, has_others=bool(others))
         self.rounds = answer.rounds
         return answer
 
