@@ -236,6 +236,8 @@ def _loaded(engine: ServerProcess, name: str) -> ChatReady:
 
 def _plan(given: Settings) -> int:
     spec = inputs.pair_spec(given)
+    if (given.parallel or 1) > 1:
+        inputs.resolve_shown(spec, given)  # refuses more conversations than fit
     document = inputs.make_plan_shown(inputs.open_here(spec, given)).document()
     ui.result(document, lambda: show_plan(document))
     return 0

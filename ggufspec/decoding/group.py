@@ -73,6 +73,11 @@ class RunningAnswer:
         return (self.batch and self.batch.draft) or self.answer.context
 
     @property
+    def left(self) -> int:
+        """Number of tokens in the next batch that are not decoded yet; that of a long prompt has some hundreds."""
+        return len(self.batch.tokens) - self.read if self.batch is not None else 0
+
+    @property
     def whole(self) -> _Part:
         """The next batch, undivided."""
         assert self.batch is not None
@@ -161,10 +166,13 @@ class AnswerGroup:
         self._decode(target, self._parts(target))
 
     def _parts(self, context: Context) -> list[_Part]:
-        """Return the next tokens of all answers that ``context`` decodes, and part of one prompt as the last."""
+        """Return the next tokens of all answers that ``context`` decodes, and as the last part of one prompt.
+
+        It is the prompt with the fewest tokens left, so that a short one need not wait for a long one.
+        """
         wanting = [one for one in self.running if one.context is context and not one.is_drafting]
         parts = [one.whole for one in wanting if one.decodes]
-        reading = next((one for one in wanting if not one.decodes), None)
+        reading = min((one for one in wanting if not one.decodes), key=lambda one: one.left, default=None)
         return [*parts, self._prompt_part(reading, sum(len(part.tokens) for part in parts))] if reading else parts
 
     def _prompt_part(self, one: RunningAnswer, others: int) -> _Part:
@@ -177,7 +185,7 @@ class AnswerGroup:
         rate = self._prompt_rates.get(one.context, 0.0)
         size = min(max(_LEAST_BATCH, round(rate * _PAUSE_S / _TILE) * _TILE), one.context.batch)
         count = max(_TILE, size - others)
-        is_waited_for = any(other.decodes or other.context is not one.context for other in self.running)
+        is_waited_for = any(other is not one for other in self.running)
         if self._pair.options.strict or not is_waited_for or count >= len(left):
             return _Part(one, left, batch.outputs)
         count = min(count, len(left) - max(batch.outputs, 1))  # the last part must contain all tokens that need logits

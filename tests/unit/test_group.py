@@ -262,6 +262,20 @@ def test_a_copy_of_an_answer_whose_prompt_is_being_read_has_no_draft_of_the_old_
             assert conversation.texts["draft"] == conversation.texts["target"]
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one(pair: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ggufspec.decoding.group._PAUSE_S", 0.0)
+    order: list[str] = []
+    with pair.group() as group:
+        group.begin(0, request("import os\n" * 100, 4), lambda _: not order.append("long"))
+        group.begin(1, request("import os\n" * 60, 4), lambda _: not order.append("middle"))
+        for _ in range(2):
+            group.step()
+        group.begin(2, request(PROMPTS[1], 4), lambda _: not order.append("short"))
+        run(group)
+    assert list(dict.fromkeys(order)) == ["short", "middle", "long"]
+    assert len(order) == 12
+
+
 def test_an_answer_cannot_begin_within_a_step(pair: SpeculativeDecoder) -> None:
     with pair.group() as group:
         group.begin(0, request(PROMPTS[0], 8), lambda _: bool(group.begin(1, request(PROMPTS[1]), lambda _: True)))
