@@ -110,7 +110,11 @@ class AdaptivePolicy(DraftPolicy):
     @property
     def rate(self) -> float:
         """Tokens per second to beat: the last rounds' gain at the target's current speed, at least target-only's."""
-        return max(1.0, self._tokens / self._worth) * (1 + self.load.gained) / target_only_s(self.target, self.load)
+        load, target = self.load, self.target
+        rate = max(1.0, self._tokens / self._worth) * (1 + load.gained) / target_only_s(target, load)
+        # If all draft because the others do, all may be slower than if none did
+        answers = min(1 + load.answers, target.limit)
+        return max(rate, answers / target.seconds(answers)) if load.answers else rate
 
     @property
     def cooldown(self) -> int:  # type: ignore[override]
@@ -134,7 +138,8 @@ class AdaptivePolicy(DraftPolicy):
         self._rate = self.rate
         self._runs: dict[str, list[float]] = {}
         self._proposed.clear()
-        seconds = self.target.up_to(others + self._limit + 1, self._last_batch_size)[others:]
+        first = min(load.answers, others)  # the others' drafts may be no longer than this one's, so none is sunk cost
+        seconds = self.target.up_to(first + self._limit + 1, self._last_batch_size)[first:]
         if others:
             seconds = _majorant(seconds)
         # (limit + 1,) time to verify i drafted tokens and one more, converted to tokens
