@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from ggufspec.api.options import machine_to_plan_for, placement_of, placement_of_draft, unplaced
 from ggufspec.api.pairs import OnEvent, OpenedPair
@@ -13,7 +15,7 @@ from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import Placement
 from ggufspec.planning.memory import check_overrides
-from ggufspec.planning.plan import PlannedRun
+from ggufspec.planning.plan import PlanMachine, PlannedRun
 from ggufspec.planning.search import with_load_options
 from ggufspec.planning.verdict import why
 from ggufspec.schema.plan import PlanDocument
@@ -52,21 +54,29 @@ def resolve(
     Raises:
         GgufspecError: as for :func:`ggufspec.api.plan.make_plan`; the caches of so many conversations do not fit.
     """
-    placed = _placed(opened, best_target_only=best_target_only, calibrate=calibrate, on_event=on_event, verbose=verbose)
+    machine = cache(lambda: machine_to_plan_for(opened.wanted, opened.options.threads or physical_cores()))
+    placed = _placed(
+        opened,
+        machine,
+        best_target_only=best_target_only,
+        calibrate=calibrate,
+        on_event=on_event,
+        verbose=verbose,
+    )
     asks = serves and opened.wanted.parallel is None
     if not asks and placed.pair.parallel < 2:
         return placed
-    machine = machine_to_plan_for(opened.wanted, placed.pair.threads or physical_cores())
     if asks:
         planned = {one.name: one.used_bytes for one in placed.plan.devices} if placed.plan else {}
-        count = default_parallel(opened, placed.pair, machine, planned)
+        count = default_parallel(opened, placed.pair, machine(), planned)
         return replace(placed, pair=replace(placed.pair, parallel=count))
-    check_parallel(opened, placed.pair, machine)
+    check_parallel(opened, placed.pair, machine())
     return placed
 
 
 def _placed(
     opened: OpenedPair,
+    machine: Callable[[], PlanMachine],
     *,
     best_target_only: bool,
     calibrate: Calibrate | None,
@@ -80,7 +90,7 @@ def _placed(
     loads = "load_mode" in free and bool(target.gpu_layers) and not wanted.rpc
     if all_given and not (best_target_only or wanted.override_tensor or loads):
         return ResolvedOptions(fixed, fixed)
-    where = machine_to_plan_for(wanted, options.threads or physical_cores())
+    where = machine()
     if wanted.override_tensor:
         check_overrides(opened.target.header, wanted.override_tensor, where.card_names)
     if all_given and loads:

@@ -133,8 +133,7 @@ class AnswerGroup:
         """
         if any(one.sequence == sequence for one in self.running):
             raise ValueError(f"the conversation {sequence} has an unfinished answer")
-        if self._is_stepping:
-            raise ValueError("a step is being taken")
+        self._check_between_steps()
         self._cache.use(sequence, copy)
         one = RunningAnswer(sequence, self._begin(request, [other.answer for other in self.running]), take)
         self.running.append(one)
@@ -143,8 +142,7 @@ class AnswerGroup:
 
     def step(self) -> list[RunningAnswer]:
         """Decode one batch for all answers and part of a prompt; return the answers that have ended."""
-        if self._is_stepping:
-            raise ValueError("a step is being taken")
+        self._check_between_steps()
         before, self._is_stepping = [*self.running], True
         try:
             self._step()
@@ -197,10 +195,13 @@ class AnswerGroup:
         Raises:
             ValueError: another thread is taking a step.
         """
-        if self._is_stepping:
-            raise ValueError("a step is being taken")
+        self._check_between_steps()
         for one in [*self.running]:
             self._close(one)
+
+    def _check_between_steps(self) -> None:
+        if self._is_stepping:
+            raise ValueError("a step is being taken")
 
     def _close(self, one: RunningAnswer) -> None:
         self._cache.use(one.sequence, None)
