@@ -27,26 +27,9 @@ from ggufspec.planning.memory import HOST, Placement, resident
 from ggufspec.serve import session
 from ggufspec.serve.sequences import SequenceChoice, choose_sequence
 from tests.support import random_weights
-from tests.support.shapes import SANDWICH, Dims, Label, Ssm, hybrid, lfm2, pure_mamba, transformer
+from tests.support.shapes import small_shapes
 
-DIMS = Dims(4, 256, 4, 2, 512, 1024)
-# In F16: the tests compare answers whose prompts were read in other batches, and llama.cpp reads Q8_0 and Q4_0 in
-# batches of 32 tokens and more by AMX, whose sums differ: a random mamba's logits by 14 to 17 % of their range. With
-# AVX2, rounding Q8_0's activations to eight bits decided granite's answers of six of sixteen seeds.
-SHAPES = {
-    "llama": transformer(Label("llama", "dense", "llama", "F16"), DIMS),
-    "mamba": pure_mamba(Label("mamba", "recurrent", "mamba", "F16"), DIMS, Ssm(512, 16, 32)),
-    "granite": hybrid(Label("granite", "hybrid", "granitehybrid", "F16"), DIMS, (1, 3), Ssm(512, 64, 8, 1)),
-    "lfm2": lfm2(Label("lfm2", "hybrid", "lfm2", "F16"), DIMS, (2,)),
-    "gemma3": transformer(
-        Label("gemma3", "swa", "gemma3", "F16"),
-        DIMS,
-        norms=SANDWICH,
-        tied=True,
-        qk_norm=True,
-        keys={"attention.sliding_window": 64},
-    ),
-}
+SHAPES = small_shapes()
 FORGET = {"llama": False, "mamba": True, "granite": True, "lfm2": True, "gemma3": True}
 TEXTS = [[(7 * i + 13 * n) % 1000 + 3 for i in range(240 + 40 * n)] for n in range(3)]
 SAMPLING = Sampling(temperature=0.8, seed=11)

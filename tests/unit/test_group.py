@@ -24,22 +24,9 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.model import Context, Model, SequencePart
 from ggufspec.llamacpp.options import ContextOptions
 from tests.support import random_weights
-from tests.support.shapes import SANDWICH, Dims, Label, Ssm, hybrid, pure_mamba, transformer
+from tests.support.shapes import small_shapes
 
-DIMS = Dims(4, 256, 4, 2, 512, 1024)
-SHAPES = {
-    "llama": transformer(Label("llama", "dense", "llama", "F16"), DIMS),
-    "mamba": pure_mamba(Label("mamba", "recurrent", "mamba", "F16"), DIMS, Ssm(512, 16, 32)),
-    "granite": hybrid(Label("granite", "hybrid", "granitehybrid", "F16"), DIMS, (1, 3), Ssm(512, 64, 8, 1)),
-    "gemma3": transformer(
-        Label("gemma3", "swa", "gemma3", "F16"),
-        DIMS,
-        norms=SANDWICH,
-        tied=True,
-        qk_norm=True,
-        keys={"attention.sliding_window": 64},
-    ),
-}
+SHAPES = small_shapes()
 TEXTS = [[(7 * i + 13 * n) % 1000 + 3 for i in range(24 + n)] for n in range(5)]
 PROMPTS = [
     "import os\n\ndef ",
