@@ -112,7 +112,7 @@ def fitting(error: GgufspecError, target: Source, draft: Source | None) -> Model
 
 
 def _draft_for(target: Source) -> tuple[str, tuple[str, ...]]:
-    """Return (description, options) of a draft for a target; empty if there is none. The hub is not contacted.
+    """Return (description, options) of a known draft for a target, else ("", ()). The hub is not contacted.
 
     The target's own MTP blocks come first, then a local model, then the draft of a profile of the same family.
     """

@@ -232,7 +232,7 @@ def first_choice(models: Sequence[LocalModel], room_bytes: int) -> LocalModel | 
 
 
 def suggested(names: Sequence[str], size_bytes: int) -> HubFile | None:
-    """Return the draft model of a profile whose target belongs to the same family as ``names``; None if there is none.
+    """Return the draft model of a profile whose target belongs to the same family as ``names``, or None.
 
     Prefer the profile whose target is nearest in size. Heads are not suggested, because each is made for one target.
     """

@@ -478,7 +478,7 @@ def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: Cont
 
 
 def streaming_card(cards: Sequence[str]) -> str:
-    """Return the GPU that computes large batches with CPU weights (the first local GPU); "" if there is none.
+    """Return the GPU that computes large batches with CPU weights (the first local GPU), or "" without a local GPU.
 
     Source: ``ggml_backend_sched_backend_id_from_cur`` in ggml/src/ggml-backend.cpp.
     """

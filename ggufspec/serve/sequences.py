@@ -29,7 +29,7 @@ def choose_sequence(
     """Choose the cached conversation that a prompt continues, or one to replace.
 
     The conversation with the longest common prefix is continued if its whole last prompt stays (a turn is added, or the
-    last turn is retried). Otherwise an empty conversation is used. If there is none, the one with the longest prefix is
+    last turn is retried). Otherwise an empty conversation is used. If none is empty, the one with the longest prefix is
     continued if little is lost (an edit near its end); otherwise the least recently used one is replaced. If another
     conversation has a much longer prefix in common, that prefix is copied first.
 

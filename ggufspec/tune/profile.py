@@ -60,7 +60,8 @@ def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft
 def template(name: str, profile: str | None, pair: Pair) -> Path | None:
     """Check before the search that its winner can be saved, and return the profile whose other keys are retained.
 
-    This is the profile called ``name``, otherwise ``profile`` (None if there is none or its draft was replaced).
+    This is the profile called ``name``, otherwise ``profile``; None without a profile, or if its
+    draft was replaced.
 
     Raises:
         GgufspecError: a profile of another pair has this name, or the file cannot be written.

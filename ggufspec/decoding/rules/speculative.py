@@ -49,7 +49,7 @@ class SpeculativeRule(AcceptanceRule):
         return token_candidates(logits, self.sampling) if left is None else left
 
     def _left(self, row: Logits, position: int) -> TokenCandidates | None:
-        """Return the candidates in a row that grammar and sampling permit; None if there are none."""
+        """Return the candidates in a row that grammar and sampling permit, or None if they permit no token."""
         masked = self._masked(row, position)
         return None if masked is None else token_candidates(masked, self.sampling)
 

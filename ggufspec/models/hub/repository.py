@@ -188,7 +188,7 @@ def _of_shape(
     shapes: dict[object, headers.KnownHeader],
     on_event: child.Emit | None,
 ) -> ReadModel:
-    """Return the model with its header and a model of the same shape; if there is none, read this header completely."""
+    """Return the model with its header and a model of the same shape; without one, read this header in full."""
     if one.header is None:
         return ReadModel(model, error=one.error, hint=one.hint, bytes_read=one.bytes_read)
     shape, read = _shape(one.header), one.bytes_read
